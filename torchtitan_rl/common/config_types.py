@@ -19,15 +19,15 @@ def check_types(config: Any, path: str = "") -> None:
     Raises:
         UserError: names the field by its full `path`.
     """
-    for one in fields(config):
-        value, name = getattr(config, one.name), f"{path}.{one.name}".lstrip(".")
+    for declared in fields(config):
+        value, name = getattr(config, declared.name), f"{path}.{declared.name}".lstrip(".")
         seen = type(value) if is_dataclass(value) and not isinstance(value, type) else value
-        if "limits" not in one.metadata or get_origin(one.type) in (
+        if "limits" not in declared.metadata or get_origin(declared.type) in (
             dict,
             list,
             tuple,
         ):  # `check_fields` checks single numbers
-            expect(_is_typed(value, one.type), name, seen, _in_words(one.type), _type_remedy(one, value))
+            expect(_is_typed(value, declared.type), name, seen, _in_words(declared.type), _type_remedy(declared, value))
         for key, part in parts(value):
             if is_dataclass(part) and not isinstance(part, type):
                 check_types(part, f"{name}.{key}".rstrip("."))

@@ -33,17 +33,19 @@ class Partial(NamedTuple):
     """The whole text, if it does not go on."""
 
     @classmethod
-    def of(cls, one: Conversation, newest: int) -> "Partial":
+    def of(cls, conversation: Conversation, newest: int) -> "Partial":
         """The tokens so far, the new ones of which the policy version `newest` sampled."""
-        text = one.last.text if one.finish_reason and one.last else ""
-        return cls(one.trace.token_ids, one.trace.sampler_logprobs, one.all_versions(newest), one.finish_reason, text)
+        finish_reason, versions = conversation.finish_reason, conversation.all_versions(newest)
+        trace = conversation.trace
+        text = conversation.last.text if finish_reason and conversation.last else ""
+        return cls(trace.token_ids, trace.sampler_logprobs, versions, finish_reason, text)
 
-    def go_on_in(self, one: Conversation) -> None:
+    def go_on_in(self, conversation: Conversation) -> None:
         """Give a new conversation these tokens. A limit that is lower now ends it."""
-        one.append_turn(Sampled(-1, self.token_ids, self.sampler_logprobs, self.text, self.finish_reason))
-        one.versions = list(self.versions)
-        if one.finish_reason is None and one.room() <= 0:
-            one.finish_reason = "length"
+        conversation.append_turn(Sampled(-1, self.token_ids, self.sampler_logprobs, self.text, self.finish_reason))
+        conversation.versions = list(self.versions)
+        if conversation.finish_reason is None and conversation.room() <= 0:
+            conversation.finish_reason = "length"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +58,7 @@ class Carried:
     samples: list[Partial]
 
 
-class Quota:
+class GroupBudget:
     """Decides which groups a step takes on one replica, as they become whole."""
 
     def __init__(self, size: int, urgent: Collection[int] = ()) -> None:
@@ -111,7 +113,8 @@ class InFlight(Configurable):
             return list(new)
         free = sorted(set(range(len(self.carried) + len(new))) - set(self.carried))
         prompts = [replace(prompt, prompt_idx=index) for prompt, index in zip(new, free, strict=False)]
-        return sorted([*prompts, *(one.prompt for one in self.carried.values())], key=lambda one: one.prompt_idx)
+        prompts += [carried.prompt for carried in self.carried.values()]
+        return sorted(prompts, key=lambda prompt: prompt.prompt_idx)
 
     def sample(
         self, generator: Generator, prompts: Sequence[Prompt], *, needed: int, step: int, round: int
@@ -123,13 +126,13 @@ class InFlight(Configurable):
         begun = generator.begin(prompts, step=step, round=round)
         self._give_tokens(begun.groups)
         share = len(range(generator.replica, needed, generator.num_replicas))
-        quota, taken = self._quota(begun.prompts, share, version=generator.policy_version), set()
+        budget, taken = self._budget(begun.prompts, share, version=generator.policy_version), set()
         with closing(begun.whole_groups()) as whole:
             for group in whole:
-                if quota.takes(group.prompt.prompt_idx):
+                if budget.takes(group.prompt.prompt_idx):
                     taken.add(group.prompt.prompt_idx)
                     yield group
-                if not quota.left:
+                if not budget.left:
                     break
             begun.cut()
         for prompt, conversations in zip(begun.prompts, begun.groups, strict=True):
@@ -140,19 +143,19 @@ class InFlight(Configurable):
         """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
         for group in groups:
             carried = self.carried.get(group[0].prompt.prompt_idx)
-            for partial, one in zip(carried.samples if carried else (), group, strict=False):
-                partial.go_on_in(one)
+            for partial, conversation in zip(carried.samples if carried else (), group, strict=False):
+                partial.go_on_in(conversation)
 
-    def _quota(self, mine: Sequence[Prompt], size: int, *, version: int) -> Quota:
+    def _budget(self, mine: Sequence[Prompt], size: int, *, version: int) -> GroupBudget:
         """Returns the quota of a replica that samples `mine` with the policy `version`."""
         began = {p.prompt_idx: self.carried[p.prompt_idx].since for p in mine if p.prompt_idx in self.carried}
         old = sorted((since, index) for index, since in began.items() if version - since >= self.config.max_age)
-        return Quota(size, [index for _, index in old[:size]])
+        return GroupBudget(size, [index for _, index in old[:size]])
 
     def _keep(self, prompt: Prompt, conversations: Sequence[Conversation], *, version: int) -> None:
         """Carry a group of this replica whose tokens were last sampled with the policy `version`."""
         before = self.carried.get(prompt.prompt_idx)
-        samples = [Partial.of(one, version) for one in conversations]
+        samples = [Partial.of(conversation, version) for conversation in conversations]
         self._kept.append(Carried(prompt=prompt, since=before.since if before else version, samples=samples))
 
     def gather(self, generator: Generator) -> None:
@@ -161,17 +164,17 @@ class InFlight(Configurable):
             return
         version = generator.policy_version
         kept, self._kept = self._kept if generator.rank_in_replica == 0 else [], []
-        self.carried = {one.prompt.prompt_idx: one for one in comm.all_gather_lists(kept)}
-        tokens = sum(len(sample.token_ids) for one in self.carried.values() for sample in one.samples)
-        oldest = max((version - one.since + 1 for one in self.carried.values()), default=0)
+        self.carried = {carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)}
+        tokens = sum(len(sample.token_ids) for carried in self.carried.values() for sample in carried.samples)
+        oldest = max((version - carried.since + 1 for carried in self.carried.values()), default=0)
         counts = {"groups": len(self.carried), "tokens": tokens, "oldest": oldest}
         record_metrics({f"in_flight/{name}": Metric(float(count), "max") for name, count in counts.items()})
 
     def state_dict(self) -> dict[str, Any]:
         """The carried groups, as JSON values. A prompt is saved as its place in the data, and its tokens to compare."""
         return {
-            str(index): [one.prompt.stream_idx, one.prompt.token_ids.tolist(), one.since, one.samples]
-            for index, one in self.carried.items()
+            str(index): [carried.prompt.stream_idx, carried.prompt.token_ids.tolist(), carried.since, carried.samples]
+            for index, carried in self.carried.items()
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,4 +187,5 @@ class InFlight(Configurable):
                     f"the checkpoint holds unfinished completions of training prompt {place}, whose text is another one now. "
                     "Resume with the data that the run was started with."
                 )
-            self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=[Partial(*one) for one in samples])
+            partials = [Partial(*sample) for sample in samples]
+            self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=partials)

@@ -172,8 +172,8 @@ def explained(error: Exception) -> str:
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Returns the frames of the traceback in the user's code, such as a config, a task or a reward function."""
-    told = [frame for e in (error, error.__cause__) if e for frame in traceback.extract_tb(e.__traceback__)]
-    return [frame for frame in told if is_users_file(frame.filename)]
+    frames = [frame for e in (error, error.__cause__) if e for frame in traceback.extract_tb(e.__traceback__)]
+    return [frame for frame in frames if is_users_file(frame.filename)]
 
 
 def is_users_file(file: str) -> bool:

@@ -71,7 +71,7 @@ class Collector:
         """`leave_out_columns`: patterns of the columns that no table holds. `mask`: returns rows without secrets."""
         self._selection = selection
         self._mask = mask
-        self._leaves_out = functools.cache(lambda name: any(fnmatch.fnmatch(name, one) for one in leave_out_columns))
+        self._leaves_out = functools.cache(lambda name: any(fnmatch.fnmatch(name, p) for p in leave_out_columns))
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()

@@ -74,11 +74,11 @@ class RunObserver:
         measured: Mapping[str, float],
     ) -> dict[str, float]:
         """See Observer. Rank 0 writes the results to evaluation/step-N.json in the run's folder."""
-        for one, groups in passes.items():
-            record_evaluation(groups, one, step=state.step)
-            self._unfinished.forget(one.split)
+        for evaluation_pass, groups in passes.items():
+            record_evaluation(groups, evaluation_pass, step=state.step)
+            self._unfinished.forget(evaluation_pass.split)
         record_metrics({name: same_everywhere(value) for name, value in measured.items()})
-        results = results_of({one.prefix: groups for one, groups in passes.items()})
+        results = results_of({evaluation_pass.prefix: groups for evaluation_pass, groups in passes.items()})
         results["metrics"] |= measured
         if comm.is_rank_0():
             self.write_evaluation(state.step, self._mask(results))

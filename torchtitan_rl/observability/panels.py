@@ -37,7 +37,7 @@ _BELOW = (
     "staleness", "carried_tokens",
 )  # fmt: skip
 _NUMBERS = ("step", "prompt_idx", "sample_idx", "reward", "response_tokens")
-_SILENT_AT_0 = ("staleness", "carried_tokens")
+_HIDDEN_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
     "step", "run_id", "table", "prompt", "response", "messages", "conversation", "traces", "policy_version", "group_size",
     "episode_id", "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW,
@@ -123,8 +123,8 @@ def _numbers(row: Row, console: Console) -> list[Text]:
     parts: list[Text] = []
     for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
         cell = row[column]
-        told = cell is not None or column in ("answer", "reward")
-        if column == "score" and cell == row.get("reward") or column in _SILENT_AT_0 and cell == 0 or not told:
+        has_value = cell is not None or column in ("answer", "reward")
+        if column == "score" and cell == row.get("reward") or column in _HIDDEN_AT_0 and cell == 0 or not has_value:
             continue
         parts.append(
             _named(column.replace("_", " "), "none" if cell is None else compact_number(flat_cell(cell)), console)

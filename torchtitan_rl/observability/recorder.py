@@ -219,7 +219,7 @@ class Recorder(Configurable):
 
     def show_overview(self) -> None:
         """Shows the run's curves as a picture in the sinks that show pictures. Never raises. Call it at the end of a run."""
-        shows = [one for one in self._picturing if one.mode == "global_reduce" and not one.disabled]
+        shows = [sink for sink in self._picturing if sink.mode == "global_reduce" and not sink.disabled]
         jsonl = self.sinks.get("jsonl")
         if not shows or jsonl is None or jsonl.mode != "global_reduce" or not jsonl.drain(CHECKPOINT_SECONDS):
             return

@@ -64,14 +64,14 @@ class Schema:
         for column, cell in (pair for row in rows for pair in row.items()):
             kind = kind_of(cell)
             if column not in kinds and not is_new:
-                told = f"has a new column {column!r} from step {step} on; it is empty in earlier rows"
-                self._warn(f"{table} {column}", f"table {table!r} {told}")
+                change = f"has a new column {column!r} from step {step} on; it is empty in earlier rows"
+                self._warn(f"{table} {column}", f"table {table!r} {change}")
             known = kinds.setdefault(column, kind)
             if known is None:
                 kinds[column] = kind
             elif kind not in (None, known) and known != "mixed":
-                told = f"column {column!r} held {known}, and {kind} from step {step} on; it is now written as text"
-                self._warn(f"{table} {column} mixed", f"table {table!r}: {told}")
+                change = f"column {column!r} held {known}, and {kind} from step {step} on; it is now written as text"
+                self._warn(f"{table} {column} mixed", f"table {table!r}: {change}")
                 kinds[column] = "mixed"
         mixed = {column for column, kind in kinds.items() if kind == "mixed"}
         if not mixed:
@@ -117,9 +117,9 @@ def _conversation(episode: "Episode") -> list[dict[str, Any]]:
         answered = turns[min(i + 1, len(turns) - 1)]
         facts = {"reward": turn.reward, "advantage": advantage, "logged": turn.columns or None}
         facts |= {"trace": turn.trace} if has_traces else {}
-        told = {name: fact for name, fact in facts.items() if fact is not None}
+        given = {name: fact for name, fact in facts.items() if fact is not None}
         place = {"trace": answered.trace} if has_traces else {}
-        said += [{"role": "assistant", "content": turn.text, **told}, *({**one, **place} for one in turn.messages)]
+        said += [{"role": "assistant", "content": turn.text, **given}, *({**message, **place} for message in turn.messages)]
     return said
 
 

@@ -78,15 +78,15 @@ def check_config(fields: Mapping[str, Any]) -> None:
         return
     texts = comm.all_gather_lists([{name: repr(value) for name, value in fields.items()}])
     names = [name for name in dict.fromkeys(n for text in texts for n in text) if len({t.get(name) for t in texts}) > 1]
-    told = [f"{name} is {_told(name, texts)}" for name in names[:SHOWN_FIELDS]]
+    differing = [f"{name} is {_values_by_rank(name, texts)}" for name in names[:SHOWN_FIELDS]]
     more = f"; and {len(names) - SHOWN_FIELDS} fields more" if len(names) > SHOWN_FIELDS else ""
     raise UserError(
-        f"config: it differs between the ranks: {'; '.join(told)}{more}. Start every node with the same command, files and "
+        f"config: it differs between the ranks: {'; '.join(differing)}{more}. Start every node with the same command, files and "
         "environment, and let no config function use RANK, the time or random numbers."
     )
 
 
-def _told(name: str, texts: Sequence[Mapping[str, str]]) -> str:
+def _values_by_rank(name: str, texts: Sequence[Mapping[str, str]]) -> str:
     """Example: "0 on ranks 0, 2, 1 on rank 1"."""
     found = _by_value([text.get(name, "missing") for text in texts])
     return ", ".join(f"{value[:SHOWN_CHARACTERS]} on {ranks}" for ranks, value in found)

@@ -71,7 +71,7 @@ class Watchdog:
         self._longest: dict[str, float] = {}
         self._seen: dict[int, RankStatus] = {}
         self._reported: dict[tuple[int, int], float] = {}
-        self._silent: set[str] = set()
+        self._silent_nodes: set[str] = set()
         self._overdue: set[int] = set()  # process ids
         self._lost = ""
         self._node_reports: dict[str, _NodeReport] = {}
@@ -107,8 +107,8 @@ class Watchdog:
         late = [s for s in done if now - s.since > ENDING_LIMIT_S and job_processes.is_alive(s.pid)]
         for status in late:
             self._overdue.add(status.pid)
-            told = f"{name_ranks([status])} has not ended {now - status.since:.0f} s after its training has; it is ended now"
-            self.say(f"watchdog: {told}\n{_process_report(status, self.folder)}")
+            notice = f"{name_ranks([status])} has not ended {now - status.since:.0f} s after its training has; it is ended now"
+            self.say(f"watchdog: {notice}\n{_process_report(status, self.folder)}")
         return late
 
     def _deadline(self, first: RankStatus) -> float:
@@ -182,8 +182,8 @@ class Watchdog:
         if not running or seconds < SILENT_NODE_S:
             return
         text = f"no news from {name_ranks(running)} on node {node} for {seconds:.0f} s"
-        if node not in self._silent:
-            self._silent.add(node)
+        if node not in self._silent_nodes:
+            self._silent_nodes.add(node)
             self.say(f"watchdog: {text}; the job is ended at {SILENT_NODE_ENDS_S:.0f} s")
         if seconds > SILENT_NODE_ENDS_S:
             self._lost = text

@@ -35,7 +35,7 @@ def find_scorers(
         member: _scorers(config, member, extra, required) for member in members.values()
     }  # held-out tables share a task
     scorers = {name: by_task[member] for name, member in members.items()}
-    rewards = [reward for one in scorers.values() for reward in one.rewards]
+    rewards = [reward for of_task in scorers.values() for reward in of_task.rewards]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
     expect(counts, "grader.weights", config.weights, "a weight other than 0, as every reward would be 0", "Set one.")
@@ -101,7 +101,7 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
             not missing, f"reward function {reward.name}", missing,
             f"keywords that it can be given, which are {sorted(given)}", "Name a column of the task, or give a default.",
         )  # fmt: skip
-        unknown, known = _state_fields(reward.function), {one.name for one in fields(TrainerState)}
+        unknown, known = _state_fields(reward.function), {field.name for field in fields(TrainerState)}
         expect(
             unknown <= known, f"reward function {reward.name}: trainer_state", sorted(unknown - known),
             f"fields among {sorted(known)}", "Use getattr(trainer_state, name, default).",

@@ -15,13 +15,13 @@ def build_task(config: Task.Config) -> Task:
     """
     task = tried(config, "build")
     members = tried(task, "members")
-    by_name = isinstance(members, dict) and members and all(isinstance(one, Task) for one in members.values())
+    by_name = isinstance(members, dict) and members and all(isinstance(member, Task) for member in members.values())
     expect(bool(by_name), f"{type(task).__name__}.members()", members, "tasks by name", 'Return {"": self}.')
     for member in dict.fromkeys(members.values()):
         name = type(member).__name__
         example, held_out = tried(member, "train_example", 0, seed=0), tried(member, "held_out_examples", 1)
         expect(isinstance(example, Example), f"{name}.train_example(0)", example, "an Example", "Return one.")
-        listed = _is_list(held_out) and held_out and all(isinstance(one, Example) for one in held_out)
+        listed = _is_list(held_out) and held_out and all(isinstance(each, Example) for each in held_out)
         expect(bool(listed), f"{name}.held_out_examples(1)", held_out, "a list with an Example", "Return one.")
         for method in ("reward_functions", "tools"):
             functions = tried(member, method)

@@ -44,8 +44,8 @@ def _resolve_task(folder: Path, task: Any) -> None:
 def _resolved(folder: Path, value: Any) -> Any:
     """The value with `folder` before each text, or text in a list or dict, that is the name of something in it."""
     if isinstance(value, dict):
-        return {key: _resolved(folder, one) for key, one in value.items()}
+        return {key: _resolved(folder, entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_resolved(folder, one) for one in value]
+        return [_resolved(folder, entry) for entry in value]
     there = isinstance(value, str) and value != "" and os.path.exists(folder / os.path.expanduser(value))
     return str(folder / os.path.expanduser(value)) if there else value

@@ -89,15 +89,15 @@ def source_files(config: "RunConfig", config_file: Path | None = None) -> list[P
     """The user's files in which parts, reward functions and the config are defined, and those that these import, sorted."""
     modules = {sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__}
     sinks = [name_and_mode(text)[0] for text in config.metrics.sinks]
-    named = [*config.grader.rewards, *sinks, getattr(config.task, "warm_start", "")]
-    modules |= {module_of_reference(one) for one in named}
-    modules |= {one for one in list(sys.modules.values()) if config_file and _file(one) == config_file}
-    todo, found = [one for one in modules if _file(one)], {}
+    references = [*config.grader.rewards, *sinks, getattr(config.task, "warm_start", "")]
+    modules |= {module_of_reference(reference) for reference in references}
+    modules |= {module for module in list(sys.modules.values()) if config_file and _file(module) == config_file}
+    todo, found = [module for module in modules if _file(module)], {}
     while todo:
         module = todo.pop()
         if _file(module) not in found:
             found[_file(module)] = module
-            todo += [one for one in _imported(module) if _file(one)]
+            todo += [other for other in _imported(module) if _file(other)]
     return sorted(found)
 
 
@@ -174,5 +174,5 @@ def _with_classes(value: Any, plain: Any) -> Any:
     if isinstance(value, dict) and isinstance(plain, dict):
         return {name: _with_classes(value.get(name), entry) for name, entry in plain.items()}
     if isinstance(value, (list, tuple)) and isinstance(plain, (list, tuple)):
-        return [_with_classes(one, entry) for one, entry in zip(value, plain, strict=True)]
+        return [_with_classes(part, entry) for part, entry in zip(value, plain, strict=True)]
     return plain

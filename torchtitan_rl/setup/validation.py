@@ -121,9 +121,9 @@ def check_task(config: "RunConfig", task: Task) -> None:
     judged = any(getattr(member, "has_answers", True) for member in members.values())
     if not config.samples_training:
         known.add(HELD_OUT_LOSS)
-    for one, sampling in config.evaluation.build().passes.items():
+    for evaluation_pass, sampling in config.evaluation.build().passes.items():
         names = evaluation_names(sampling.n, judged=judged)
-        prefixes = [one.prefix, *(f"{one.prefix}/{member}" for member in members if member)]
+        prefixes = [evaluation_pass.prefix, *(f"{evaluation_pass.prefix}/{member}" for member in members if member)]
         known |= {f"{prefix}/{each}" for prefix in prefixes for each in names}
     remedy = f"{did_you_mean(name, known)}docs/evaluation.md has their meaning."
     expect(not name or name in known, "evaluation.best_by", name, f"one of {sorted(known)}", remedy)

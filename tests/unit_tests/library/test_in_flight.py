@@ -15,7 +15,7 @@ from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import Prompt, flat
-from torchtitan_rl.library.in_flight import Carried, InFlight, Quota
+from torchtitan_rl.library.in_flight import Carried, GroupBudget, InFlight
 
 SAMPLING = SamplingConfig(n=3, max_tokens=40)
 
@@ -81,9 +81,9 @@ def said(groups):
 
 
 def test_oldest_groups_are_finished_first():
-    quota = Quota(3, urgent=[7])
-    assert [quota.takes(index) for index in (1, 2, 3, 7)] == [True, True, False, True]
-    assert quota.left == 0
+    budget = GroupBudget(3, urgent=[7])
+    assert [budget.takes(index) for index in (1, 2, 3, 7)] == [True, True, False, True]
+    assert budget.left == 0
 
 
 def test_new_prompts_fill_the_free_slots(made):

@@ -193,9 +193,10 @@ class Conversations(Configurable):
             open=config.max_open,
         )
         pool = EnvironmentPool(limits, on_failure=config.on_failure)
-        for index, one in enumerate(conversations):
-            if _may_answer(self._members[one.prompt.task]):
-                pool.add(index, one, partial(self._fitted, one), self._templates[one.prompt.task])
+        for index, conversation in enumerate(conversations):
+            if _may_answer(self._members[conversation.prompt.task]):
+                template = self._templates[conversation.prompt.task]
+                pool.add(index, conversation, partial(self._fitted, conversation), template)
         return pool
 
 
@@ -206,4 +207,4 @@ def _may_answer(task: Task) -> bool:
 
 def _takes_seed(environment: Callable[..., Environment | None]) -> bool:
     parameters = inspect.signature(environment).parameters
-    return "seed" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

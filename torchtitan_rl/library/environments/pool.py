@@ -119,9 +119,11 @@ class EnvironmentSession:
     @property
     def name(self) -> str:
         """The environment, prompt, sample and turn, for error messages."""
-        one = self.conversation
-        who = f"{self._kind} of prompt {one.prompt.text[-80:]!r}, sample {one.sample_idx}"
-        return f"{who[0].upper()}{who[1:]}, in turn {len(one.turns) + 1}," if one.last else f"The reset of {who},"
+        conversation = self.conversation
+        who = f"{self._kind} of prompt {conversation.prompt.text[-80:]!r}, sample {conversation.sample_idx}"
+        if conversation.last is None:
+            return f"The reset of {who},"
+        return f"{who[0].upper()}{who[1:]}, in turn {len(conversation.turns) + 1},"
 
     def record(self, **facts: Any) -> TurnRecord:
         """Returns the record of the policy's last turn, with these fields of the answer."""

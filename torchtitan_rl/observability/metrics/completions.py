@@ -50,9 +50,9 @@ def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     Empty if every token is from the newest weights. A group's age is that of its oldest token.
     """
     completions = [episode.completion for episode in flat(groups)]
-    if all(one.token_versions is None for one in completions):
+    if all(completion.token_versions is None for completion in completions):
         return {}
-    carried = sum(one.num_sampled - int(np.count_nonzero(one.fresh_mask)) for one in completions)
+    carried = sum(completion.num_sampled - int(np.count_nonzero(completion.fresh_mask)) for completion in completions)
     ages = [
         max((e.completion.policy_version - e.completion.oldest_version for e in g.samples), default=0) for g in groups
     ]

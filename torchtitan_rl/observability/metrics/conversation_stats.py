@@ -11,23 +11,23 @@ from torchtitan_rl.core.types import Completion, Episode, Group, Metric, flat
 def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     """`conversations/...` over the completions that used an environment."""
     completions = [episode.completion for episode in flat(groups)]
-    conversations = [one for one in completions if one.turns or one.error is not None]
+    conversations = [c for c in completions if c.turns or c.error is not None]
     if not conversations:
         return {}
-    sampled = sum(one.num_sampled for one in conversations)
-    tokens = sum(len(one.token_ids) for one in conversations)
-    seconds = [turn.environment_seconds for one in conversations for turn in one.turns]
-    columns = sorted({name for one in conversations for turn in one.turns for name in turn.columns})
-    logged = {name: [total for one in conversations if (total := _total(one, name)) is not None] for name in columns}
+    sampled = sum(c.num_sampled for c in conversations)
+    tokens = sum(len(c.token_ids) for c in conversations)
+    seconds = [turn.environment_seconds for c in conversations for turn in c.turns]
+    columns = sorted({name for c in conversations for turn in c.turns for name in turn.columns})
+    logged = {name: [total for c in conversations if (total := _total(c, name)) is not None] for name in columns}
     return {
-        **describe("conversations/turns", [len(one.turns) for one in conversations], ("mean", "min", "max")),
-        **describe("conversations/traces", [len(one.traces) for one in conversations], ("mean", "max")),
+        **describe("conversations/turns", [len(c.turns) for c in conversations], ("mean", "min", "max")),
+        **describe("conversations/traces", [len(c.traces) for c in conversations], ("mean", "max")),
         **describe("conversations/environment_seconds", seconds, ("mean", "max")),
         **{f"conversations/{name}": same_everywhere(fmean(totals)) for name, totals in logged.items() if totals},
         "conversations/count": same_everywhere(float(len(conversations))),
-        "conversations/env_errors": same_everywhere(float(sum(one.error is not None for one in conversations))),
+        "conversations/env_errors": same_everywhere(float(sum(c.error is not None for c in conversations))),
         "conversations/tokens_of_contexts": same_everywhere(
-            sum(trace.context_tokens for one in conversations for trace in one.traces) / len(conversations)
+            sum(trace.context_tokens for c in conversations for trace in c.traces) / len(conversations)
         ),
         "conversations/tokens_sampled": same_everywhere(sampled / len(conversations)),
         "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(conversations)),

@@ -53,7 +53,8 @@ def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
     if rewarded := [[e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)]:
-        metrics["groups/zero_variance_fraction"] = fraction([not algorithm.rewards_differ(one) for one in rewarded])
+        equal = [not algorithm.rewards_differ(samples) for samples in rewarded]
+        metrics["groups/zero_variance_fraction"] = fraction(equal)
         if algorithm.group_filter is not None:
             scored = [Group(prompt=group.prompt, samples=[e.scored for e in group.samples]) for group in groups]
             reasons = [algorithm.group_left_out(group) for group in scored]

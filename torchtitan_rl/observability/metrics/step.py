@@ -96,14 +96,14 @@ def record_step(
     record_metric("rollout/samples", rows, Reduce.TABLE)
 
 
-def record_evaluation(groups: Groups, one: "EvaluationPass", *, step: int) -> None:
+def record_evaluation(groups: Groups, evaluation_pass: "EvaluationPass", *, step: int) -> None:
     """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank."""
     rank, world_size = rank_and_size()
-    record_metrics(evaluation_metrics(groups, one.prefix))
+    record_metrics(evaluation_metrics(groups, evaluation_pass.prefix))
     for task, its_groups in groups_by_task(groups).items():
-        record_metrics(evaluation_metrics(its_groups, f"{one.prefix}/{task}"))
-    rows = episode_rows(groups[rank::world_size], step=step, split=one.split, policy_step=step)
-    record_metric(f"{one.prefix}/samples", rows, Reduce.TABLE)
+        record_metrics(evaluation_metrics(its_groups, f"{evaluation_pass.prefix}/{task}"))
+    rows = episode_rows(groups[rank::world_size], step=step, split=evaluation_pass.split, policy_step=step)
+    record_metric(f"{evaluation_pass.prefix}/samples", rows, Reduce.TABLE)
 
 
 def rank_and_size() -> tuple[int, int]:

@@ -90,7 +90,7 @@ def _fitting(characters: int) -> list[Column]:
     """The columns of the step line that fit, those of highest priority first, in the line's order."""
     chosen: list[Column] = []
     for column in sorted(STEP_LINE, key=lambda column: column.priority):
-        if sum(one.characters for one in [*chosen, column]) > characters:
+        if sum(kept.characters for kept in [*chosen, column]) > characters:
             break
         chosen.append(column)
     return [column for column in STEP_LINE if column in chosen]
