@@ -418,8 +418,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned("c.trainer.optimizer.betas = (0.9, 0.95, 0.99)")),
         row("length(0)", "target 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:length(0)"])),
         row("repetition(0)", "ngram 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:repetition(0)"])),
-        row("TORCHTITAN_RL_METRICS=maybe", "TORCHTITAN_RL_METRICS = 'maybe': expected 0 for no metrics, or 1",
-            _with_variable("TORCHTITAN_RL_METRICS", "maybe")),
         row("RANK=one", "RANK = 'one': expected a number from 0 up", _with_variable("RANK", "one")),
         row("WORLD_SIZE=0", "WORLD_SIZE = '0': expected a number from 1 up", _with_variable("WORLD_SIZE", "0")),
         row("a saved data set without the split", "expected the split 'dev', but it has ['test', 'train']", _saved_splits),

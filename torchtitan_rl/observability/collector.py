@@ -231,7 +231,6 @@ class Recording(Listener):
 
     @contextmanager
     def during(self, kind: Kind, name: str) -> Iterator[None]:
-        """See Listener."""
         started = time.perf_counter()
         try:
             yield

@@ -122,7 +122,6 @@ class MemorySampler(Listener):
 
     @contextmanager
     def during(self, kind: Kind, name: str) -> Iterator[None]:
-        """See Listener."""
         try:
             yield
         finally:

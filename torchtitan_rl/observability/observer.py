@@ -52,11 +52,9 @@ class RunObserver:
     def keep(
         self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
     ) -> None:
-        """See Observer."""
         self._unfinished.keep(groups, step=step, split=split)
 
     def step(self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState") -> None:
-        """See Observer."""
         data = self._prompts.metrics(state.prompts_seen)
         record_step(groups, update, state=state, algorithm=self._algorithm, footprint=self._footprint, data=data)
         if self._algorithm.policy_loss.uses_rewards:
@@ -92,11 +90,9 @@ class RunObserver:
             logger.warning(f"evaluation/step-{step}.json is not written: {error}; the run continues without it")
 
     def flush(self, step: int) -> None:
-        """See Observer."""
         self.recorder.flush(step)
 
     def close(self) -> None:
-        """See Observer."""
         if self._unfinished.is_empty:
             self.recorder.show_overview()
         self.recorder.write_unfinished(self._unfinished)

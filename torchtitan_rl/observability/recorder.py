@@ -63,7 +63,7 @@ class Recorder(Configurable):
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         enabled: bool = True
-        """Record metrics and sample tables. The environment variable TORCHTITAN_RL_METRICS=0 also turns this off."""
+        """Record metrics and sample tables."""
 
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
         """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store (samples.jsonl) is always written.
@@ -154,10 +154,9 @@ class Recorder(Configurable):
         self.sinks: dict[str, SinkThread] = {}
         """This rank's sinks by name."""
         self._picturing: list[SinkThread] = []
-        self._enabled = config.enabled and os.environ.get("TORCHTITAN_RL_METRICS", "1") != "0"
-        if self._enabled:
+        if config.enabled:
             self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
-        collecting.activate(self.collector if self._enabled else None)
+        collecting.activate(self.collector if self.config.enabled else None)
         atexit.register(self.close)
 
     def flush(self, step: int) -> dict[str, float]:
@@ -176,7 +175,7 @@ class Recorder(Configurable):
             gathered = self._or_after_error("gathering", lambda: self._gather(collection), [collection])
         started += time.perf_counter() - waiting
         values: dict[str, float] = {}
-        if self._enabled and gathered is not None and self._rank == 0:
+        if self.config.enabled and gathered is not None and self._rank == 0:
             values = self._or_after_error("merging", lambda: self._write(step, gathered, "global_reduce", started), {})
         self._next_step = step + 1
         return values
@@ -200,7 +199,7 @@ class Recorder(Configurable):
 
         Of several failing ranks, the first one writes: it has the samples that made it fail.
         """
-        if self._enabled:
+        if self.config.enabled:
             self._or_after_error("writing a failed step's samples", lambda: self._write_first(step.rows()), None)
 
     def _write_first(self, rows: list[Row]) -> None:

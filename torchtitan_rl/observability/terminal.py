@@ -26,7 +26,6 @@ class Terminal(Listener):
         self._slowest = slowest
 
     def during(self, kind: Kind, name: str) -> AbstractContextManager[None]:
-        """See Listener."""
         return {"phase": _phase, "heartbeat": self._heartbeat}.get(kind, nullcontext)(name)
 
     def _heartbeat(self, name: str) -> AbstractContextManager[None]:

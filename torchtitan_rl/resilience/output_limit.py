@@ -71,7 +71,6 @@ class BoundedOutput(Listener):
     """Limits what user code prints."""
 
     def output_of(self, whose: str) -> AbstractContextManager[None]:
-        """See Listener."""
         return bounded_output(whose)
 
 

@@ -92,7 +92,6 @@ class PhaseForParent(Listener):
     """Sends the rank's phase to the parent, which names it if the rank dies."""
 
     def moved(self, where: str) -> None:
-        """See Listener."""
         if _state is not None:
             _state[1:] = where.encode(errors="replace")[:_PHASE_BYTES].ljust(_PHASE_BYTES)
 

@@ -81,7 +81,6 @@ class StatusFile(Listener):
             self.update()
 
     def moved(self, where: str) -> None:
-        """See Listener."""
         if os.getpid() != self.status.pid:
             os.write(2, FORKED)
             os._exit(1)

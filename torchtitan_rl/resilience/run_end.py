@@ -47,7 +47,6 @@ class Phases(Listener):
 
     @contextmanager
     def during(self, kind: Kind, name: str) -> Iterator[None]:
-        """See Listener."""
         began = time.monotonic()
         if self._first_step is None and name.startswith("step "):
             self._first_step = began

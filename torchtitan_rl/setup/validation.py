@@ -83,8 +83,6 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         value = attrgetter(field)(config)
         expect(value == only, field, value, f"{only!r}, {why}", remedy)
     _check_limits(config)
-    metrics, variable = os.environ.get("TORCHTITAN_RL_METRICS", "1"), "TORCHTITAN_RL_METRICS"
-    expect(metrics in ("0", "1"), variable, metrics, "0 for no metrics, or 1", "Unset it for metrics.enabled.")
     chosen_sinks(config.metrics.sinks, load_own_sinks(config.metrics.sinks))
     Selection(config.metrics.select)
     for chart in config.metrics.charts:

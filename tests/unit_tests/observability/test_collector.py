@@ -151,14 +151,9 @@ def test_recording_without_a_recorder_warns_once(caplog):
     assert caplog.text.count("no Recorder is running") == 1
 
 
-@pytest.mark.parametrize("how", ["environment", "config"])
-def test_with_metrics_off_there_is_one_warning_no_file_and_the_gather_is_still_called(
-    recorder, ranks, monkeypatch, caplog, tmp_path, how
-):
-    if how == "environment":
-        monkeypatch.setenv("TORCHTITAN_RL_METRICS", "0")
+def test_with_metrics_off_there_is_one_warning_no_file_and_the_gather_is_still_called(recorder, caplog, tmp_path):
     calls = []
-    run = recorder(enabled=how == "environment", gather=lambda collection: calls.append(1) or [collection])
+    run = recorder(enabled=False, gather=lambda collection: calls.append(1) or [collection])
     for _ in range(3):
         record_metric("x", 1.0)
     assert run.flush(1) == {}

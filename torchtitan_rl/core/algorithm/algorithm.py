@@ -333,10 +333,12 @@ class Algorithm(OwnConfig):
         # [T] log pi_old - log mu
         log_weight = (values["old_logprobs"] - values["sampler_logprobs"]).detach()
         correction = self.mismatch.correction(log_weight, sequences)
-        denominator = "sampler" if self.config.old_logprobs == "sampler" else "old"
+        old_logprobs = values["old_logprobs"]  # [T]
+        if self.config.old_logprobs == "sampler":
+            old_logprobs = values["sampler_logprobs"]  # [T]
         inputs = LossInputs(
             logprobs=values["logprobs"],
-            old_logprobs=values[f"{denominator}_logprobs"],
+            old_logprobs=old_logprobs,
             advantages=values["advantages"],
             mask=mask,
             entropy=values["entropy"],

@@ -224,7 +224,7 @@ class Grader(Configurable):
                 f"{described} {remedy}, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
                 "without a reward for such completions."
             )
-        lost = "reward" if getattr(scorer, "weight", 0.0) else "value of it"
+        lost = "reward" if scorer.weight else "value of it"
         self._warn_once(
             f"failure of {name}",
             f"{described} Such completions get no {lost}: see reward/{name}/failures.",

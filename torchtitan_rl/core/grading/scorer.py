@@ -95,6 +95,8 @@ class Scorer(Protocol):
     """One call scores one prompt's group, or the batch: all completions that the replica samples together."""
     time_limit_seconds: float
     """Time limit for one call; 0 means no limit."""
+    weight: float
+    """Factor of its scores in the reward; 0 for the judgement."""
 
     def run(self, groups: Groups, state: TrainerState) -> ScorerResult:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
@@ -106,7 +108,5 @@ class Scorer(Protocol):
 class RewardScorer(Scorer, Protocol):
     """A scorer whose scores are rewards."""
 
-    weight: float
-    """Factor of its scores in the sum."""
     of_turns: bool
     """Whether its score is the sum of the turns' rewards from the environment."""

@@ -107,6 +107,7 @@ class Judgement:
     on_failure: FailurePolicy = "raise"
     time_limit_seconds: float = 0.0
     name: str = JUDGEMENT
+    weight: float = 0.0
     is_async: bool = False
     scope: Scope = "group"
 

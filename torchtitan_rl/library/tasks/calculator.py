@@ -51,11 +51,9 @@ class Calculator(Task):
         return [self._example(*pair) for pair in random.Random("calculator/held_out").sample(pairs, num)]
 
     def tools(self) -> Sequence[Callable[..., Any]]:
-        """Returns `multiply`."""
         return (multiply,)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """Returns `correct`."""
         return (self.correct,)
 
     def correct(self, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:

@@ -66,7 +66,6 @@ class Countdown(Task):
         return [self._example(*drawn) for drawn in chosen.values()]
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """Returns `correct` and `format`."""
         return (self.correct, self.format)
 
     def correct(self, *, completions: list, numbers: list[list[int]], target: list[int], **_: Any) -> list[float]:

@@ -57,7 +57,6 @@ class GuessNumber(Task):
         return HigherLower(int(prompt.expected_answer), self.config.guess_cost)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """Returns the environment's own reward."""
         return (environment_reward,)
 
     def extract_answer(self, text: str) -> str | None:

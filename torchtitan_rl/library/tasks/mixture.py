@@ -65,7 +65,6 @@ class Mixture(Task):
         self._weights = weights / weights.sum()
 
     def members(self) -> dict[str, Task]:
-        """Returns the members by name."""
         return self._members
 
     def train_example(self, index: int, *, seed: int) -> Example:

@@ -72,7 +72,6 @@ class ReasoningGym(Task):
         return list(chosen.values())
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """Returns `score`."""
         return (self.score,)
 
     def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:

@@ -76,7 +76,6 @@ class SumDigits(Task):
         return list(chosen.values())
 
     def reward_functions(self) -> Sequence[RewardFunction]:
-        """Returns `correct` and `format`, which have TRL's signature."""
         return (self.correct, self.format)
 
     def correct(self, *, completions: list, expected_answer: list[str], **_) -> list[float]:

@@ -55,7 +55,6 @@ class TrackioSink(Sink):
         self._run.log({name: self._trackio.Image(image)}, step=step)
 
     def close(self) -> None:
-        """Ends the run."""
         self._run.finish()
 
     def _trace(self, row: Row, step: int) -> Any:
