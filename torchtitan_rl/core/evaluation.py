@@ -20,7 +20,7 @@ HELD_OUT_LOSS = "evaluation/loss"
 
 
 def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Returns the mean -log pi of the tokens to learn in the prompts' demonstrations; nothing if they have none. Collective."""
+    """Returns the mean -log pi of the demonstrations' tokens to learn; nothing without demonstrations. Collective."""
     groups: list[Group[Episode]] = []
     for prompt in prompts:
         if prompt.demonstration is not None:

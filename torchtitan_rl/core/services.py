@@ -121,7 +121,7 @@ class Observer(Protocol):
         state: "RunState",
         measured: Mapping[str, float],
     ) -> dict[str, float]:
-        """Returns the evaluation's metrics by name: from the held-out groups of each pass, and those already `measured`."""
+        """Returns the evaluation's metrics by name: those of each pass's held-out groups, and those `measured`."""
 
     def flush(self, step: int) -> None:
         """Merge and write the metrics of all ranks. Collective; called once a step."""

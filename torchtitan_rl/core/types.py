@@ -60,7 +60,7 @@ class Prompt:
     stream_idx: int = -1
     """Index in the stream of training prompts, for a checkpoint; -1 for a prompt that is not from it."""
     demonstration: "Completion | None" = None
-    """The data's own completion, to learn from in place of a sampled one. Its `loss_mask` is True on the tokens to learn."""
+    """The data's completion, learned in place of a sampled one. Its `loss_mask` is True on the tokens to learn."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))
@@ -156,8 +156,8 @@ class Completion:
         logprobs = np.asarray(self.sampler_logprobs, dtype=np.float32)  # [L]
         if not token_ids.shape == logprobs.shape == mask.shape == (len(token_ids),):
             raise ValueError(
-                f"sample {self.sample_idx}: {token_ids.shape} token_ids, {logprobs.shape} sampler_logprobs and {mask.shape} "
-                "loss_mask; expected one of each for every token."
+                f"sample {self.sample_idx}: {token_ids.shape} token_ids, {logprobs.shape} sampler_logprobs and "
+                f"{mask.shape} loss_mask; expected one of each for every token."
             )
         object.__setattr__(self, "token_ids", token_ids)
         object.__setattr__(self, "sampler_logprobs", logprobs)

@@ -56,13 +56,16 @@ class Advantage(OwnConfig, ABC):
         Args:
             returns: [group][sample][turn].
         """
-        advantages: list[list[list[float]]] = [[[] for _ in group] for group in returns]
-        longest = max((len(of_sample) for group in returns for of_sample in group), default=0)
+        advantages: list[list[list[float]]] = []
+        longest = 0
+        for group in returns:
+            advantages.append([[] for _ in group])
+            for of_sample in group:
+                longest = max(longest, len(of_sample))
         for k in range(longest):
-            of_turn = [
-                [of_sample[k] if k < len(of_sample) else None for of_sample in group]
-                for group in returns
-            ]
+            of_turn: list[list[float | None]] = []
+            for group in returns:
+                of_turn.append([of_sample[k] if k < len(of_sample) else None for of_sample in group])
             found = numbers_from(self, "algorithm.advantage", self(of_turn, groups), of_turn)
             for g, group in enumerate(returns):
                 for i, of_sample in enumerate(group):

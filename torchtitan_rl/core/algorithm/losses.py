@@ -94,7 +94,7 @@ class Loss(OwnConfig, ABC):
     needs_reference: bool = False
     """Whether the loss reads the frozen reference's log-probabilities."""
     needs_teacher: bool = False
-    """Whether the loss learns from a teacher: its log-probabilities, a token column of the credit, or the divergence."""
+    """Whether it learns from a teacher: its log-probabilities, a token column of the credit, or the divergence."""
     divergence_beta: float | None = None
     """The beta of the exact divergence from the teacher that the loss reads from `LossInputs.token_columns`, as
     `trainer.divergence.chunked_divergence` has it. None: it reads none."""

@@ -183,14 +183,14 @@ def chunked_divergence(
     chunk_rows: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Returns the divergence of each token between pi = softmax(hidden weight^T / temperature) and the teacher's nu, [T].
+    """Returns each token's divergence of pi = softmax(hidden weight^T / temperature) from the teacher's nu, [T].
 
     Differentiable in `hidden` and `weight`; the teacher has no gradient.
 
     Args:
         hidden: [T, D]; weight: [Vs, D], this rank's rows of the vocabulary. The hidden sizes may differ.
-        beta: 1: the reverse KL(pi || nu); 0: the forward KL(nu || pi); between: the generalised Jensen-Shannon divergence
-            beta KL(nu || M) + (1 - beta) KL(pi || M) with M = (1 - beta) pi + beta nu.
+        beta: 1: the reverse KL(pi || nu); 0: the forward KL(nu || pi); between: the generalised Jensen-Shannon
+            divergence beta KL(nu || M) + (1 - beta) KL(pi || M) with M = (1 - beta) pi + beta nu.
         chunk_tokens: tokens of a tile of logits.
         chunk_rows: vocabulary rows of a tile; None: as many as GPU_TILE allows, or CPU_ROWS.
         group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.

@@ -320,8 +320,8 @@ class Trainer(Configurable):
         return _Step(grad_norm, applied, metrics)
 
     def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor, dict[str, Tensor]]:
-        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy and the divergence, [T]
-        each. One forward of the policy, and one of the teacher if the loss reads the divergence."""
+        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy and the divergence,
+        [T] each. One forward of the policy, and one of the teacher if the loss reads the divergence."""
         inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
         beta = self.algorithm.policy_loss.divergence_beta
         if beta is None:
@@ -427,7 +427,7 @@ class Trainer(Configurable):
         with_backward = self._plan(learning)
         plan: Plan = []
         for rank in range(self.dp_size):
-            # An empty micro-batch if there is nothing to learn: AdamW needs a gradient on every rank, even if it is zero.
+            # An empty micro-batch if there is nothing to learn: AdamW needs a gradient, even of zeros, on every rank.
             plan.append(without_backward[rank] + (with_backward[rank] or [[]]))
         batches = self._pack(
             plan,
