@@ -92,7 +92,7 @@ def test_empty_micro_batch_consists_of_padding():
 def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
     with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
         prompt((), prompt_idx=3)
-    with pytest.raises(ValueError, match=r"sample 1: \(2,\) token_ids, \(1,\) logprobs"):
+    with pytest.raises(ValueError, match=r"sample 1: \(2,\) token_ids, \(1,\) sampler_logprobs"):
         Completion(
             sample_idx=1, policy_version=0, token_ids=[1, 2], sampler_logprobs=[0.1], text="", finish_reason="stop"
         )
