@@ -65,7 +65,9 @@ class Advantage(OwnConfig, ABC):
         for k in range(longest):
             of_turn: list[list[float | None]] = []
             for group in returns:
-                of_turn.append([of_sample[k] if k < len(of_sample) else None for of_sample in group])
+                of_turn.append(
+                    [of_sample[k] if k < len(of_sample) else None for of_sample in group]
+                )
             found = numbers_from(self, "algorithm.advantage", self(of_turn, groups), of_turn)
             for g, group in enumerate(returns):
                 for i, of_sample in enumerate(group):
