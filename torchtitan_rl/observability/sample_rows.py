@@ -119,7 +119,10 @@ def _conversation(episode: "Episode") -> list[dict[str, Any]]:
         facts |= {"trace": turn.trace} if has_traces else {}
         given = {name: fact for name, fact in facts.items() if fact is not None}
         place = {"trace": answered.trace} if has_traces else {}
-        said += [{"role": "assistant", "content": turn.text, **given}, *({**message, **place} for message in turn.messages)]
+        said += [
+            {"role": "assistant", "content": turn.text, **given},
+            *({**message, **place} for message in turn.messages),
+        ]
     return said
 
 
