@@ -14,7 +14,15 @@ from torchtitan_rl.core.algorithm.losses import Clip, SeqMeanTokenMean, SeqSumCo
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection, TokenTruncate
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.trainer.gate import fill_logprob_diff
-from torchtitan_rl.core.trainer.packing import count_work, items_of, label_places, num_tokens, pack, plan_microbatches
+from torchtitan_rl.core.trainer.packing import (
+    count_work,
+    items_of,
+    label_places,
+    num_tokens,
+    pack,
+    plan_microbatches,
+    token_advantages,
+)
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord, flat
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce, SequenceMask, SequenceTruncate, TokenMask
@@ -171,7 +179,7 @@ def test_turn_advantages_follow_the_trace_of_their_turn():
         samples=[ScoredCompletion(completion=completion, reward=1.0)],
     )])  # fmt: skip
     group.samples[0].credit.turn_advantages = (1.0, 2.0, 3.0)
-    assert group.samples[0].token_advantages.tolist() == [1, 0, 3, 0, 2, 2]
+    assert token_advantages(group.samples[0]).tolist() == [1, 0, 3, 0, 2, 2]
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
