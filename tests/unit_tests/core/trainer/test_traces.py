@@ -43,7 +43,7 @@ def rollout(chance: random.Random, sample_idx: int) -> Completion:
         turns.append(TurnRecord(text="", num_tokens=said, reward=chance.random()))
     logprobs = [-2.7 + 0.6 * chance.random() if sampled else 0.0 for sampled in mask]
     return Completion(
-        sample_idx=sample_idx, policy_version=0, token_ids=tokens, logprobs=logprobs, loss_mask=mask, text="",
+        sample_idx=sample_idx, policy_version=0, token_ids=tokens, sampler_logprobs=logprobs, loss_mask=mask, text="",
         finish_reason="stop", turns=tuple(turns),
     )  # fmt: skip
 
