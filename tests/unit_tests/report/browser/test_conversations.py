@@ -85,6 +85,34 @@ def test_conversations_are_compared_by_what_was_asked_and_said(browser, tmp_path
     assert clean(browser), browser.errors
 
 
+def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_came(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
+    row = json.loads((folder / "samples.jsonl").read_text())
+    said = [
+        {"role": "assistant", "content": "12 + 33 = 45", "trace": 0},
+        {"role": "assistant", "content": "45 + 7 = 52", "trace": 1},
+        {"role": "assistant", "content": "done: 52", "trace": 0},
+    ]
+    traces = [
+        {"parent": 0, "reason": "", "context": [], "context_tokens": 30, "tokens": 40},
+        {"parent": 0, "reason": "message 2 changed", "context": [{"role": "user", "content": "so far: 45"}], "context_tokens": 18, "tokens": 12},
+    ]  # fmt: skip
+    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + "\n")
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
+    parts = browser.run("[...document.querySelectorAll('.body > :is(.assistant, .opening)')].map(e => e.innerText)")
+    assert [part.split("\n")[0].strip() for part in parts] == [
+        "assistant · turn 1 · trace 0",
+        "trace 1 · from trace 0 · message 2 changed · 1 message, 18 tokens",
+        "assistant · turn 2 · trace 1",
+        "assistant · turn 3 · trace 0",
+    ]
+    browser.run("document.querySelector('.opening').open = true")
+    assert "so far: 45" in browser.run("document.querySelector('.opening').innerText")
+    assert "traces\n2" in browser.run("document.querySelector('.cards').innerText")
+    assert clean(browser), browser.errors
+
+
 def long_conversation(tmp_path, turns):
     """A page with one conversation: each fourth answer of its tool is an error."""
     folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
