@@ -34,6 +34,14 @@ def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, fl
     return {HELD_OUT_LOSS: float(-np.concatenate(learned).mean(dtype=np.float64))}  # of [tokens]
 
 
+def held_out_divergence(
+    trainer: "Trainer", sampled: "Mapping[EvaluationPass, Sequence[Group[Episode]]]"
+) -> dict[str, float]:
+    """Returns the mean divergence from the teacher over each pass's tokens; nothing if the loss reads none. Collective."""
+    found = {f"{each.prefix}/divergence": trainer.divergence(of) for each, of in sampled.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 class EvaluationPass(NamedTuple):
     """The names of one pass over the held-out prompts."""
 

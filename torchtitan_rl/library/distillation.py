@@ -86,11 +86,30 @@ class Distill(Clip):
             "teacher/kl_k1": mean(kl_estimate(log_ratio, "k1")),
             "teacher/kl_k3": mean(kl_estimate(log_ratio, "k3")),
             "teacher/prefers_fraction": mean((log_ratio < 0).to(log_ratio.dtype)),
+            **_by_quarter("teacher/kl_k3", kl_estimate(log_ratio, "k3"), inputs),
         }
 
 
+QUARTERS = "quarter_1", "quarter_2", "quarter_3", "quarter_4"
+
+
+def _by_quarter(prefix: str, values: Tensor, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
+    """The means of `values` [T] over the first to the last quarter of each completion's tokens in the loss."""
+    sequences = inputs.sequences
+    before = sequences.num_loss_tokens.cumsum(0) - sequences.num_loss_tokens  # [S]
+    order = sequences.ids.argsort(stable=True)  # [T] a sequence's traces may lie apart
+    counted = torch.empty_like(inputs.mask).index_copy(0, order, inputs.mask[order].cumsum(0))  # [T]
+    place = counted - sequences.expand(before)  # [T] 1, 2, ... in each completion
+    quarter = (4 * place / sequences.expand(sequences.num_loss_tokens).clamp(min=1)).ceil()  # [T]
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for place_of, name in enumerate(QUARTERS, start=1):
+        inside = inputs.mask * (quarter == place_of)  # [T]
+        found[f"{prefix}/{name}"] = (values * inside).sum() / inside.sum().clamp(min=1), inside.sum()
+    return found
+
+
 class ExactDistill(PolicyLoss):
-    """l_t = D_beta(pi || nu) over the whole vocabulary at each sampled position: pi the policy, nu the teacher.
+    """l_t = D_beta(pi || nu) over the whole vocabulary at each position: pi the policy, nu the teacher.
 
     D_1 is the reverse KL(pi || nu), D_0 the forward KL(nu || pi); between them is the generalised Jensen-Shannon
     divergence of core/trainer/divergence.py. It learns from no reward.
@@ -105,6 +124,9 @@ class ExactDistill(PolicyLoss):
     class Config(PolicyLoss.Config):
         beta: float = number(1.0, least=0, most=1)
         """1: reverse KL; 0: forward KL; between: generalised Jensen-Shannon divergence."""
+        demonstrations: bool = False
+        """Whether the positions are those of the data's completions (off-policy distillation), instead of the policy's
+        samples."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             unused = {
@@ -121,14 +143,20 @@ class ExactDistill(PolicyLoss):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.divergence_beta = config.beta
+        self.sampled = not config.demonstrations
+
+    def validate_group_size(self, n: int) -> None:
+        one = "1 with algorithm.loss.demonstrations, as a row has one completion"
+        expect(n == 1 or self.sampled, "sampling.n", n, one, "Use 1.")
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return inputs.token_columns[DIVERGENCE]  # [T]
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """The mean of the divergence over tokens."""
+        """The mean of the divergence over tokens, all and by quarter."""
         total, count = (self(inputs) * inputs.mask).sum(), inputs.mask.sum()  # 0-d each
-        return {"teacher/divergence": (total / count.clamp(min=1), count)}
+        mean = {"teacher/divergence": (total / count.clamp(min=1), count)}
+        return mean | _by_quarter("teacher/divergence", self(inputs), inputs)
 
 
 class Teacher:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
 from torchtitan_rl.core.trainer.packing import token_advantages
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ class TokenPayload:
             if len(values) == completion.num_sampled:
                 found[name] = _spread(values, mask, 2 if name == "diff" else 3)
         for name, values in episode.credit.token_columns.items():  # [L] each
-            found[name] = _spread(values[mask], mask, 3)
+            if name == TEACHER_TOKEN:
+                said = [decode([token]) for token in values.tolist()]
+                found[name] = [text if mine else None for text, mine in zip(said, mask.tolist(), strict=True)]
+            else:
+                found[name] = _spread(values[mask], mask, 3)
         if self.trained and episode.in_loss:
             credit = episode.credit
             shared = credit.turn_advantages is None and credit.token_advantages is None

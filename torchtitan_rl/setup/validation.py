@@ -123,6 +123,8 @@ def check_task(config: "RunConfig", task: Task) -> None:
         names = evaluation_names(sampling.n, judged=judged)
         prefixes = [evaluation_pass.prefix, *(f"{evaluation_pass.prefix}/{member}" for member in members if member)]
         known |= {f"{prefix}/{each}" for prefix in prefixes for each in names}
+        if config.algorithm.loss.build().divergence_beta is not None:
+            known.add(f"{evaluation_pass.prefix}/divergence")
     remedy = f"{did_you_mean(name, known)}docs/evaluation.md has their meaning."
     expect(not name or name in known, "evaluation.best_by", name, f"one of {sorted(known)}", remedy)
 

@@ -1,6 +1,7 @@
 """`Distill` and `Teacher`: a frozen model's log-probabilities of the policy's samples become advantages."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.algorithm.inputs import Sequences
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
-from torchtitan_rl.library.distillation import LOGPROBS, Distill, ExactDistill, Teacher
+from torchtitan_rl.library.distillation import LOGPROBS, Distill, ExactDistill, Teacher, _by_quarter
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
@@ -151,7 +154,7 @@ def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torc
     for key in ("loss/total", "teacher/divergence"):
         weight = sum(one[key].weight for one in found)
         means.append(sum(one[key].value * one[key].weight for one in found) / weight)
-    kept = np.concatenate([episode.logprob_diff.tokens["divergence"] for episode in flat(groups)])
+    kept = np.concatenate([e.credit.token_columns[DIVERGENCE][e.completion.loss_mask] for e in flat(groups)])
     assert kept.mean() == pytest.approx(means[1], rel=1e-5)
     return *means, caught
 
@@ -201,6 +204,44 @@ def test_the_exact_loss_and_gradient_are_a_dense_float64_references(folders, bet
     assert mean == pytest.approx(expected, rel=1e-6)
     largest = max(float(grad.abs().max()) for grad in exact.values())
     assert max(float((grads[name].double() - grad).abs().max()) for name, grad in exact.items()) < 1e-6 * largest
+
+
+def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_held_out_samples(folders):
+    student, teacher, spec = folders
+    made = trainer_of(student, ExactDistill.Config(), max_tokens_per_microbatch=40)
+    made.load_teacher(spec, teacher)
+    groups = draft_episodes(scored_step(num_prompts=3))
+    found = made.divergence(groups)
+    assert found == pytest.approx(dense_exact(folders, 1.0)[0], rel=1e-6)
+    model, total, count = AutoModelForCausalLM.from_pretrained(teacher).double(), 0.0, 0
+    for one in groups:
+        for episode in one.samples:
+            ids = torch.tensor([[*one.prompt.token_ids, *episode.completion.token_ids]])  # [1, Lp + L]
+            best = model(ids).logits[0, len(one.prompt.token_ids) - 1 : -1, :128].argmax(-1).numpy()  # [L]
+            mask, columns = episode.completion.loss_mask, episode.credit.token_columns
+            np.testing.assert_array_equal(columns[TEACHER_TOKEN][mask], best[mask])
+            total += columns[DIVERGENCE][mask].sum()
+            count += mask.sum()
+    assert found == pytest.approx(total / count, rel=1e-6)
+
+
+def test_off_policy_distillation_has_the_datas_completions():
+    algorithm = Algorithm.Config(loss=ExactDistill.Config(demonstrations=True)).build(max_completion_tokens=MAX_TOKENS)
+    assert not algorithm.policy_loss.sampled
+    algorithm.validate_sampling(1)
+    with pytest.raises(UserError, match=r"^sampling.n = 2: expected 1 with algorithm.loss.demonstrations"):
+        algorithm.validate_sampling(2)
+
+
+def test_quarters_have_the_means_of_the_first_to_the_last_tokens_of_each_completion():
+    mask = torch.tensor(
+        [0.0, 1, 1, 1, 1, 0, 1, 1]
+    )  # [T] a prompt's token, 4 of one completion, a prompt's, 2 of another
+    inputs = SimpleNamespace(mask=mask, sequences=Sequences(torch.tensor([0] * 5 + [1] * 3), mask, 2))
+    found = _by_quarter("x", torch.tensor([9.0, 1, 2, 3, 4, 9, 10, 20]), inputs)
+    assert {name: (value.item(), weight.item()) for name, (value, weight) in found.items()} == {
+        "x/quarter_1": (1.0, 1.0), "x/quarter_2": (6.0, 2.0), "x/quarter_3": (3.0, 1.0), "x/quarter_4": (12.0, 2.0)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

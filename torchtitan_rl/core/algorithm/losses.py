@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 DIVERGENCE = "divergence"
-"""The token column with the divergence from the teacher, with gradient, of a loss with `divergence_beta`."""
+"""The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
+episodes keep it for the sample tables."""
+TEACHER_TOKEN = "teacher_token"
+"""The token column of episodes with the teacher's most likely token, where it is known."""
 
 
 class Aggregation(OwnConfig, ABC):

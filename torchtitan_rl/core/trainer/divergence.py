@@ -38,6 +38,15 @@ class TeacherOutput(NamedTuple):
     """None: the student's. They differ if a model scales its logits."""
 
 
+class Divergence(NamedTuple):
+    """The results of `chunked_divergence`."""
+
+    values: Tensor
+    """[T] the divergence of each token, differentiable."""
+    best: Tensor
+    """[T] int64, the teacher's most likely token."""
+
+
 class _Constants(NamedTuple):
     """The arguments of `chunked_divergence` that are not tensors."""
 
@@ -47,6 +56,7 @@ class _Constants(NamedTuple):
     tokens: int
     rows: int
     group: dist.ProcessGroup | None
+    first_row: int
 
 
 def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
@@ -97,15 +107,22 @@ class _ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx, hidden: Tensor, weight: Tensor, teacher: TeacherOutput, constants: _Constants
-    ) -> Tensor:  # noqa: ANN001
-        """hidden [T, D], weight [Vs, D] -> the divergence of each token, [T]."""
+    ) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+        """hidden [T, D], weight [Vs, D] -> the divergence of each token and the teacher's best, [T] each."""
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         # [2, T] of student and teacher
         log_totals = hidden.new_full((2, len(hidden)), -math.inf, dtype=torch.float64)
+        highest = hidden.new_full((len(hidden),), -math.inf, dtype=dtype)  # [T]
+        best = torch.full_like(highest, -1, dtype=torch.int64)  # [T]
         for rows in slices(len(weight), constants.rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 for total, z in zip(log_totals, logits, strict=True):
                     total[tokens] = torch.logaddexp(total[tokens], z.logsumexp(-1).double())  # [C]
+                high, place = logits[1].max(-1)  # [C] each
+                place += constants.first_row + rows.start
+                best[tokens] = torch.where(high > highest[tokens], place, best[tokens])
+                highest[tokens] = torch.maximum(high, highest[tokens])
+        best = _best_of_ranks(highest, best, constants.group)
         log_totals = _sum_of_ranks(log_totals, constants.group).to(dtype)  # [2, T]
         # [2, T] the divergence and the student's KL
         sums = hidden.new_zeros(2, len(hidden), dtype=torch.float64)
@@ -116,10 +133,11 @@ class _ChunkedDivergence(torch.autograd.Function):
         divergence, of_student = all_reduce(sums, constants.group).to(dtype)  # [T] each
         ctx.save_for_backward(hidden, weight, *teacher[:2], log_totals, of_student)
         ctx.constants = constants
-        return divergence
+        ctx.mark_non_differentiable(best)
+        return divergence, best
 
     @staticmethod
-    def backward(ctx, g_divergence: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    def backward(ctx, g_divergence: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
         """The gradient to the [T] result -> this rank's gradients to hidden [T, D] and weight [Vs, D]."""
         hidden, weight, *teacher, log_totals, of_student = ctx.saved_tensors
         constants: _Constants = ctx.constants
@@ -172,6 +190,14 @@ def _sum_of_ranks(log_totals: Tensor, group: dist.ProcessGroup | None) -> Tensor
     return peak + all_reduce((log_totals - peak).exp(), group).log()
 
 
+def _best_of_ranks(highest: Tensor, best: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Each rank's largest logit and its token, [T] each -> the token of the largest of all, [T]."""
+    if group is None:
+        return best
+    peak = all_reduce(highest.clone(), group, dist.ReduceOp.MAX)
+    return all_reduce(best.masked_fill(highest < peak, -1), group, dist.ReduceOp.MAX)
+
+
 def chunked_divergence(
     hidden: Tensor,
     weight: Tensor,
@@ -182,8 +208,9 @@ def chunked_divergence(
     chunk_tokens: int = 1024,
     chunk_rows: int | None = None,
     group: dist.ProcessGroup | None = None,
-) -> Tensor:
-    """Returns each token's divergence of pi = softmax(hidden weight^T / temperature) from the teacher's nu, [T].
+    first_row: int = 0,
+) -> Divergence:
+    """Returns each token's divergence of pi = softmax(hidden weight^T / temperature) from the teacher's nu.
 
     Differentiable in `hidden` and `weight`; the teacher has no gradient.
 
@@ -194,12 +221,12 @@ def chunked_divergence(
         chunk_tokens: tokens of a tile of logits.
         chunk_rows: vocabulary rows of a tile; None: as many as GPU_TILE allows, or CPU_ROWS.
         group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.
+        first_row: the token of this rank's first row.
     """
     rows = chunk_rows or (
         max(GPU_TILE // (TILES // 2 * chunk_tokens), 1) if hidden.is_cuda else CPU_ROWS
     )
     assert len(weight) == len(teacher.weight)
     temperatures = temperature, teacher.temperature or temperature
-    return _ChunkedDivergence.apply(
-        hidden, weight, teacher, _Constants(beta, *temperatures, chunk_tokens, rows, group)
-    )
+    constants = _Constants(beta, *temperatures, chunk_tokens, rows, group, first_row)
+    return Divergence(*_ChunkedDivergence.apply(hidden, weight, teacher, constants))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common.linear import Linear
 
-from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
+from torchtitan_rl.core.trainer.divergence import Divergence, TeacherOutput, chunked_divergence
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
 
 
@@ -54,7 +54,7 @@ class LogprobHead(Linear):
 
     @contextmanager
     def comparing(self, teacher: TeacherOutput, beta: float) -> Iterator[None]:
-        """Within this context and `scoring`, `forward` also returns the divergence from the teacher, [B*L].
+        """Within this context and `scoring`, `forward` also returns a `Divergence` from the teacher, [B*L].
 
         Args:
             teacher: of the M positions to score.
@@ -76,7 +76,7 @@ class LogprobHead(Linear):
             self._teaches = False
 
     def forward(self, input: Tensor) -> Tensor | tuple[Tensor, ...] | TeacherOutput:
-        """[B, L, D] -> [B, L, V] logits, or two or three of [B*L] inside `scoring`."""
+        """[B, L, D] -> [B, L, V] logits, or two or four of [B*L] inside `scoring`."""
         if self._target is None:
             return super().forward(input)
         labels, temperature, at = self._target
@@ -105,14 +105,19 @@ class LogprobHead(Linear):
             compile=self.compile_chunks,
         )
         if self._teacher is not None:
-            scores += (self._divergence(hidden, weight, temperature, group),)
+            scores += self._divergence(hidden, weight, temperature, group, first)
         if at is None:
             return scores  # [B*L] each
         return tuple(s.new_zeros(len(labels)).index_copy(0, at, s) for s in scores)  # [B*L] each
 
     def _divergence(
-        self, hidden: Tensor, weight: Tensor, temperature: float, group: dist.ProcessGroup | None
-    ) -> Tensor:
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+        first_row: int,
+    ) -> Divergence:
         """hidden [M, D], weight [Vs, D] -> the divergence from the teacher, [M], over the rows that both heads have.
 
         A head may be padded with rows of no token, and a family's sizes are padded differently.
@@ -127,4 +132,5 @@ class LogprobHead(Linear):
             temperature=temperature,
             chunk_tokens=self.chunk_tokens,
             group=group,
+            first_row=first_row,
         )

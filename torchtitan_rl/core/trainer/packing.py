@@ -255,6 +255,18 @@ def pack(
     return batch
 
 
+def completion_values(
+    batch: TrainBatch, values: Tensor, *, share_prompts: bool
+) -> list[np.ndarray]:
+    """Returns each member's part of `values` [T], which stand where its labels are: [L] for its completion's tokens.
+
+    A token without a label's place has 0.
+    """
+    on_host = values.cpu().numpy()  # [T]
+    places = label_places(batch.members, share_prompts=share_prompts)  # [L] each
+    return [np.where(at >= 0, on_host[at], on_host.dtype.type(0)) for at in places]
+
+
 class _Row(NamedTuple):
     """The traces of one micro-batch, one after another, and padding."""
 

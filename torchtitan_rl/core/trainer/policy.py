@@ -121,7 +121,7 @@ def score(
 ) -> tuple[Tensor, Tensor]:
     """Returns log pi(label) and entropy at the sampling temperature, [T] each, for packed tokens. One forward.
 
-    Within the head's `comparing` the divergence from the teacher, [T], is the third.
+    Within the head's `comparing` the two values of a `Divergence` from the teacher follow, [T] each.
 
     Args:
         token_ids, labels: [T] int64.

@@ -18,7 +18,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.services import PolicyLora
@@ -30,9 +30,9 @@ from torchtitan_rl.core.trainer.norms import MeasuredSteps
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.packing import (
     Item,
+    completion_values,
     count_work,
     items_of,
-    label_places,
     num_tokens,
     pack,
     plan_microbatches,
@@ -320,19 +320,50 @@ class Trainer(Configurable):
         return _Step(grad_norm, applied, metrics)
 
     def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor, dict[str, Tensor]]:
-        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy and the divergence,
-        [T] each. One forward of the policy, and one of the teacher if the loss reads the divergence."""
-        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
-        beta = self.algorithm.policy_loss.divergence_beta
-        if beta is None:
+        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy, [T]. One forward of
+        the policy, and one of the teacher if the loss reads the divergence."""
+        if self._teacher is None:
+            inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
             logprobs, entropy = score(self.model, *inputs)  # [T] each
             others = {"entropy": entropy.detach()}
         else:
-            with self.model.lm_head.comparing(teacher_output(self._teacher, *inputs), beta):
-                logprobs, entropy, divergence = score(self.model, *inputs)  # [T] each
+            logprobs, entropy, divergence = self._compare(batch)  # [T] each
             batch = replace(batch, token_columns={**batch.token_columns, DIVERGENCE: divergence})
-            others = {"entropy": entropy.detach(), "divergence": divergence.detach()}
+            others = {"entropy": entropy.detach()}
         return self.algorithm.loss(batch, logprobs, entropy), logprobs, others
+
+    def _compare(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns log pi and H(pi) of a micro-batch, and the divergence from the teacher, [T] each.
+
+        The episodes keep the divergence and the teacher's most likely tokens.
+        """
+        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
+        beta = self.algorithm.policy_loss.divergence_beta
+        with self.model.lm_head.comparing(teacher_output(self._teacher, *inputs), beta):
+            logprobs, entropy, divergence, best = score(self.model, *inputs)  # [T] each
+        for name, values in ((DIVERGENCE, divergence.detach()), (TEACHER_TOKEN, best)):
+            found = completion_values(batch, values, share_prompts=self.shares_prompts)  # [L] each
+            for member, of_member in zip(batch.members, found, strict=True):
+                member.episode.credit.token_columns[name] = of_member
+        return logprobs, entropy, divergence
+
+    @torch.no_grad()
+    def divergence(self, groups: Sequence[Group[Episode]]) -> float | None:
+        """Returns the mean divergence from the teacher over the sampled tokens; None if the loss reads none. Collective.
+
+        The episodes of this rank's micro-batches keep the divergence of their tokens.
+        """
+        if self._teacher is None:
+            return None
+        total = count = 0.0
+        items = items_of(groups, whole_groups=False)
+        for batch in self._pack(self._plan(items), groups, share_prompts=self.shares_prompts):
+            *_, divergence = self._compare(batch)  # [T]
+            total += float((divergence * batch.loss_mask).sum())
+            count += float(batch.loss_mask.sum())
+            self.model.reset_iter_state()
+        self._teacher.reset_iter_state()
+        return self._sum(total) / max(self._sum(count), 1.0)
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
@@ -377,10 +408,9 @@ class Trainer(Configurable):
         mine: list[tuple[int, FloatArray]] = []
         shares = shares_prompts(model)
         for batch in self._pack(self._plan(items), groups, share_prompts=shares):
-            logprobs = self._score(model, batch).cpu().numpy()  # [T]
-            found = label_places(batch.members, share_prompts=shares)  # [L] each
-            for member, at in zip(batch.members, found, strict=True):
-                values = np.where(at >= 0, logprobs[at], np.float32(0))  # [L]
+            logprobs = self._score(model, batch)  # [T]
+            found = completion_values(batch, logprobs, share_prompts=shares)  # [L] each
+            for member, values in zip(batch.members, found, strict=True):
                 mine.append((index[id(member.episode)], values))
         # [L] each
         scored = [np.zeros_like(episode.completion.sampler_logprobs) for episode in flat(groups)]

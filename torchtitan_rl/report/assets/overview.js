@@ -4,7 +4,7 @@ const FIRST = [
   { title: 'Reward', keys: [['reward/mean', 'mean']], deviation: 'reward/std', note: 'mean; band: ± one standard deviation over rollouts' },
   { title: 'Held-out accuracy', keys: [['evaluation/accuracy', 'greedy'], ['evaluation/sampled/accuracy', 'sampled']], band: ['evaluation/accuracy_low', 'evaluation/accuracy_high'], percent: true, points: true, note: 'band: 95 % interval' },
   { title: 'Held-out loss', keys: [['evaluation/loss', 'demonstrations']], points: true, note: 'nats per token' },
-  { title: 'Divergence from the teacher', keys: [['teacher/divergence', 'exact'], ['teacher/kl_k1', 'k1'], ['teacher/kl_k3', 'k3']], note: 'nats per token, on the policy’s own samples' },
+  { title: 'Divergence from the teacher', keys: [['teacher/divergence', 'exact'], ['evaluation/divergence', 'exact, held-out'], ['teacher/kl_k1', 'k1'], ['teacher/kl_k3', 'k3']], note: 'nats per token, on the policy’s own samples' },
   { title: 'Completion length', keys: [['completions/length/mean', 'mean']], band: ['completions/length/p05', 'completions/length/p95'], note: 'tokens; band: 5th to 95th percentile' },
   { title: 'Conversations', keys: [['conversations/turns/mean', 'turns'], ['conversations/tool_calls', 'tool calls'], ['conversations/tool_errors', 'tool errors']], note: 'mean of a conversation' },
   { title: 'Entropy', keys: [['policy/entropy', 'mean']], note: 'nats per token' },

@@ -139,6 +139,7 @@ function sampleBody(row) {
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', entropy: 'entropy', divergence: 'divergence from the teacher', advantage: 'advantage', age: 'age in updates' };
 const paintName = (name) => PAINTS[name] || visible(name.replaceAll('_', ' '));
+const WORDS = new Set(['text', 'teacher_token']); // what tokens have that is no number
 /** The ends of a colour scale in words, by what the strongest colour stands for. */
 const SCALES = {
   logprob: (most) => ['0, certain', `−${figure(most)} nats or less`], diff: (most) => ['0', `${figure(most)} nats apart`],
@@ -241,7 +242,8 @@ function tokenFacts(row, tokens, i) {
   return [['token', JSON.stringify(tokens.text[i])], ['place', `${figure(i + 1)} of ${figure(tokens.text.length)}`],
     logprob !== null && ['probability', digits(Math.exp(logprob))], logprob !== null && ['sampler’s log-prob', figure(logprob)],
     diff !== null && ['trainer’s log-prob', figure(logprob + diff)], diff !== null && ['trainer − sampler', figure(diff)], diff !== null && ['ratio trainer / sampler', digits(Math.exp(diff))],
-    ...Object.entries(tokens).filter(([name, values]) => !SCALES[name] && name !== 'text' && Array.isArray(values) && !none(values[i])).map(([name, values]) => [paintName(name), figure(values[i])]), at('advantage') !== null && ['advantage', figure(at('advantage'))],
+    ...Object.entries(tokens).filter(([name, values]) => !SCALES[name] && !WORDS.has(name) && Array.isArray(values) && !none(values[i])).map(([name, values]) => [paintName(name), figure(values[i])]), typeof tokens.teacher_token?.[i] === 'string' && ['teacher’s best', JSON.stringify(tokens.teacher_token[i])],
+    at('advantage') !== null && ['advantage', figure(at('advantage'))],
     ['in the loss', cell(row, 'in_loss') && logprob !== null ? 'yes' : `no: ${why}`],
     typeof cell(row, 'policy_version') === 'number' && logprob !== null && ['policy version', figure(cell(row, 'policy_version') - (at('age') ?? 0))]].filter(Boolean);
 }

@@ -3,7 +3,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
+from torchtitan_rl.core.types import Normalizers
+from torchtitan_rl.library.distillation import LOG_RATIOS, Distill
 
 T, D, DT, V = 13, 8, 5, 37
 BETAS = [1.0, 0.0, 0.5, 0.1]
@@ -46,7 +49,7 @@ def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(bet
     hidden, weight, teacher = inputs()
     found = chunked_divergence(
         hidden, weight, teacher, beta=beta, temperature=temperature, chunk_tokens=chunk, chunk_rows=rows
-    )
+    ).values
     expected = dense(hidden, weight, teacher, beta, temperature)
     torch.testing.assert_close(
         with_gradients(found, hidden, weight), with_gradients(expected, hidden, weight), rtol=0, atol=1e-10
@@ -57,7 +60,7 @@ def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(bet
 def test_logprob_gradients_pass_gradcheck(beta):
     hidden, weight, teacher = inputs(1)
     assert torch.autograd.gradcheck(
-        lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7), (hidden, weight)
+        lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7).values, (hidden, weight)
     )
 
 
@@ -69,7 +72,7 @@ def test_equals_trl(beta):
     hidden, weight, teacher = inputs(2, torch.float32)
     hidden, teacher = (hidden.detach() / 4).requires_grad_(), TeacherOutput(teacher.hidden / 4, teacher.weight)
     theirs, _ = ChunkedDivergenceFunction.apply(hidden, weight, None, teacher.hidden, teacher.weight, None, beta, 0.7)
-    ours = chunked_divergence(hidden, weight, teacher, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=7)
+    ours = chunked_divergence(hidden, weight, teacher, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=7).values
     torch.testing.assert_close(
         with_gradients(ours, hidden, weight), with_gradients(theirs, hidden, weight), rtol=0, atol=1e-6
     )
@@ -78,7 +81,7 @@ def test_equals_trl(beta):
 @pytest.mark.parametrize("beta", BETAS)
 def test_a_teacher_equal_to_the_student_gives_zero_to_rounding(beta):
     hidden, weight, _ = inputs(3, torch.float32)
-    found = chunked_divergence(hidden, weight, TeacherOutput(hidden.detach(), weight.detach()), beta=beta)
+    found = chunked_divergence(hidden, weight, TeacherOutput(hidden.detach(), weight.detach()), beta=beta).values
     assert found.abs().max() < 1e-8
     assert torch.autograd.grad(found.sum(), hidden)[0].abs().max() < 1e-6
 
@@ -91,7 +94,7 @@ def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
     other = logits.clone()
     other[3] = 20.25
     one = torch.ones(1, 1)
-    found = chunked_divergence(one, logits[:, None], TeacherOutput(one, other[:, None]), beta=beta)
+    found = chunked_divergence(one, logits[:, None], TeacherOutput(one, other[:, None]), beta=beta).values
     exact = dense(one.double(), logits[:, None].double(), TeacherOutput(one.double(), other[:, None].double()), beta)
     assert 0 < exact.item() < 1e-6
     assert found.item() == pytest.approx(exact.item(), rel=1e-3)
@@ -101,7 +104,7 @@ def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
 def test_large_logits_stay_finite_and_no_divergence_is_below_its_rounding(beta):
     hidden, weight, teacher = inputs(4, torch.float32)
     big = (1e3 * hidden.detach()).requires_grad_()
-    found = chunked_divergence(big, weight, TeacherOutput(1e3 * teacher.hidden, teacher.weight), beta=beta)
+    found = chunked_divergence(big, weight, TeacherOutput(1e3 * teacher.hidden, teacher.weight), beta=beta).values
     assert found.min() > -1e-6
     for values in (found, *torch.autograd.grad(found.sum(), (big, weight))):
         assert torch.isfinite(values).all()
@@ -110,7 +113,7 @@ def test_large_logits_stay_finite_and_no_divergence_is_below_its_rounding(beta):
 def test_bfloat16_logits_are_not_rounded():
     torch.manual_seed(0)
     student, teacher = ((torch.randn(64, 256).bfloat16(), (torch.randn(2000, 256) / 4).bfloat16()) for _ in range(2))
-    found = chunked_divergence(*student, TeacherOutput(*teacher))
+    found = chunked_divergence(*student, TeacherOutput(*teacher)).values
     exact = dense(*(t.double() for t in student), [t.double() for t in teacher], 1.0)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
@@ -119,7 +122,7 @@ def test_bfloat16_logits_are_not_rounded():
 def test_a_frozen_head_gets_no_gradient():
     hidden, weight, teacher = inputs()
     weight.requires_grad_(False)
-    chunked_divergence(hidden, weight, teacher).sum().backward()
+    chunked_divergence(hidden, weight, teacher).values.sum().backward()
     assert weight.grad is None
     assert hidden.grad is not None
 
@@ -132,9 +135,11 @@ def _rank(rank, store, cut, results):
     mine = TeacherOutput(teacher.hidden, teacher.weight[rows])
     for beta in BETAS:
         found = chunked_divergence(
-            hidden, weight, mine, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=6, group=dist.group.WORLD
-        )
-        torch.save([t.detach() for t in with_gradients(found, hidden, weight)], f"{results}/{beta}-{rank}")
+            hidden, weight, mine, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=6, group=dist.group.WORLD,
+            first_row=rows.start,
+        )  # fmt: skip
+        tensors = *with_gradients(found.values, hidden, weight), found.best
+        torch.save([t.detach() for t in tensors], f"{results}/{beta}-{rank}")
     dist.destroy_process_group()
 
 
@@ -145,15 +150,24 @@ def test_a_vocabulary_sharded_over_two_ranks_equals_dense(tmp_path, cut):
     hidden, weight, teacher = inputs(5)
     for beta in BETAS:
         ranks = [torch.load(tmp_path / f"{beta}-{rank}") for rank in range(2)]
-        values, hidden_parts, weight_parts = zip(*ranks, strict=True)
+        values, hidden_parts, weight_parts, best = zip(*ranks, strict=True)
         expected = with_gradients(dense(hidden, weight, teacher, beta, 0.7), hidden, weight)
         torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
         found = values[0], sum(hidden_parts), torch.cat(weight_parts)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        for one in best:
+            assert torch.equal(one, (teacher.hidden @ teacher.weight.T).argmax(-1))
+
+
+@pytest.mark.parametrize("rows", [5, V, 100])
+def test_the_teachers_most_likely_token_is_found_over_all_tiles(rows):
+    hidden, weight, teacher = inputs(7)
+    found = chunked_divergence(hidden, weight, teacher, chunk_tokens=4, chunk_rows=rows)
+    assert torch.equal(found.best, (teacher.hidden @ teacher.weight.T).argmax(-1))
 
 
 def test_the_expected_sampled_gradient_is_that_of_the_reverse_kl():
-    """All V tokens enumerated with their probabilities. A = -(log μ - log ν), the sampler being the policy, without gradient."""
+    """The loss `Distill` of all V tokens at each place, weighted with their probabilities. The sampler is the policy."""
     torch.manual_seed(6)
     vocabulary = 64
     hidden = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
@@ -161,9 +175,21 @@ def test_the_expected_sampled_gradient_is_that_of_the_reverse_kl():
     teacher = TeacherOutput(torch.randn(3, DT, dtype=torch.float64), torch.randn(vocabulary, DT, dtype=torch.float64))
     log_policy = (hidden @ weight.T).log_softmax(-1)  # [T, V]
     sampler = log_policy.detach()  # [T, V] log μ
-    advantages = -(sampler - (teacher.hidden @ teacher.weight.T).log_softmax(-1))  # [T, V]
-    ratio = (log_policy - sampler).exp()  # [T, V]
-    sampled = torch.autograd.grad(-(sampler.exp() * ratio * advantages).sum(), (hidden, weight))
-    exact = torch.autograd.grad(chunked_divergence(hidden, weight, teacher).sum(), (hidden, weight))
+    distance = sampler - (teacher.hidden @ teacher.weight.T).log_softmax(-1)  # [T, V]
+    every = torch.ones(3 * vocabulary, dtype=torch.float64)  # [T * V]
+    token_inputs = LossInputs(
+        logprobs=log_policy.flatten(),
+        old_logprobs=sampler.flatten(),
+        advantages=0 * every,
+        mask=every,
+        correction=every,
+        sequences=Sequences(torch.zeros(len(every), dtype=torch.int64), every, 1),
+        group_ids=torch.zeros(1, dtype=torch.int64),
+        normalizers=Normalizers(num_tokens=1, num_sequences=1, num_groups=1, max_completion_tokens=1),
+        token_columns={LOG_RATIOS: distance.flatten()},
+    )
+    losses = Distill.Config().build()(token_inputs)  # [T * V]
+    sampled = torch.autograd.grad((sampler.exp().flatten() * losses).sum(), (hidden, weight))
+    exact = torch.autograd.grad(chunked_divergence(hidden, weight, teacher).values.sum(), (hidden, weight))
     torch.testing.assert_close(sampled, exact, rtol=0, atol=1e-12)
     assert exact[0].norm() > 1
