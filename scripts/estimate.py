@@ -2,11 +2,13 @@
 
     .venv/bin/python scripts/estimate.py --config qwen3_8b --gpus 8 --gpu H100
     .venv/bin/python scripts/estimate.py --config debug --gpus 1 --gpu here --prompt-tokens 13 --completion-tokens 26
+    .venv/bin/python scripts/estimate.py --config sft --model 1.7B
+    .venv/bin/python scripts/estimate.py --config my_configs.py:distilled --teacher 8B
 
 The lower bound of each part comes from torchtitan_rl/observability/metrics/efficiency.py. The expected time is the
 bound divided by the efficiency that a machine reaches (--decode-share, --train-share, --sync-share; a run reports them
 as efficiency/*). The estimate assumes completions of equal length and communication hidden behind computation. It
-leaves out rewards and prefill. A prompt is counted once for each completion.
+leaves out rewards and prefill. A prompt is counted once for each completion. Demonstrations are neither sampled nor pushed.
 
 With --run FOLDER, it also says how much faster than waiting for each step's longest completion the run would have sampled
 with groups in flight, from the lengths of its own completions:
@@ -26,6 +28,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
@@ -36,11 +40,22 @@ from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 from scripts import step_model  # noqa: E402
 from torchtitan_rl.core.config import MANY  # noqa: E402
 from torchtitan_rl.core.errors import UserError  # noqa: E402
+from torchtitan_rl.library import named_models  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.library.models import hf_architecture, spec_from_folder  # noqa: E402
 from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
-from torchtitan_rl.observability.metrics.efficiency import bound_seconds  # noqa: E402
-from torchtitan_rl.setup.memory import choose_by_memory, footprint_of, memory_need, meta_model  # noqa: E402
+from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds  # noqa: E402
+from torchtitan_rl.setup.memory import (  # noqa: E402
+    choose_by_memory,
+    footprint_of,
+    memory_need,
+    meta_model,
+    teacher_spec,
+)
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.run_config import RunConfig
 
 GIB = 2**30
 
@@ -131,9 +146,39 @@ def print_curve(spec: ModelSpec, *, sequences: int, prompt: int, mean: int, long
         )
 
 
+def folder_of(name: str, scratch: Path) -> Path:
+    """Returns a model's folder: `name` itself, or for a size of Qwen3, such as 8B, one in `scratch` that has its config.json."""
+    if Path(name).is_dir():
+        return Path(name)
+    folder = scratch / name
+    folder.mkdir(exist_ok=True)
+    spec = named_models.qwen3(name)
+    entries = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **hf_architecture(spec.model)}
+    entries["max_position_embeddings"] = spec.model.max_seq_len
+    (folder / "config.json").write_text(json.dumps(entries))
+    return folder
+
+
+def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float], *, exact: bool) -> float:
+    """The operations that a teacher adds to a step: its forward over the step's tokens, and the exact divergence.
+
+    The exact divergence computes both heads' logits three times, and the student's gradient once.
+
+    Args:
+        work: tokens, attended pairs and scored tokens of the step.
+    """
+    flops = TokenFlops.of(teacher.model, meta_model(teacher))
+    scored = work[2]
+    return flops.forward(work) + exact * scored * (2 * flops.head + 5 * student.head)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True)
+    parser.add_argument("--model", help="the policy: a folder, or a size of Qwen3 such as 1.7B; default: the config's")
+    parser.add_argument(
+        "--teacher", help="the teacher: a folder, or a size of Qwen3 such as 8B; default: the config's folder"
+    )
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--gpu", choices=[*GPUS, "here"], default="H100")
     parser.add_argument("--prompt-tokens", type=int, help="default: half of prompts.max_prompt_tokens")
@@ -152,11 +197,30 @@ def main() -> None:
         parser.error(f"--run {args.run} has no metrics.jsonl: expected the folder of a run")
     try:
         config = load_config(args.config)
+        with TemporaryDirectory() as scratch:
+            if args.model:
+                config.model_spec = spec_from_folder(folder_of(args.model, Path(scratch)))
+            if args.teacher:
+                config.teacher = str(folder_of(args.teacher, Path(scratch)))
+            if config.model_spec is not None:
+                print_estimate(config, args, parser)
     except UserError as error:
         parser.error(str(error))
     if config.model_spec is None:
         parser.error(
-            f"--config {args.config} reads its model from a folder: expected one that names it, such as qwen3_8b"
+            f"--config {args.config} reads its model from a folder: name one, or a size of Qwen3, with --model"
+        )
+    if args.run is not None:
+        print_in_flight(args.run, needed=config.num_prompts_per_step, max_age=config.in_flight.max_age)
+
+
+def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Prints the time of a step and of the run, and the memory, on `args.gpus` of `args.gpu`."""
+    loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
+    teacher = teacher_spec(config)
+    if loss.needs_teacher and teacher is None:
+        parser.error(
+            f"--config {args.config} learns from a teacher: name its folder, or a size of Qwen3, with --teacher"
         )
     speeds, gib = GPUS[args.gpu] if args.gpu in GPUS else (measured_speeds(*config.dtypes.values()), None)
     prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
@@ -172,25 +236,33 @@ def main() -> None:
     model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
     passes = config.trainer.num_epochs * sequences
     work = [passes * length, passes * length * (length + 1) / 2, passes * completion]  # in either pass
-    bounds = bound_seconds(
-        [(prompt, completion)] * sequences,
-        work=[work, work],
-        speeds=speeds,
-        footprint=footprint_of(config, model=model, world_size=args.gpus),
-    )
-    shares = {"decode": args.decode_share, "train": args.train_share, "sync": args.sync_share}
+    footprint = footprint_of(config, model=model, world_size=args.gpus)
+    bounds = bound_seconds([(prompt, completion)] * sequences, work=[work, work], speeds=speeds, footprint=footprint)
+    if not config.samples_training:
+        bounds = {"train": bounds["train"]}
+    if teacher is not None:
+        added = teacher_flops(teacher, footprint.flops, work, exact=loss.divergence_beta is not None)
+        bounds["teacher"] = added / args.gpus / speeds.flops_per_s[footprint.train_dtype]
+    shares = {
+        "decode": args.decode_share,
+        "train": args.train_share,
+        "sync": args.sync_share,
+        "teacher": args.train_share,
+    }
     print(f"{args.config} on {args.gpus} x {args.gpu}: {sequences} sequences of {prompt} + {completion} tokens")
     for name, bound in bounds.items():
         print(f"{name:7s} {bound / shares[name]:8.2f} s expected, {bound:8.2f} s at least")
     total = sum(bound / shares[name] for name, bound in bounds.items())
-    print(f"step    {total:8.2f} s expected, {sequences * completion / total:,.0f} new tokens a second")
+    kind = "new" if config.samples_training else "learned"
+    print(f"step    {total:8.2f} s expected, {sequences * completion / total:,.0f} {kind} tokens a second")
+    print(
+        f"run     {total * config.num_steps / 60:8.1f} min expected for {config.num_steps} steps, without evaluations"
+    )
     if gib is not None:
         print(choose_by_memory(config, world_size=args.gpus, gpu_bytes=gib * GIB))
         need = memory_need(config, world_size=args.gpus, gpu_bytes=gib * GIB)
         verdict = "fits" if need.peak <= gib * GIB else "does not fit: more GPUs, or a smaller micro-batch or engine"
         print(f"memory  {need.peak / GIB:.1f} GiB: {verdict} {gib} GiB")
-    if args.run is not None:
-        print_in_flight(args.run, needed=config.num_prompts_per_step, max_age=config.in_flight.max_age)
 
 
 if __name__ == "__main__":

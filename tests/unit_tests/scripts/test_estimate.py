@@ -22,6 +22,37 @@ def test_a_configs_step_is_estimated_without_starting_it(monkeypatch, capsys):
     assert {"decode", "train", "sync", "step", "memory"} <= lines.keys()
 
 
+def estimated(monkeypatch, capsys, *options) -> dict[str, str]:
+    """The lines of an estimate by their first word."""
+    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
+    estimate.main()
+    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+
+
+def test_demonstrations_cost_an_update_alone(monkeypatch, capsys):
+    lines = estimated(monkeypatch, capsys, "--config", "sft", "--model", "0.6B")
+    assert {"train", "step", "run", "memory"} <= lines.keys()
+    assert not {"decode", "sync", "teacher"} & lines.keys()
+
+
+def test_a_larger_teacher_costs_more_time_and_memory(monkeypatch, capsys, tmp_path):
+    config = tmp_path / "mine.py"
+    config.write_text(
+        "from configs.qwen3 import qwen3_0_6b\nfrom torchtitan_rl.core.algorithm import Algorithm\n"
+        "from torchtitan_rl.library.distillation import ExactDistill\n"
+        "def distilled():\n    config = qwen3_0_6b()\n"
+        "    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())\n    return config\n"
+    )
+    small, large = (
+        estimated(monkeypatch, capsys, "--config", f"{config}:distilled", "--teacher", size) for size in ("1.7B", "8B")
+    )
+    assert float(small["teacher"].split()[1]) < float(large["teacher"].split()[1])
+    assert float(small["memory"].split()[1]) + 5 < float(large["memory"].split()[1])
+    with pytest.raises(SystemExit):
+        estimated(monkeypatch, capsys, "--config", f"{config}:distilled")
+    assert "learns from a teacher: name its folder" in capsys.readouterr().err
+
+
 def test_the_head_is_charged_for_completion_tokens_only(monkeypatch):
     found = {}
     bounds = {"decode": 1.0, "train": 1.0, "sync": 1.0}
