@@ -98,6 +98,6 @@ def check_demonstrated(prompt: Prompt) -> None:
     """Raise UserError for a prompt of a run that learns from demonstrations and that has none."""
     if prompt.demonstration is None:
         raise UserError(
-            f"algorithm.loss: expected a demonstration of every prompt, from which it learns, but {prompt.text[-80:]!r} has none. Set "
+            f"algorithm.loss learns from demonstrations: expected a demonstration of every prompt, but {prompt.text[-80:]!r} has none. Set "
             "task.demonstrations to last or all for rows, or prompts.demonstrate to a function that writes the completion."
         )
