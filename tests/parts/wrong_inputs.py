@@ -363,20 +363,25 @@ SECTIONS: dict[str, list[WrongInput]] = {
 }
 
 
+SHOWN = 8
+"""The most rows of a section on the page."""
+
+
 def page() -> str:
     """docs/errors.md."""
     lines = [
         "# Wrong inputs and their messages",
         "",
         "Wrong input is found before the engine starts, and mostly before the run folder is created. The exit code is 2. Each message",
-        "names the field, the value, the expected values and the remedy. This page shows a part of it, and is generated from",
-        "[tests/parts/wrong_inputs.py](../tests/parts/wrong_inputs.py), which a test runs.",
+        "names the field, the value, the expected values and the remedy. The tables show a part of the message, and a few inputs of each",
+        "kind; [tests/parts/wrong_inputs.py](../tests/parts/wrong_inputs.py) has all, and a test runs them.",
         "",
     ]
     for title, rows in SECTIONS.items():
-        lines += [f"## {title}", "", "| input | message |", "|---|---|"]
+        shown = rows[:: max(1, -(-len(rows) // SHOWN))]
+        lines += [f"## {title}", "", f"| input ({len(shown)} of {len(rows)}) | message |", "|---|---|"]
         lines += [
-            f"| `{row.given}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |" for row in rows
+            f"| `{row.given}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |" for row in shown
         ]
         lines.append("")
     lines += [
