@@ -112,7 +112,7 @@ function drawPairs(container, a, b) {
         class: pair === open ? 'open' : '', 'data-outcome': pair.outcome, tabindex: 0, onclick: () => view(pair), onkeydown: onEnter(() => { view(pair); container.querySelector('tr.open')?.focus(); }),
       }, h('td', {}, figure(pair.scores[0])), h('td', {}, h('b', { class: { won: 'sign right', lost: 'sign wrong' }[pair.outcome] }, figure(pair.scores[1]))), h('td', { class: 'c-prompt' }, h('bdi', {}, brief(question(pair.rows[0][0]), 70))), h('td', { class: 'c-split' }, visible(pair.split))))))),
       open && pairBody(open, a, b)),
-    shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} prompts with the largest differences, of ${shown.length.toLocaleString('en')}.`));
+    !shown.length && h('p', { class: 'note' }, 'No prompt.'), shown.length > PAIRS && h('p', { class: 'note' }, `The ${PAIRS} prompts with the largest differences, of ${shown.length.toLocaleString('en')}.`));
 }
 /** A pair's name in links: its split, and a hash of its prompt. */
 const pairName = (pair) => `${pair.split}/${[...String(pair.prompt)].reduce((sum, character) => (Math.imul(sum, 31) + character.codePointAt(0)) | 0, 0)}`;
