@@ -100,7 +100,7 @@ class Trace:
     on after the prompt. Each other one begins with a context of its own, which is not in the loss; what the policy
     said before is trained in the trace where it was sampled.
 
-    Example: Trace(begin=240, context_tokens=61, parent=0, reason="changed message 3", messages=({"role": "user", ...},))
+    Example: Trace(begin=240, context_tokens=61, parent=0, reason="changed message 3", messages=(...,))
     """
 
     begin: int = 0

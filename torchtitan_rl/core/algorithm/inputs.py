@@ -77,7 +77,8 @@ class LossInputs:
 
     @property
     def positions(self) -> Tensor:
-        """[T] int64, how many loss tokens of its sequence come before each loss token; outside `mask` it means nothing."""
+        """[T] int64, how many loss tokens of its sequence come before each loss token. Outside `mask` it means
+        nothing."""
         before = self.mask.long().cumsum(0) - self.mask.long()  # [T] in the whole row
         lengths = self.sequences.num_loss_tokens.long()  # [S]
         return before - self.sequences.expand(lengths.cumsum(0) - lengths)  # [T]

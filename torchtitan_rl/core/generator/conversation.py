@@ -130,7 +130,9 @@ class Conversation:
         )
         if self.most_in_rollout is None:
             return room
-        whole = len(self.prompt.token_ids) + sum(len(one.token_ids) for one in self.traces) + more
+        whole = len(self.prompt.token_ids) + more
+        for other in self.traces:
+            whole += len(other.token_ids)
         return min(room, self.most_in_rollout - whole)
 
     @property
@@ -140,12 +142,12 @@ class Conversation:
         In another one the turn, the context, and how many earlier traces have the same. So the order in which
         sub-agents take their turns does not change what each is told.
         """
-        turn = sum(one.trace == self.current for one in self.turns)
+        number = sum(turn.trace == self.current for turn in self.turns)
         if self.current == 0:
-            return (turn,)
+            return (number,)
         key = self.trace.context_key
-        alike = sum(one.context_key == key for one in self.traces[1 : self.current])
-        return turn, key, alike
+        alike = sum(trace.context_key == key for trace in self.traces[1 : self.current])
+        return number, key, alike
 
     def append_turn(self, sampled: Sampled) -> None:
         """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
@@ -170,7 +172,9 @@ class Conversation:
 
     def all_versions(self, newest: int) -> list[int]:
         """Returns the policy version of every token, if the `newest` sampled those of this step."""
-        num_tokens = sum(len(one.token_ids) for one in self.traces)
+        num_tokens = 0
+        for trace in self.traces:
+            num_tokens += len(trace.token_ids)
         return self.versions + [newest] * (num_tokens - len(self.versions))
 
     def completion(self, policy_version: int) -> Completion:

@@ -138,10 +138,8 @@ class LogprobGate(Configurable):
         if GROWTH * median < floor:
             known = f"the {len(before)} steps before have a median of {median:.3g}"
             return floor, f"{floor:g}, the floor in {self._dtype} ({known})"
-        return (
-            GROWTH * median,
-            f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before",
-        )
+        known = f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before"
+        return GROWTH * median, known
 
 
 def _error(which: str, value: float, bound: str) -> LogprobGateError:
@@ -155,7 +153,9 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
 def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> FloatArray:
     """Set `logprob_diff` of the batch's episodes from the trainer's `logprobs` [T], computed before the first update.
 
-    `others` [T] each are kept beside the differences of the tokens. Returns the absolute differences of the fresh tokens: [fresh loss tokens].
+    `others` [T] each are kept beside the differences of the tokens.
+
+    Returns: the absolute differences of the fresh tokens, [fresh loss tokens].
     """
     fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
     signed_on_device = logprobs - batch.sampler_logprobs  # [T]

@@ -174,7 +174,9 @@ def label_places(members: Sequence[Member], *, share_prompts: bool) -> list[np.n
     """Returns for each member of a packed batch, in its order, the places in the pack that predict its completion's
     tokens: [L] int64. The first token of a later trace has no such place; it gets -1.
     """
-    places = [np.empty(len(m.episode.completion.token_ids), dtype=np.int64) for m in members]
+    places: list[np.ndarray] = []
+    for member in members:
+        places.append(np.empty(len(member.episode.completion.token_ids), dtype=np.int64))
     end = 0
     for trace in _laid_out(members, share_prompts):
         end += trace.length - trace.shared
