@@ -201,7 +201,7 @@ def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prom
         assert batch.sampler_logprobs[at[sampled]].tolist() == completion.sampler_logprobs[sampled].tolist()
     fill_logprob_diff(batch, batch.sampler_logprobs + 0.25)
     assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
-    assert [len(one.logprob_diff.signed) for one in flat(groups)] == [
+    assert [len(one.logprob_diff.tokens["diff"]) for one in flat(groups)] == [
         one.completion.num_sampled for one in flat(groups)
     ]
 
