@@ -222,18 +222,26 @@ class Work:
     """Steps between checkpoints."""
 
 
-def step_seconds(work: Work, model: Model, layout: Layout, machine: Machine) -> dict[str, float]:
+def engines_seconds(work: Work, model: Model, *, engines: int, engine: int, machine: Machine) -> list[float]:
+    """Returns the seconds in which each engine decodes its share of a step; one without a share is left out."""
+    shares = [work.lengths[rank::engines] for rank in range(min(engines, len(work.lengths)))]
+    return [decode_seconds(share, prompt=work.prompt, model=model, engine=engine, machine=machine) for share in shares]
+
+
+def step_seconds(
+    work: Work, model: Model, layout: Layout, machine: Machine, decoded: list[float] | None = None
+) -> dict[str, float]:
     """Returns the seconds of a step by part: decode, straggler, update, gathers, push, checkpoint, restarts.
 
     "decode" is the mean engine's time, "straggler" what the slowest engine takes longer, "gathers" what the update's communication takes
     longer than its computation.
+
+    Args:
+        decoded: `engines_seconds` of the layout's engines; None: computed here.
     """
-    engines = layout.gpus // layout.engine
-    shares = [work.lengths[rank::engines] for rank in range(min(engines, len(work.lengths)))]
-    decoded = [
-        decode_seconds(share, prompt=work.prompt, model=model, engine=layout.engine, machine=machine)
-        for share in shares
-    ]
+    if decoded is None:
+        engines = layout.gpus // layout.engine
+        decoded = engines_seconds(work, model, engines=engines, engine=layout.engine, machine=machine)
     tokens = float((work.lengths + work.prompt).sum()) / layout.gpus
     scored = float(work.lengths.sum()) / layout.gpus
     passes = 1 + work.backward * (2 + work.checkpointing)
@@ -283,7 +291,13 @@ def layouts(gpus: int, model: Model, machine: Machine) -> list[Layout]:
 
 def best(work: Work, model: Model, gpus: int, machine: Machine) -> tuple[Layout, dict[str, float]] | None:
     """Returns the layout with the shortest step and its seconds, of equal ones the first; None if none fits."""
-    found = [(one, step_seconds(work, model, one, machine)) for one in layouts(gpus, model, machine)]
+    found = []
+    decoded: dict[int, list[float]] = {}  # by GPUs of an engine: it does not depend on the trainer's layout
+    for one in layouts(gpus, model, machine):
+        if one.engine not in decoded:
+            engines = gpus // one.engine
+            decoded[one.engine] = engines_seconds(work, model, engines=engines, engine=one.engine, machine=machine)
+        found.append((one, step_seconds(work, model, one, machine, decoded[one.engine])))
     return min(found, key=lambda pair: round(sum(pair[1].values()), 1), default=None)
 
 
@@ -305,7 +319,7 @@ def separate_seconds(work: Work, model: Model, gpus: int, machine: Machine, *, e
         if not fits:
             continue
         trained = min(
-            sum(v for k, v in step_seconds(work, model, one, machine).items() if k in ("update", "gathers"))
+            sum(v for k, v in step_seconds(work, model, one, machine, [0.0]).items() if k in ("update", "gathers"))
             for one in fits
         )
         whole.append(max(float(np.mean(decoded)), trained) + 2 * model.parameters / machine.network)
