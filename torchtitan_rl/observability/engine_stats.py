@@ -35,7 +35,8 @@ class EngineStats:
         self._preemptions += iteration_stats.num_preempted_reqs if iteration_stats else 0
         now = time.perf_counter()
         if iteration_stats:
-            self._prompts_s += (now - self._last) * _share_of_prompts(iteration_stats)
+            share = _share_of_prompts(iteration_stats, scheduler_stats.num_running_reqs)
+            self._prompts_s += (now - self._last) * share
         self._last = now
         self._steps.append((now, scheduler_stats.num_running_reqs))
 
@@ -64,10 +65,11 @@ class EngineStats:
         return metrics
 
 
-def _share_of_prompts(stats: "IterationStats") -> float:
-    """The share of an engine step's tokens that are prompt tokens and not sampled ones."""
+def _share_of_prompts(stats: "IterationStats", running: int) -> float:
+    """The share of an engine step's tokens that are prompt tokens and not sampled ones, of which each of the `running`
+    sequences has one. vLLM's own count has the tokens that leave its scheduler in this step, which may be of many steps."""
     read = stats.prompt_token_stats.computed
-    return read / max(read + stats.num_generation_tokens, 1)
+    return read / max(read + running, 1)
 
 
 def tail_seconds(steps: Sequence[tuple[float, int]]) -> float:

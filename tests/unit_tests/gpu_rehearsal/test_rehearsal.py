@@ -27,9 +27,13 @@ pytestmark = pytest.mark.skipif(native.reason_to_skip() is not None, reason=nati
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory) -> dict[str, dict]:
-    """The reports of the trainer's and the engine's rehearsal. Both run at once, because each uses one process at first."""
+    """The reports of the rehearsals. They run at once, because each uses one process at first."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    programs = {"trainer": ["tests.gpu_rehearsal", "quick"], "engine": ["tests.gpu_rehearsal.engine"]}
+    programs = {
+        "trainer": ["tests.gpu_rehearsal", "quick"],
+        "engine": ["tests.gpu_rehearsal.engine"],
+        "scheduling": ["tests.gpu_rehearsal.scheduling"],
+    }
     names = "TORCHTITAN", "TORCHELASTIC", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "VLLM", "TORCH_COMPILE"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     started = {
@@ -68,6 +72,17 @@ def test_excess_device_synchronizations_are_reported_with_their_lines(reports):
 
 def test_simulated_gpu_engine_completes_prompts_through_sleeps_and_preemptions(reports):
     assert reports["engine"]["rehearse_steps"] == []
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+def test_both_schedulers_do_the_same_on_random_workloads(reports, mode):
+    assert reports["scheduling"][mode] == []
+
+
+def test_the_turn_scheduler_takes_the_host_about_half_the_time(reports):
+    host_ms = reports["scheduling"]["host_ms"]
+    ratios = {number: host_ms["turns"][number] / host_ms["stock"][number] for number in ("64", "256", "512")}
+    assert max(ratios.values()) <= 0.55, host_ms
 
 
 def test_every_shipped_config_builds_a_cuda_engine_config(reports):

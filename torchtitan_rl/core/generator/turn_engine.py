@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
+from torchtitan_rl.core.generator.scheduler import pass_on_waiting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -78,6 +79,7 @@ class TurnEngine:
         """End every unfinished turn. Returns the tokens sampled so far, without a finish_reason."""
         from vllm.v1.engine import FinishReason
 
+        pass_on_waiting(self._engine)
         states = list(self._engine.output_processor.request_states.values())
         cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
         self.outputs += cut
