@@ -1,5 +1,7 @@
 """Checksums of all bits of a matrix. The checksums of its parts add up, in any order, to the checksum of the whole."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,7 +30,7 @@ def checksums(matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: 
     """
     matrix = matrix[:, None].flatten(1)  # [rows, columns]; a vector has one column
     width = matrix.shape[1]
-    columns = place_weights(-1 - torch.arange(first_column, first_column + width, device=matrix.device))  # [columns]
+    columns = _column_weights(first_column, width, matrix.device)  # [columns]
     total, height = weights.new_zeros(len(weights)), max(1, BLOCK // max(1, width))  # [k]
     for begin in range(0, len(matrix), height):
         block = matrix[begin : begin + height].to(dtype or matrix.dtype)  # [<= height, columns]
@@ -37,6 +39,13 @@ def checksums(matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: 
         sums = (block.view(INTEGERS[block.element_size()]) * columns).sum(1)  # [<= height] int64
         total += (weights[:, begin : begin + height] * sums).sum(1)
     return total
+
+
+@cache
+def _column_weights(first: int, width: int, device: torch.device) -> Tensor:
+    """Returns the weights of columns [first, first + width), [width] int64. A model has few widths; the ten kernels for
+    each would be most of a push's."""
+    return place_weights(-1 - torch.arange(first, first + width, device=device))
 
 
 def place_weights(places: Tensor) -> Tensor:
