@@ -4,6 +4,7 @@ The packer is deliberately not the trainer's: these tests must not pass because 
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,6 +141,7 @@ def pack(
         labels=whole["labels"],
         layout=SequenceLayout.of(lengths, device="cpu"),
         loss_mask=real["mask"],
+        scored=real["mask"].nonzero()[:, 0],
         sampler_logprobs=real["mu"],
         advantages=real["advantage"],
         sequence_ids=whole["sequence"],
@@ -211,10 +213,20 @@ def numbers(metrics: dict[str, Metric]) -> dict[str, float]:
     return {key: metric.value for key, metric in metrics.items() if metric.reduction != "distribution"}
 
 
-def run_loss(algorithm: Algorithm, episodes: Step, values: list[Tensor], batch: TrainBatch, entropy: float = 0.7):
+class Ran(NamedTuple):
+    """What `Algorithm.loss` returned, with its metrics read."""
+
+    loss: Tensor
+    metrics: dict[str, Metric]
+
+
+def run_loss(
+    algorithm: Algorithm, episodes: Step, values: list[Tensor], batch: TrainBatch, entropy: float = 0.7
+) -> Ran:
     """`Algorithm.loss` with the given log-probabilities and a constant entropy."""
     logprobs = spread_logprobs(batch, episodes, values)
-    return algorithm.loss(batch, logprobs, torch.full_like(logprobs, entropy))
+    output = algorithm.loss(batch, logprobs, torch.full_like(logprobs, entropy))
+    return Ran(output.loss, output.metrics)
 
 
 def loss_inputs(

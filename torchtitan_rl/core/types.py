@@ -419,6 +419,8 @@ class TrainBatch:
     """The places of the sequences, padding included."""
     loss_mask: Tensor
     """[T] float32, 1 where the policy sampled the label and the loss includes it."""
+    scored: Tensor
+    """[M] int64, the positions of `loss_mask`. On a device, finding them would make the host wait."""
     sampler_logprobs: Tensor
     """[T] float32, 0 where the label is not a completion token."""
     advantages: Tensor

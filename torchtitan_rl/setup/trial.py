@@ -60,8 +60,9 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     logprobs = (batch.sampler_logprobs - 0.01).requires_grad_()  # [T]
     if algorithm.policy_loss.divergence_beta is not None:
         batch.token_columns[DIVERGENCE] = -logprobs  # [T]
-    loss = algorithm.loss(batch, logprobs, -logprobs).loss
-    loss.backward()
+    output = algorithm.loss(batch, logprobs, -logprobs)
+    output.loss.backward()
+    _ = output.metrics
     if members and not torch.isfinite(logprobs.grad).all():
         raise UserError(
             f"algorithm.loss: the gradient of {type(algorithm.policy_loss).__qualname__} is NaN or infinite on a synthetic step "

@@ -166,6 +166,10 @@ def _check_cpu(config: "RunConfig") -> None:
         not config.trainer.compile, "trainer.compile", True, "False on a CPU, whose attention cannot be compiled",
         "Leave it off without a GPU.",
     )  # fmt: skip
+    expect(
+        config.trainer.compile_head is not True, "trainer.compile_head", True, "auto or False on a CPU, where torch.compile is off",
+        "Leave it out.",
+    )  # fmt: skip
 
 
 def check_model(config: "RunConfig", *, world_size: int) -> None:

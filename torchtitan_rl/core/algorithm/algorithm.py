@@ -8,9 +8,10 @@ nothing is clipped. docs/papers.md says which fields make it Dr.GRPO, DAPO, GSPO
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,13 +55,34 @@ ZERO_VARIANCE = "zero variance"
 """`Credit.left_out` of a group whose rewards are all equal."""
 
 
-class LossOutput(NamedTuple):
-    """The result of `Algorithm.loss` for one micro-batch."""
+@dataclass(frozen=True)
+class LossOutput:
+    """The result of `Algorithm.loss` for one micro-batch. Its metrics stay on the device until they are read."""
 
     loss: Tensor
     """0-d share of the update's loss. The shares of all micro-batches and data-parallel ranks add up to it."""
-    metrics: dict[str, Metric]
-    """On the host. Values are floats, or a float tensor [at most 4096] if the reduction is "distribution"."""
+    tally: Tally
+    on_nonfinite: Callable[[], None]
+    """Called when the metrics are read and count a token that is not finite."""
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """`read` with numbers that it fetches, for which the host waits."""
+        return self.read(self.tally.numbers().cpu())
+
+    def read(self, numbers: Tensor) -> dict[str, Metric]:
+        """Returns the metrics. Values are floats, or a float tensor [at most 4096] if the reduction is "distribution".
+
+        Args:
+            numbers: `tally.numbers()` on the host.
+
+        Raises:
+            NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
+        """
+        metrics = self.tally.to_metrics(numbers)
+        if metrics["nonfinite/tokens"].value > 0:
+            self.on_nonfinite()
+        return metrics
 
 
 class Algorithm(OwnConfig):
@@ -310,11 +332,11 @@ class Algorithm(OwnConfig):
             entropy: [T] H(pi) at each position, in nats, with gradient if `entropy_coef` > 0.
 
         Returns:
-            The share of the step's loss and the micro-batch's metrics. The loss always depends on `logprobs`, so that
+            The share of the step's loss, and the micro-batch's metrics, which raise NonFiniteError when they are read and
+            a token is not finite (with nonfinite "raise"). The loss always depends on `logprobs`, so that
             every rank can run its backward; without loss tokens it is 0 with zero gradient.
 
         Raises:
-            NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
             ValueError: a KL term without `batch.reference_logprobs`, or a batch that is not packed as the loss asks.
         """
         self._check(batch)
@@ -362,10 +384,9 @@ class Algorithm(OwnConfig):
                 fresh = mask * batch.fresh_mask  # [T]
             if self.policy_loss.sampled:
                 record_sampler(tally, log_weight, correction, inputs, fresh)
-            metrics = tally.to_metrics()
-        if self.raises and metrics["nonfinite/tokens"].value > 0:
-            raise_for_token(batch, batch.token_columns | raw)
-        return LossOutput(terms["total"], metrics)
+        named = {name: t.detach() for name, t in (batch.token_columns | raw).items()}  # [T] each
+        fault = partial(raise_for_token, batch, named) if self.raises else lambda: None
+        return LossOutput(terms["total"], tally, fault)
 
     def _label_values(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor

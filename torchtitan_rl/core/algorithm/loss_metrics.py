@@ -26,7 +26,7 @@ MAX_DISTRIBUTION_VALUES = 4096
 
 
 class Tally:
-    """Collects tensors and turns them into `Metric`s, with one transfer from the device."""
+    """Collects tensors on the device and turns them into `Metric`s on the host, when these are asked for."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[Tensor, str, Tensor]] = {}
@@ -62,16 +62,25 @@ class Tally:
         """Add `values` where `mask` is not 0 (same shape), at most MAX_DISTRIBUTION_VALUES of them."""
         self._distributions[key] = torch.stack([values.detach().float(), mask.float()])  # [2, n]
 
-    def to_metrics(self) -> dict[str, Metric]:
-        """All metrics. A mean or extreme over no values is left out, not reported as 0."""
-        if not self._entries:
-            return {}
+    def numbers(self) -> Tensor:
+        """All that `to_metrics` needs, in one tensor on the device: [numbers] float64."""
         values = [value for value, _, _ in self._entries.values()]
         weights = [weight for _, _, weight in self._entries.values()]
-        numbers = torch.stack([number.detach().double() for number in values + weights])
-        rows = [numbers, *(row.double().flatten() for row in self._distributions.values())]
-        numbers, *rows = torch.cat(rows).cpu().split([len(row) for row in rows])  # one transfer
-        flat, half = numbers.tolist(), len(values)
+        scalars = [number.detach().double().reshape(1) for number in values + weights]  # [1] each
+        return torch.cat(
+            [*scalars, *(row.double().flatten() for row in self._distributions.values())]
+        )
+
+    def to_metrics(self, numbers: Tensor) -> dict[str, Metric]:
+        """All metrics. A mean or extreme over no values is left out, not reported as 0.
+
+        Args:
+            numbers: `self.numbers()` on the host.
+        """
+        half = len(self._entries)
+        sizes = [2 * half, *(row.numel() for row in self._distributions.values())]
+        scalars, *rows = numbers.split(sizes)
+        flat = scalars.tolist()
         metrics: dict[str, Metric] = {}
         for key, row in zip(self._distributions, rows):
             kept = _thinned(row)  # [at most MAX_DISTRIBUTION_VALUES]

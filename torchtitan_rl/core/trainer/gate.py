@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,8 +73,8 @@ class LogprobDiffs:
         largest = torch.tensor(self.largest, dtype=torch.float64, device=DEVICE_TYPE)
         dist.all_reduce(sums, group=group)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        *counts, total = sums.tolist()
-        return LogprobDiffs(np.array(counts), total, float(largest))
+        *counts, total, most = torch.cat([sums, largest[None]]).tolist()
+        return LogprobDiffs(np.array(counts), total, most)
 
     def summary(self) -> dict[str, float]:
         """Returns {"mean": ..., "p99": ...}, or {} without tokens."""
@@ -150,20 +151,29 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
     )
 
 
-def fill_logprob_diff(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> FloatArray:
-    """Set `logprob_diff` of the batch's episodes from the trainer's `logprobs` [T], computed before the first update.
+def diff_rows(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> Tensor:
+    """Returns what `fill_logprob_diff` reads, on the device: [4 + others, T].
+
+    Args:
+        logprobs: [T] the trainer's, computed before the first update.
+        others: [T] each.
+    """
+    fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
+    signed = logprobs - batch.sampler_logprobs  # [T]
+    return torch.stack(
+        [batch.loss_mask, fresh, batch.sequence_ids.float(), signed, *others.values()]
+    )
+
+
+def fill_logprob_diff(
+    batch: TrainBatch, rows: FloatArray, others: Sequence[str] = ()
+) -> FloatArray:
+    """Set `logprob_diff` of the batch's episodes from its `diff_rows` [4 + others, T], which are on the host now.
 
     `others` [T] each are kept beside the differences of the tokens.
 
     Returns: the absolute differences of the fresh tokens, [fresh loss tokens].
     """
-    fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
-    signed_on_device = logprobs - batch.sampler_logprobs  # [T]
-    # [4 + others, T]
-    rows = torch.stack(
-        [batch.loss_mask, fresh, batch.sequence_ids.float(), signed_on_device, *others.values()]
-    )
-    rows = rows.cpu().numpy()  # [4 + others, T], with one transfer from the device
     rows = rows[:, rows[0] > 0]  # [4 + others, loss tokens]
     rows = rows[:, np.argsort(rows[2], kind="stable")]  # a sequence's traces may lie apart
     _, fresh, sequence_ids, signed, *rest = rows  # [loss tokens] each

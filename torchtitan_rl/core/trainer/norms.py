@@ -1,6 +1,7 @@
 """Norms of the last optimizer step and of the weights, over the whole sharded model."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -9,11 +10,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Adam, AdamW, Optimizer
 from torchtitan.components.optimizer import OptimizersContainer
 
-from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 
-BLOCK = 2**20
-"""Elements of a shard per block. Temporaries then fit in a CPU's last-level cache and stay small on a GPU. With smaller
-blocks, waking the CPU's threads takes as long as the work."""
+BATCH = 2**20 if ON_CPU else 2**27
+"""Elements that are measured at once. On a CPU their temporaries fit in the last-level cache; with fewer, waking the
+CPU's threads takes as long as the work. On a GPU they take 1 GiB, and the fewer batches the fewer launches."""
 
 
 class MeasuredSteps:
@@ -37,7 +38,7 @@ class MeasuredSteps:
         self._squares = {}
         for p in list(before):
             # `pop` frees one copy at a time.
-            self._squares[p] = _square(local_shard(p) - before.pop(p))
+            self._squares[p] = _sum_of_squares([local_shard(p) - before.pop(p)])
 
     @torch.no_grad()
     def update_and_weight_norm(self) -> tuple[float, float]:
@@ -47,25 +48,23 @@ class MeasuredSteps:
         weights is made. That of another optimizer is the whole change of the weights. It is 0 for a parameter that
         has not been updated. The second norm is NaN or infinite if any weight is.
         """
-        squares: list[Tensor] = []
+        update, weights = _zero(), _zero()  # 0-d each
         for optimizer in self._optimizer:
             for group in optimizer.param_groups:
-                for p in group["params"]:
-                    of_update = self._square_of_update(optimizer, p, group)  # 0-d
-                    both = torch.stack([of_update, _square(local_shard(p))])  # [2]
-                    squares.append(both * _share_of_ranks(p))
-        total = torch.stack(squares).sum(0)  # [2]
+                for share, params in _by_share(group["params"]).items():
+                    weights += share * _sum_of_squares([local_shard(p) for p in params])
+                    update += share * self._square_of_update(optimizer, group, params)
+        total = torch.stack([update, weights])  # [2]
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         update, weights = total.sqrt().tolist()
         return update, weights
 
-    def _square_of_update(self, optimizer: Optimizer, p: Tensor, group: dict) -> Tensor:
-        """Σ update² over this rank's shard, 0-d."""
-        state = optimizer.state.get(p)
-        if _is_adam(optimizer) and state:
-            return _square_of_adam(state, group)
-        return self._squares.get(p, torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE))
+    def _square_of_update(self, optimizer: Optimizer, group: dict, params: list[Tensor]) -> Tensor:
+        """Σ update² over this rank's shards of some parameters of a group, 0-d."""
+        if _is_adam(optimizer):
+            return _square_of_adam([s for p in params if (s := optimizer.state.get(p))], group)
+        return sum((self._squares[p] for p in params if p in self._squares), _zero())
 
 
 def _is_adam(optimizer: Optimizer) -> bool:
@@ -75,28 +74,64 @@ def _is_adam(optimizer: Optimizer) -> bool:
     )
 
 
-def _square_of_adam(state: dict[str, Tensor], group: dict) -> Tensor:
-    """Σ (lr · m̂ / (√v̂ + eps))² over this rank's shard, 0-d.
+def _square_of_adam(states: list[dict[str, Tensor]], group: dict) -> Tensor:
+    """Σ (lr · m̂ / (√v̂ + eps))² over this rank's shards, 0-d.
 
     Source: Loshchilov and Hutter, arXiv 1711.05101, algorithm 2.
+
+    Args:
+        states: of parameters that have taken equally many steps, because every step has a gradient of each.
     """
-    step = state["step"].double()  # 0-d; stays on its device: no synchronization
+    if not states:
+        return _zero()
+    step = states[0]["step"].double()  # 0-d; stays on its device: no synchronization
     beta1, beta2 = group["betas"]
     scale = group["lr"] / (1 - beta1**step)
-    bias = 1 - beta2**step
-    first_moments = local_shard(state["exp_avg"]).flatten().split(BLOCK)
-    second_moments = local_shard(state["exp_avg_sq"]).flatten().split(BLOCK)
-    squares: list[Tensor] = []
-    for first, second in zip(first_moments, second_moments, strict=True):
-        squares.append(_square(first / (second / bias).sqrt_().add_(group["eps"])))
-    return torch.stack(squares).sum() * scale.square()
+    bias = (1 - beta2**step).float().to(DEVICE_TYPE)
+    first_moments = [local_shard(state["exp_avg"]) for state in states]
+    second_moments = [local_shard(state["exp_avg_sq"]) for state in states]
+    total = _zero()
+    for first, second in _batches(first_moments, second_moments):
+        divisor = torch._foreach_div(second, bias)
+        torch._foreach_sqrt_(divisor)
+        torch._foreach_add_(divisor, group["eps"])
+        total += _square(torch._foreach_div(first, divisor))
+    return total * scale.square()
 
 
-def _square(t: Tensor) -> Tensor:
+def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
+    """Σ x² over all tensors, 0-d."""
+    return sum((_square(blocks) for [blocks] in _batches(tensors)), _zero())
+
+
+def _square(blocks: list[Tensor]) -> Tensor:
     """Σ x² in float64, 0-d. In float32 single values of 1e19 would overflow."""
-    # 0-d each
-    norms = [block.float().norm(dtype=torch.float64) for block in t.flatten().split(BLOCK)]
-    return torch.stack(norms).square().sum()
+    return torch.stack(torch._foreach_norm(blocks, dtype=torch.float64)).square().sum()
+
+
+def _zero() -> Tensor:
+    return torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)
+
+
+def _batches(*columns: list[Tensor]) -> Iterator[list[list[Tensor]]]:
+    """Divide tensors into blocks of at most BATCH elements, and these into batches of at most as many. Yields each
+    batch's blocks of each column.
+
+    Args:
+        columns: lists of equally many tensors. Those at the same place have the same size.
+    """
+    batch: list[list[Tensor]] = [[] for _ in columns]
+    elements = 0
+    for tensors in zip(*columns, strict=True):
+        for blocks in zip(*(t.flatten().split(BATCH) for t in tensors), strict=True):
+            if elements and elements + blocks[0].numel() > BATCH:
+                yield batch
+                batch, elements = [[] for _ in columns], 0
+            elements += blocks[0].numel()
+            for column, block in zip(batch, blocks, strict=True):
+                column.append(block)
+    if batch[0]:
+        yield batch
 
 
 def local_shard(t: Tensor) -> Tensor:
@@ -104,6 +139,14 @@ def local_shard(t: Tensor) -> Tensor:
     if isinstance(t, DTensor):
         t = t.to_local()
     return t.detach()
+
+
+def _by_share(params: list[Tensor]) -> dict[float, list[Tensor]]:
+    """Returns the parameters by their `_share_of_ranks`."""
+    found: dict[float, list[Tensor]] = {}
+    for p in params:
+        found.setdefault(_share_of_ranks(p), []).append(p)
+    return found
 
 
 def _share_of_ranks(t: Tensor) -> float:

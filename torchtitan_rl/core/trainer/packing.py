@@ -219,10 +219,15 @@ def pack(
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
     fresh_mask = None
     if any(completion.token_versions is not None for completion in completions):
-        fresh_mask = row.at_labels([completion.fresh_mask for completion in completions])
+        fresh_mask = _on_device(
+            row.at_labels([completion.fresh_mask for completion in completions])
+        )
     reference_logprobs = None
     if members and all(episode.reference_logprobs is not None for episode in episodes):
-        reference_logprobs = row.at_labels([episode.reference_logprobs for episode in episodes])
+        reference_logprobs = _on_device(
+            row.at_labels([episode.reference_logprobs for episode in episodes])
+        )
+    loss_mask = row.at_labels([completion.loss_mask for completion in completions])  # [T]
     group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
@@ -232,10 +237,13 @@ def pack(
             [*shared, *[0] * len(padding_lengths)],
             device=DEVICE_TYPE,
         ),
-        loss_mask=row.at_labels([completion.loss_mask for completion in completions]),
+        loss_mask=_on_device(loss_mask),
+        scored=_on_device(np.flatnonzero(loss_mask)),
         fresh_mask=fresh_mask,
-        sampler_logprobs=row.at_labels([completion.sampler_logprobs for completion in completions]),
-        advantages=row.at_labels([token_advantages(episode) for episode in episodes]),
+        sampler_logprobs=_on_device(
+            row.at_labels([completion.sampler_logprobs for completion in completions])
+        ),
+        advantages=_on_device(row.at_labels([token_advantages(episode) for episode in episodes])),
         sequence_ids=_on_device(
             np.repeat(
                 [*(trace.sequence for trace in traces), len(members)],
@@ -253,7 +261,7 @@ def pack(
         batch.columns[name] = _on_device(values)
     for name in token_columns:
         values = [credit.token_columns[name] for credit in credits]  # [L] each
-        batch.token_columns[name] = row.at_labels(values)
+        batch.token_columns[name] = _on_device(row.at_labels(values))
     return batch
 
 
@@ -282,11 +290,11 @@ class _Row(NamedTuple):
         prompts = [trace.prompt[trace.shared :] for trace in self.traces]
         return self._joined(prompts, completions, np.int64)
 
-    def at_labels(self, rows: Sequence[np.ndarray]) -> Tensor:
-        """Values [L] of each member's completion tokens -> [T], each at the position that predicts the token, 0
+    def at_labels(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Values [L] of each member's completion tokens -> [T] float32, each at the position that predicts the token, 0
         elsewhere."""
         zeros = [np.zeros(len(trace.prompt) - trace.shared) for trace in self.traces]
-        return _on_device(_shifted(self._joined(zeros, rows, np.float32), self.own_lengths))
+        return _shifted(self._joined(zeros, rows, np.float32), self.own_lengths)
 
     def _joined(
         self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type

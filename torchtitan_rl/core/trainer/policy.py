@@ -44,6 +44,7 @@ def build_policy(
     Args:
         config: of `model_config`, with or without adapters.
         training: dtype, mixed_precision_param, and seq_len, the longest sequence, which sizes the RoPE cache.
+        compile_config: of the transformer blocks.
         activation_checkpoint: a key of AC_CLASSES.
     """
     with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
@@ -117,7 +118,7 @@ def score(
     labels: Tensor,
     layout: SequenceLayout,
     temperature: float,
-    mask: Tensor | None = None,
+    at: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns log pi(label) and entropy at the sampling temperature, [T] each, for packed tokens. One forward.
 
@@ -126,10 +127,9 @@ def score(
     Args:
         token_ids, labels: [T] int64.
         layout: the places of the sequences.
-        mask: [T], nonzero where the results are wanted; the others are 0 and take no work. None: all.
+        at: [M] int64, the positions whose results are wanted; the others are 0 and take no work. None: all.
     """
     masks = attention_masks(model, layout)
-    at = None if mask is None else mask.nonzero()[:, 0]  # [M]
     with model.lm_head.scoring(labels, temperature, at):
         return model(token_ids[None], layout.positions[None], masks)  # [T] each
 
@@ -141,7 +141,7 @@ def score_only(
     labels: Tensor,
     layout: SequenceLayout,
     temperature: float,
-    mask: Tensor | None = None,
+    at: Tensor | None = None,
 ) -> Tensor:
     """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights.
 
@@ -149,7 +149,7 @@ def score_only(
     They would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next
     backward would gather the head once more, because FSDP2 still counts on a backward of this forward.
     """
-    logprobs, _ = score(model, token_ids, labels, layout, temperature, mask)
+    logprobs, _ = score(model, token_ids, labels, layout, temperature, at)
     model.reset_iter_state()
     return logprobs
 
@@ -161,11 +161,11 @@ def teacher_output(
     labels: Tensor,
     layout: SequenceLayout,
     temperature: float,
-    mask: Tensor,
+    at: Tensor,
 ) -> TeacherOutput:
-    """Returns what the divergence reads of a frozen model where `mask` is not 0. Its head stays gathered until
+    """Returns what the divergence reads of a frozen model at the positions `at` [M]. Its head stays gathered until
     `model.reset_iter_state()`, so that the student's backward can read it."""
     with model.lm_head.teaching():
-        output = score(model, token_ids, labels, layout, temperature, mask)
+        output = score(model, token_ids, labels, layout, temperature, at)
     model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
     return output

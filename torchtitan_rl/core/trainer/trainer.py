@@ -19,12 +19,12 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
-from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
-from torchtitan_rl.core.trainer.gate import LogprobDiffs, fill_logprob_diff
+from torchtitan_rl.core.trainer.gate import LogprobDiffs, diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.norms import MeasuredSteps
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
@@ -193,7 +193,11 @@ class Trainer(Configurable):
             mixed_precision_param=config.mixed_precision_param,
         )
         architecture = model_config(
-            model_spec, config.parallelism, training, config.logprob_chunk_tokens, config.compile
+            model_spec,
+            config.parallelism,
+            training,
+            config.logprob_chunk_tokens,
+            not ON_CPU if config.compile_head == "auto" else config.compile_head,
         )
         if lora:
             architecture = lora.convert(architecture)
@@ -275,22 +279,33 @@ class Trainer(Configurable):
     def _keep_old_logprobs(self, minibatches: list[_MiniBatch]) -> None:
         """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
         sampler's."""
+        batches = [batch for minibatch in minibatches for batch in minibatch.batches]
+        rows: list[Tensor] = []  # [4, T] each
+        for batch in batches:
+            batch.old_logprobs = self._score(self.model, batch)  # [T]
+            rows.append(diff_rows(batch, batch.old_logprobs))
+        self._check_logprobs(batches, _on_host(rows))
+
+    def _check_logprobs(
+        self, batches: Sequence[TrainBatch], rows: Sequence[Tensor], others: Sequence[str] = ()
+    ) -> None:
+        """Set `logprob_diff` of the batches' episodes from each batch's `diff_rows`, and check all ranks' differences."""
         diffs = LogprobDiffs()
-        for minibatch in minibatches:
-            for batch in minibatch.batches:
-                batch.old_logprobs = self._score(self.model, batch)  # [T]
-                diffs.add(fill_logprob_diff(batch, batch.old_logprobs))
+        for batch, values in zip(batches, rows, strict=True):
+            diffs.add(fill_logprob_diff(batch, values.numpy(), others))
         self.logprob_gate.check(diffs.merged(self._all_ranks))
 
     def _optimizer_step(self, minibatch: _MiniBatch, *, check_logprobs: bool) -> _Step:
         """Run forward and backward over a mini-batch, then the optimizer.
 
+        Until the last backward has been launched the host waits for nothing, so a GPU always has work.
+
         Args:
             check_logprobs: fill `logprob_diff` and check it, because the policy is still the one that sampled.
         """
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
-        diffs = LogprobDiffs()
-        metrics: list[dict[str, Metric]] = []
+        outputs: list[LossOutput] = []
+        rows: list[Tensor] = []  # [4 + others, T] each
         for i, batch in enumerate(minibatch.batches):
             has_backward = i >= minibatch.num_forward_only
             # FSDP still awaits a backward of the forward-only batches before this one: see `score_only`.
@@ -303,15 +318,20 @@ class Trainer(Configurable):
                 keep_weights(self.model, self._keeps_weights and batch is not minibatch.batches[-1])
                 out.loss.backward()
             loss += out.loss.detach()
-            metrics.append(out.metrics)
+            outputs.append(out)
             if check_logprobs:
-                diffs.add(fill_logprob_diff(batch, logprobs.detach(), **others))
+                rows.append(diff_rows(batch, logprobs.detach(), **others))
+        if self.dp_group is not None:
+            dist.all_reduce(loss, group=self.dp_group)
+        norm = clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True)  # 0-d
+        on_host = _on_host([loss, norm, *rows, *(out.tally.numbers() for out in outputs)])
+        grad_norm = float(on_host[1])
+        metrics: list[dict[str, Metric]] = []
+        for out, numbers in zip(outputs, on_host[2 + len(rows) :], strict=True):
+            metrics.append(out.read(numbers))
         if check_logprobs:
-            self.logprob_gate.check(diffs.merged(self._all_ranks))
-        grad_norm = float(
-            clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True)
-        )
-        applied = self.finite.allows(self._sum(float(loss)), grad_norm)
+            self._check_logprobs(minibatch.batches, on_host[2 : 2 + len(rows)], list(others))
+        applied = self.finite.allows(float(on_host[0]), grad_norm)
         if applied:
             self._steps.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
@@ -323,7 +343,7 @@ class Trainer(Configurable):
         """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy, [T]. One forward of
         the policy, and one of the teacher if the loss reads the divergence."""
         if self._teacher is None:
-            inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
+            inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
             logprobs, entropy = score(self.model, *inputs)  # [T] each
             others = {"entropy": entropy.detach()}
         else:
@@ -337,7 +357,7 @@ class Trainer(Configurable):
 
         The episodes keep the divergence and the teacher's most likely tokens.
         """
-        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
+        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
         beta = self.algorithm.policy_loss.divergence_beta
         with self.model.lm_head.comparing(teacher_output(self._teacher, *inputs), beta):
             logprobs, entropy, divergence, best = score(self.model, *inputs)  # [T] each
@@ -440,7 +460,7 @@ class Trainer(Configurable):
     def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
         # [T]
         return score_only(
-            model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_mask
+            model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
         )
 
     def pack_minibatch(self, groups: Sequence[Group[Episode]]) -> _MiniBatch:
@@ -529,3 +549,10 @@ class Trainer(Configurable):
         tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         dist.all_reduce(tensor, group=self.dp_group)
         return float(tensor)
+
+
+def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the tensors on the host, for which it waits once, in their dtypes (float32 or float64)."""
+    flat = torch.cat([t.detach().double().flatten() for t in tensors]).cpu()  # [elements of all]
+    parts = flat.split([t.numel() for t in tensors])
+    return [part.view(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]

@@ -86,6 +86,9 @@ class TrainerConfig(Configurable.Config):
     compile: bool = False
     """torch.compile each transformer block."""
 
+    compile_head: Literal[True, False, "auto"] = "auto"
+    """torch.compile the passes over each tile of the output head's logits. "auto": on a GPU."""
+
     skip_nonfinite_updates: int = number(0, least=0, remedy="0 stops at the first.")
     """Updates in a row that may be skipped, and counted as optimizer/skipped_updates, if the loss or the gradient is
     NaN or infinite. One more stops training, as do weights or moments that are not finite."""

@@ -51,13 +51,13 @@ def test_mismatch_weight_multiplies_the_loss_without_gradient():
         torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (-1 + math.log(1.5), -1 + math.log(3))
     ]
     logprobs = spread_logprobs(batch, episodes, values)
-    loss, metrics = algorithm.loss(batch, logprobs, torch.zeros_like(logprobs))
-    loss.backward()
+    output = algorithm.loss(batch, logprobs, torch.zeros_like(logprobs))
+    output.loss.backward()
     # N = 2 tokens, A = +-0.5, weights 1.5 and min(3, 2): dl/dlog pi = -w A / 2
     assert values[0].grad.item() == pytest.approx(-1.5 * 0.5 / 2, abs=1e-12)
     assert values[1].grad.item() == pytest.approx(2.0 * 0.5 / 2, abs=1e-12)
-    assert metrics["sampler/corrected_fraction"].value == 0.5
-    assert metrics["sampler/importance_weight/max"].value == pytest.approx(3)
+    assert output.metrics["sampler/corrected_fraction"].value == 0.5
+    assert output.metrics["sampler/importance_weight/max"].value == pytest.approx(3)
 
 
 def test_mismatch_statistics_are_logged_even_without_a_correction():

@@ -135,13 +135,13 @@ def test_masked_non_finite_tokens_have_no_gradient_and_are_counted(loss, value):
         torch.tensor([-1.0, value if i == 1 else -1.0], dtype=torch.float64, requires_grad=True) for i in range(4)
     ]
     logprobs = spread_logprobs(batch, episodes, values)
-    loss, metrics = algorithm.loss(batch, logprobs, torch.full_like(logprobs, 0.5))
-    loss.backward()
-    assert torch.isfinite(loss)
+    output = algorithm.loss(batch, logprobs, torch.full_like(logprobs, 0.5))
+    output.loss.backward()
+    assert torch.isfinite(output.loss)
     assert all(torch.isfinite(value.grad).all() for value in values)
     assert values[1].grad[1] == 0.0
-    assert metrics["nonfinite/tokens"].value == 1
-    assert all(math.isfinite(value) for value in numbers(metrics).values())
+    assert output.metrics["nonfinite/tokens"].value == 1
+    assert all(math.isfinite(value) for value in numbers(output.metrics).values())
 
 
 def test_values_outside_the_loss_mask_are_not_checked():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit_tests.core.trainer.test_packing import COUNTS, member
-from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, LogprobGateError, fill_logprob_diff
+from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, LogprobGateError, diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.packing import pack
 
 
@@ -14,6 +14,10 @@ def diffs_of(values) -> LogprobDiffs:
     diffs = LogprobDiffs()
     diffs.add(np.asarray(values))
     return diffs
+
+
+def filled(batch, logprobs) -> np.ndarray:
+    return fill_logprob_diff(batch, diff_rows(batch, logprobs).numpy())
 
 
 def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():
@@ -24,7 +28,7 @@ def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():
     logprobs[6] = 100.0  # an environment's token
     logprobs[2] += 0.5
     logprobs[7] -= 0.25
-    assert fill_logprob_diff(batch, logprobs).max() == pytest.approx(0.5)
+    assert filled(batch, logprobs).max() == pytest.approx(0.5)
     first, second = (m.episode for m in members)
     assert (first.logprob_diff.mean, first.logprob_diff.max) == (pytest.approx(0.25), pytest.approx(0.5))
     assert (second.logprob_diff.mean, second.logprob_diff.max) == (pytest.approx(0.125), pytest.approx(0.25))
@@ -42,7 +46,7 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
     logprobs[5] += 7.0  # sampled by version 1
     logprobs[6] += 0.5
     logprobs[9:11] += 9.0  # by version 2
-    diffs = fill_logprob_diff(batch, logprobs)
+    diffs = filled(batch, logprobs)
     assert len(diffs) == 4
     assert diffs.max() == pytest.approx(0.5)
     assert stale.episode.logprob_diff.max == pytest.approx(0.5)
@@ -52,13 +56,13 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
 
 def test_micro_batch_of_padding_has_no_logprob_diff():
     batch = pack([], normalizers=COUNTS, multiple=8)
-    assert len(fill_logprob_diff(batch, torch.ones(8))) == 0
+    assert len(filled(batch, torch.ones(8))) == 0
 
 
 def test_nan_counts_as_the_largest_logprob_diff():
     batch = pack([member()], normalizers=COUNTS, multiple=1)
     logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
-    diffs = diffs_of(fill_logprob_diff(batch, logprobs))
+    diffs = diffs_of(filled(batch, logprobs))
     assert diffs.largest == math.inf  # survives max() and an all-reduce, as NaN does not
     assert math.isfinite(diffs.total)
     assert math.isnan(batch.members[0].episode.logprob_diff.max)
@@ -79,7 +83,7 @@ def test_gate_passes_within_the_bound_and_when_off():
 
 def test_empty_micro_batch_has_logprob_diff_zero():
     batch = pack([], normalizers=COUNTS, multiple=8)
-    diffs = diffs_of(fill_logprob_diff(batch, batch.sampler_logprobs + 1))
+    diffs = diffs_of(filled(batch, batch.sampler_logprobs + 1))
     assert (diffs.largest, diffs.summary()) == (0.0, {})
 
 
