@@ -1,202 +1,305 @@
-"""What only a GPU can show, the most important first. Prints what docs/gpu.md records.
+"""What only a GPU can show, in four commands of at most 560 s each, the most valuable first. docs/gpu.md records what they print.
 
-    .venv/bin/python tests/gpu_first_day.py                              all parts
-    .venv/bin/python tests/gpu_first_day.py --parts figures --limit 500  one part; what would not end in 500 s is skipped
+    .venv/bin/python tests/gpu_first_day.py step       0.6B with both schedulers; forward and backward apart; decode steps profiled
+    .venv/bin/python tests/gpu_first_day.py options    compiled blocks, an eager head, sleep, 512 sequences, 1.7B
+    .venv/bin/python tests/gpu_first_day.py trl        TRL's step on the same GPU, with like settings
+    .venv/bin/python tests/gpu_first_day.py checks     parity, bfloat16, pushes of wrong weights, learning
 
-Parts: `correctness` (parity, sabotage, learning, resume, with tests/integration_tests.py's own checks), `figures` (seconds, tokens/s
-and memory of the published shapes with random weights), `trl` (the same step by TRL; needs `trl` beside this environment's vLLM).
-It goes on after a failure. Logs and metrics are left in --output.
+Each run is a process with a limit of its own, within the limit of its part. One that hangs is killed, one that fails or prints
+something else is reported, and the next begins. Needs no git, nvidia-smi or network. Logs and metrics are left in --output.
+`--small` takes a model of two layers instead, with which all of it runs on a CPU: that is how the script is rehearsed.
 """
 
 import argparse
+import importlib.util
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from tests.integration.run_checks import metrics_of  # noqa: E402
-from tests.integration_tests import OverrideDefinitions, build_test_list, launch, run_test  # noqa: E402
-
-PARTS = ("correctness", "figures", "trl")
-CORRECTNESS = {
-    "parity_1": 130, "debug": 220, "parity_bf16": 110, "sabotage": 240, "debug_bf16": 150, "conversations": 300,
-    "invariance_1": 90, "resume": 200, "nan": 300, "data_trl_rewards": 130,
-}  # fmt: skip
-"""Tests of one rank, with the seconds that each may take: an engine's first start of a shape takes 90."""
+PARTS = ("step", "options", "trl", "checks")
+LIMIT_S = 560
+GRACE_S = 5
+"""Seconds between a signal to end and one to kill."""
 RANDOM = ROOT / "outputs/random"
-SHORT = ["--evaluation.every", "0", "--metrics.console-every", "0", "--weight-sync.check-interval", "1"]
-MADE_UP = "scripts/bench/made_up_reward.py:made_up"
-"""Gives every completion an advantage, and so a backward, which a task's rewards of random text do not."""
-WITHOUT_CHECKPOINT = [*SHORT, "--checkpoint.no-enable", "--num-steps", "4", "--grader.rewards", MADE_UP]
-
-
-@dataclass(frozen=True)
-class Variation:
-    """A run of a published shape with random weights, whose completions have the full length."""
-
-    name: str
-    size: str
-    args: Sequence[str] = ()
-    seconds: int = 150
-    """Skipped when less is left."""
-
-
-VARIATIONS = (
-    Variation("0.6B", "0.6B", seconds=160),
-    Variation("0.6B with sleep", "0.6B", ["--generator.sleep", "True"]),
-    Variation("0.6B, 512 sequences", "0.6B", ["--num-prompts-per-step", "64", "--generator.max-num-seqs", "512"]),
-    Variation("0.6B compiled", "0.6B", ["--trainer.compile"]),
-    Variation("0.6B, full activation checkpointing", "0.6B", ["--trainer.activation-checkpoint", "full"]),
-    Variation("1.7B", "1.7B", seconds=200),
-)
+SMALL = [
+    "--num-prompts-per-step", "4", "--sampling.max-tokens", "16", "--generator.max-model-len", "300",
+    "--generator.dtype", "float32", "--trainer.mixed-precision-param", "float32",
+]  # fmt: skip
+RUN = [
+    "--evaluation.every", "0", "--metrics.console-every", "0", "--weight-sync.check-interval", "1", "--checkpoint.no-enable",
+    "--num-steps", "4", "--grader.rewards", "scripts/bench/made_up_reward.py:made_up",
+]  # fmt: skip
+"""Of a run that is timed. The made-up reward gives every completion an advantage, and so a backward."""
 COLUMNS = {
     "step s": "time/step", "generate s": "time/generate", "train s": "time/train", "sync s": "time/sync",
     "generated tokens/s": "perf/generated_tokens_per_s", "trained tokens/s": "perf/trained_tokens_per_s", "MFU": "perf/mfu",
-    "peak GiB": "perf/peak_memory_gib", "logprob diff mean": "sampler/logprob_diff/mean",
-    "max": "sampler/logprob_diff/max",
+    "peak GiB": "perf/peak_memory_gib", "preemptions": "generator/preemptions",
+    "logprob diff mean": "sampler/logprob_diff/mean", "max": "sampler/logprob_diff/max",
 }  # fmt: skip
 
 
-class Report:
-    """Lines for the user, also written to a file."""
+@dataclass(frozen=True)
+class Run:
+    """One process."""
 
-    def __init__(self, file: Path, limit_s: float, only: Sequence[str]) -> None:
-        self._file, self._only = file, only
+    name: str
+    command: Sequence[str]
+    seconds: float
+    """Its limit. It is skipped if less than half of this is left of the part."""
+    tell: Callable[[str], list[str]] = lambda output: []
+    """Returns the lines for the report, from what the process printed."""
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Report:
+    """Lines for the user, also written to a file, and the time that is left."""
+
+    def __init__(self, file: Path, limit_s: float) -> None:
+        self._file = file
         self._ends = time.monotonic() + limit_s
         self.failed = 0
+
+    @property
+    def left_s(self) -> float:
+        return self._ends - time.monotonic()
 
     def say(self, line: str) -> None:
         print(line, flush=True)
         with self._file.open("a") as stream:
             print(line, file=stream)
 
-    def wants(self, name: str) -> bool:
-        return not self._only or name in self._only
-
-    def has_time(self, name: str, seconds: float) -> bool:
-        """Whether a check of about `seconds` still fits; says so if not."""
-        left = self._ends - time.monotonic()
-        if left < seconds:
-            self.say(f"SKIP {name}: {left:.0f} s are left, it takes about {seconds}")
-        return left >= seconds
-
-    def result(self, name: str, problem: str | None, seconds: float) -> None:
-        self.failed += problem is not None
-        self.say(f"{'FAIL' if problem else 'PASS'} {name} in {seconds:.0f} s")
-        if problem:
-            self.say(problem)
+    def fault(self, name: str, problem: str) -> None:
+        self.failed += 1
+        self.say(f"FAIL {name}: {problem}")
 
 
-def gpu_line() -> str:
-    """Returns the GPU, its driver and the commit."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
-    return f"{gpu}; commit {commit.strip() or 'unknown'}"
+def machine_line() -> str:
+    """Returns the GPU, its driver and the versions; what cannot be found is "?"."""
+    import torch
+
+    gpu = "no GPU"
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        gpu = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
+    driver = Path("/proc/driver/nvidia/version")
+    version = driver.read_text().splitlines()[0] if driver.exists() else "driver ?"
+    return f"{gpu}; {version}; torch {torch.__version__}; commit {commit()}"
 
 
-def check_correctness(report: Report, output: Path, cores: int) -> None:
-    tests = {test.test_name: test for test in build_test_list()}
-    for name, seconds in CORRECTNESS.items():
-        if report.wants(name) and report.has_time(name, seconds):
-            begin = time.monotonic()
-            report.result(name, run_test(tests[name], output, cores), time.monotonic() - begin)
-            for line in differences(tests[name], output):
+def commit() -> str:
+    """Returns the commit that git's own files name, or "?"."""
+    head = ROOT / ".git/HEAD"
+    if not head.is_file():
+        return "?"
+    _, _, name = head.read_text().strip().partition("ref: ")
+    branch = ROOT / ".git" / name
+    return branch.read_text().strip()[:9] if name and branch.is_file() else head.read_text().strip()[:9]
+
+
+def take(report: Report, runs: Sequence[Run], output: Path) -> None:
+    """Take the runs in order, as far as they fit. A run's faults never end the part."""
+    for run in runs:
+        if report.left_s < run.seconds / 2:
+            report.say(f"SKIP {run.name}: {report.left_s:.0f} s are left, it takes up to {run.seconds:.0f}")
+            continue
+        begin = time.monotonic()
+        try:
+            code, text = finished(run, output, min(run.seconds, report.left_s))
+            took = time.monotonic() - begin
+            if code is None:
+                report.fault(run.name, f"not done in {took:.0f} s, killed. It ended with\n{end_of(text)}")
+                continue
+            if code:
+                report.fault(run.name, f"exit code {code} after {took:.0f} s\n{end_of(text)}")
+                continue
+            lines = run.tell(text)
+            report.say(f"PASS {run.name} in {took:.0f} s")
+            for line in lines:
                 report.say(f"     {line}")
+        except Exception:
+            report.fault(run.name, traceback.format_exc(limit=3))
 
 
-def differences(test: OverrideDefinitions, output: Path) -> list[str]:
-    """What a test measured besides passing: parity's differences, a run's accuracy and sampler against policy."""
-    folder = output / test.test_name
-    found = []
-    if (folder / "parity.json").exists():
-        found.append((folder / "parity.json").read_text())
-    if (folder / "metrics.jsonl").exists():
-        rows = metrics_of(folder)
-        accuracy = [row["evaluation/accuracy"] for row in rows.values() if "evaluation/accuracy" in row]
-        if accuracy:
-            found.append(f"accuracy {' -> '.join(f'{value:.3f}' for value in accuracy)}")
-        trained = [row for step, row in rows.items() if step > 1] or list(rows.values())
-        found.append(f"means: {row_of(trained)}")
-    return found
+def end_of(text: str) -> str:
+    return "\n".join(text.splitlines()[-25:])
+
+
+def finished(run: Run, output: Path, limit_s: float) -> tuple[int | None, str]:
+    """Run a process and all that it starts. Returns its exit code, None if it was killed at the limit, and what it printed."""
+    log = output / f"{run.name.replace(' ', '_').replace(',', '')}.log"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **dict(run.environment)}
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            run.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+    code: int | None = None
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        kill(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    finally:
+        kill(process.pid, signal.SIGKILL)  # also what it has started and left
+        process.wait()
+    return code, log.read_text(errors="replace")
+
+
+def kill(session: int, number: signal.Signals) -> None:
+    """Signal every process of a session whose leader may be gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, number)
+
+
+def checkpoint(size: str) -> Path:
+    """A folder of random bfloat16 weights with a published shape; "small" has two layers."""
+    return RANDOM / f"Qwen3-{size}"
+
+
+def making(size: str) -> list[Run]:
+    """The run that makes a checkpoint, unless it is there."""
+    folder = checkpoint(size)
+    if (folder / "config.json").exists():
+        return []
+    command = [sys.executable, "scripts/make_random_checkpoint.py", "--output", str(folder)]
+    if size == "small":
+        command += ["--architecture", "qwen3", "--dtype", "float32", "--set", "hidden_size=64", "num_attention_heads=4"]
+        command += [
+            "head_dim=32",
+            "intermediate_size=96",
+            "num_hidden_layers=2",
+            "num_key_value_heads=2",
+            "vocab_size=320",
+        ]
+    else:
+        command += ["--size", size]
+    return [Run(f"make {size}", command, 120)]
+
+
+def arguments(size: str, more: Sequence[str] = ()) -> list[str]:
+    """Of a run of this size."""
+    config = "qwen3" if size == "small" else f"qwen3_{size.lower().replace('.', '_')}" if size == "0.6B" else "qwen3"
+    small = SMALL if size == "small" else []
+    return ["--config", config, "--hf-assets-path", str(checkpoint(size)), *RUN, *small, *more]
+
+
+def training(name: str, size: str, output: Path, more: Sequence[str] = (), seconds: float = 150) -> Run:
+    """A whole run. It tells the means of its steps after the first."""
+    folder = output / name.replace(" ", "_").replace(",", "")
+
+    def tell(_: str) -> list[str]:
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return [row_of([row for row in rows if row["step"] > 1])]
+
+    command = [sys.executable, "-m", "torchtitan_rl.train", *arguments(size, more), "--dump-folder", str(folder)]
+    return Run(name, command, seconds, tell)
 
 
 def row_of(rows: Sequence[dict[str, float]]) -> str:
     """Means over steps as cells of a table."""
-    cells = []
+    cells: list[str] = []
     for title, key in COLUMNS.items():
         values = [row[key] for row in rows if key in row]
         cells.append(f"{title} {mean(values):.4g}" if values else f"{title} -")
     return ", ".join(cells)
 
 
-def random_checkpoint(size: str) -> Path:
-    """A folder of random bfloat16 weights with a published shape."""
-    folder = RANDOM / f"Qwen3-{size}"
-    if not folder.exists():
-        command = [sys.executable, "scripts/make_random_checkpoint.py", "--size", size, "--output", str(folder)]
-        subprocess.run(command, cwd=ROOT, check=True)
-    return folder
+def parts_of_a_step(name: str, size: str, more: Sequence[str] = ()) -> Run:
+    """scripts/bench/step_parts.py: it tells the lines before the last, which is JSON."""
+
+    def tell(text: str) -> list[str]:
+        lines = [line for line in text.splitlines() if line.strip()]
+        found = json.loads(lines[-1])
+        return lines[-1 - len(found) : -1]
+
+    return Run(name, [sys.executable, "scripts/bench/step_parts.py", *arguments(size, more)], 170, tell)
 
 
-def measure_variations(report: Report, output: Path, cores: int) -> None:
-    for variation in VARIATIONS:
-        if not report.wants(variation.name) or not report.has_time(variation.name, variation.seconds):
-            continue
-        slug = variation.name.replace(" ", "_").replace(",", "")
-        folder, log = output / slug, output / f"{slug}.log"
-        config = f"qwen3_{variation.size.lower().replace('.', '_')}"
-        args = [
-            "--config",
-            config,
-            "--hf-assets-path",
-            str(random_checkpoint(variation.size)),
-            "--dump-folder",
-            str(folder),
+def step_runs(size: str, output: Path) -> list[Run]:
+    stock = ["--generator.scheduler", "stock"]
+    return [
+        *making(size),
+        training(size, size, output, seconds=200),
+        training(f"{size}, vLLM's scheduler", size, output, stock),
+        parts_of_a_step(f"parts of a step of {size}", size),
+        parts_of_a_step(f"parts of a step of {size}, vLLM's scheduler", size, stock),
+    ]
+
+
+def option_runs(size: str, output: Path) -> list[Run]:
+    many = ["--num-prompts-per-step", "8" if size == "small" else "64", "--generator.max-num-seqs", "512"]
+    runs = [*making(size)]
+    if size != "small":  # a CPU compiles neither
+        runs += [
+            training(f"{size}, compiled blocks", size, output, ["--trainer.compile"]),
+            training(f"{size}, eager head", size, output, ["--trainer.compile-head", "False"]),
         ]
-        begin = time.monotonic()
-        code = launch("torchtitan_rl.train", [*args, *WITHOUT_CHECKPOINT, *variation.args], 1, log, cores, {})
-        problem = "\n".join(log.read_text().splitlines()[-25:]) if code else None
-        report.result(variation.name, problem, time.monotonic() - begin)
-        if not code:
-            report.say("     " + row_of([row for step, row in metrics_of(folder).items() if step > 1]))
+    runs += [
+        training(f"{size} with sleep", size, output, ["--generator.sleep", "True"]),
+        training(f"{size}, 512 sequences", size, output, many),
+    ]
+    if size != "small":
+        runs += [*making("1.7B"), training("1.7B", "1.7B", output, seconds=200)]
+    return runs
 
 
-def compare_with_trl(report: Report, limit_s: float) -> None:
-    command = [sys.executable, "scripts/bench/step_vs_trl.py", "--model", "0.6b", "--prompts", "32", "--n", "8"]
-    command += ["--new-tokens", "512", "--one-after-another", "--warm-up", "1", "--steps", "2", "--threads", "8"]
-    command += ["--ours", "compute=bfloat16", "--trl", "compute=bfloat16", "sequences_at_once=8", "checkpointing=yes"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        report.result("TRL", f"not done in {limit_s:.0f} s", limit_s)
-        return
-    report.result("TRL", None if done.returncode == 0 else done.stderr[-3000:], 0)
-    report.say(done.stdout)
+def trl_runs(size: str, output: Path) -> list[Run]:
+    """Ours and TRL's, each awake, with the same share of the GPU and as many sequences."""
+    command = [sys.executable, "scripts/bench/step_vs_trl.py", "--one-after-another", "--warm-up", "1", "--steps", "2"]
+    if size == "small":
+        command += ["--model", "tiny", "--prompts", "2", "--n", "4", "--new-tokens", "16"]
+    else:
+        command += ["--model", "0.6b", "--prompts", "32", "--n", "8", "--new-tokens", "512", "--threads", "8"]
+        command += ["--ours", "compute=bfloat16", "tokens_at_once=16384"]
+        command += ["--trl", "compute=bfloat16", "sequences_at_once=8", "checkpointing=yes"]
+    return [Run("TRL", command, 540, str.splitlines)]
+
+
+def check_runs(size: str, output: Path) -> list[Run]:
+    """Tests of one rank of tests/integration_tests.py, with the seconds that each may take."""
+    limits = {"parity_1": 130, "parity_bf16": 110, "sabotage": 240, "debug": 220, "debug_bf16": 150}
+    names = ["parity_1"] if size == "small" else list(limits)
+    command = [sys.executable, "tests/integration_tests.py", "--output_dir", str(output / "tests"), "--test_name"]
+    return [Run(name, [*command, name], limits[name], lambda text: text.splitlines()[-3:]) for name in names]
+
+
+RUNS: dict[str, Callable[[str, Path], list[Run]]] = {
+    "step": step_runs,
+    "options": option_runs,
+    "trl": trl_runs,
+    "checks": check_runs,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these tests and shapes alone")
-    parser.add_argument("--limit", type=float, default=1200, help="seconds")
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs/gpu_first_day")
-    parser.add_argument("--cores", type=int, default=8, help="threads of each run")
+    parser.add_argument("--small", action="store_true", help="a model of two layers, on a CPU too")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    report = Report(args.output / "report.txt", args.limit, args.only)
-    report.say(gpu_line())
-    if "correctness" in args.parts:
-        check_correctness(report, args.output, args.cores)
-    if "figures" in args.parts:
-        measure_variations(report, args.output, args.cores)
-    if "trl" in args.parts and report.has_time("TRL", 300):
-        compare_with_trl(report, args.limit)
+    report = Report(args.output / f"{args.part}.txt", args.limit)
+    try:
+        report.say(f"{args.part} on {machine_line()}")
+    except Exception:
+        report.fault("the machine's line", traceback.format_exc(limit=3))
+    if args.part == "trl" and not args.small and importlib.util.find_spec("trl") is None:
+        report.say("SKIP TRL: this environment has no trl")
+    else:
+        take(report, RUNS[args.part]("small" if args.small else "0.6B", args.output), args.output)
+    report.say(f"{args.part}: {report.failed} failed, {report.left_s:.0f} s are left")
     sys.exit(bool(report.failed))
 
 

@@ -32,6 +32,8 @@ def config_of(job: dict) -> RunConfig:
     config.num_prompts_per_step = job["prompts_per_step"]
     config.sampling = SamplingConfig(n=job["n"], max_tokens=job["new_tokens"])
     config.generator.dtype = config.trainer.mixed_precision_param = job["ours"]["compute"]
+    config.generator.sleep = bool(job["ours"]["sleep"])
+    config.generator.gpu_memory_utilization = job["ours"]["share"]
     config.generator.max_model_len = config.prompts.max_prompt_tokens + job["new_tokens"]
     config.trainer.max_tokens_per_microbatch = job["ours"]["tokens_at_once"]
     config.trainer.optimizer.lr = 1e-6

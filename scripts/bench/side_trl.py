@@ -86,7 +86,12 @@ def main() -> None:
     torch.set_num_threads(job["threads"])
     settings = job["trl"]
     if torch.cuda.is_available():
-        engine = {"use_vllm": True}
+        engine = {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_gpu_memory_utilization": settings["share"],
+            "vllm_enable_sleep_mode": bool(settings["sleep"]),
+        }
         full_length = {"ignore_eos": True}
     else:
         engine = {"use_cpu": True, "cache_implementation": settings["cache"]}

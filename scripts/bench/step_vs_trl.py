@@ -40,14 +40,15 @@ if TYPE_CHECKING:
 
 BENCH = ROOT / "outputs/bench"
 MODELS = {"tiny": lambda: small_qwen3(vocab_size=320), "0.6b": lambda: qwen3("0.6B")}
-OURS = {"compute": "float32", "tokens_at_once": 8192}
+OURS = {"compute": "float32", "tokens_at_once": 8192, "sleep": "", "share": 0.4}
 MEAN_LENGTH, LONGEST = 40, 256
 """Tokens of the completions with --ragged."""
 TRL = {
     "weights": "float32", "compute": "float32", "attention": "sdpa", "cache": None, "sequences_at_once": 128,
-    "checkpointing": "",
+    "checkpointing": "", "sleep": "", "share": 0.4,
 }  # fmt: skip
-"""Better than TRL's defaults where memory allows: batches of 128 sequences (8) and no activation checkpointing (with)."""
+"""Better than TRL's defaults where memory allows: batches of 128 sequences (8) and no activation checkpointing (with).
+On a GPU both engines have the same share of its memory and stay awake, unless "sleep" is set."""
 
 
 class Side:

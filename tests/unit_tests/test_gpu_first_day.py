@@ -1,0 +1,93 @@
+"""The script of a first day on a GPU goes on after hangs, crashes and nonsense, and needs nothing that such a machine may lack."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import gpu_first_day
+from tests.gpu_first_day import PARTS, RUNS, Report, Run, take
+
+ROOT = Path(__file__).parents[2]
+HANGS = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('child', p.pid, flush=True); time.sleep(600)"  # noqa: E501
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('stays', flush=True); time.sleep(600)"
+)
+
+
+def python(name: str, code: str, seconds: float = 20, **more) -> Run:
+    return Run(name, [sys.executable, "-c", code], seconds, **more)
+
+
+def said(tmp_path: Path, runs: list[Run], limit_s: float = 60) -> tuple[Report, list[str]]:
+    report = Report(tmp_path / "report.txt", limit_s)
+    take(report, runs, tmp_path)
+    return report, (tmp_path / "report.txt").read_text().splitlines()
+
+
+def test_a_hanging_run_and_its_children_are_killed_and_the_next_begins(tmp_path):
+    begin = time.monotonic()
+    report, lines = said(tmp_path, [python("hangs", HANGS, 1), python("next", "print('fine')", tell=str.splitlines)])
+    assert time.monotonic() - begin < 15
+    assert report.failed == 1
+    assert lines[0].startswith("FAIL hangs: not done in 1 s, killed")
+    assert [lines[-2].split(" in ")[0], lines[-1].strip()] == ["PASS next", "fine"]
+    child = int((tmp_path / "hangs.log").read_text().split()[1])
+    time.sleep(0.2)
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+
+
+def test_a_run_that_ignores_the_signal_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_first_day, "GRACE_S", 0.5)
+    report, lines = said(tmp_path, [python("stubborn", STUBBORN, 1)])
+    assert report.failed == 1
+    assert lines[-1] == "stays"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        python("crashes", "raise SystemExit(3)"),
+        python("killed", "import os; os.kill(os.getpid(), 9)"),
+        python("nonsense", "print('no json')", tell=lambda text: [gpu_first_day.json.loads(text)["x"]]),
+        Run("absent", ["/no/such/program"], 5),
+    ],
+    ids=lambda run: run.name,
+)
+def test_a_fault_of_a_run_is_reported_and_the_next_begins(tmp_path, run):
+    report, lines = said(tmp_path, [run, python("next", "pass")])
+    assert report.failed == 1
+    assert lines[0].startswith(f"FAIL {run.name}: ")
+    assert lines[-1].startswith("PASS next in")
+
+
+def test_a_run_that_no_longer_fits_is_skipped_and_a_shorter_one_is_taken(tmp_path):
+    _, lines = said(tmp_path, [python("long", "pass", 200), python("short", "pass", 20)], limit_s=30)
+    assert lines[0].startswith("SKIP long: 30 s are left")
+    assert lines[1].startswith("PASS short")
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_runs_of_each_part_name_files_and_options_that_exist(part, tmp_path):
+    for size in ("0.6B", "small"):
+        for run in RUNS[part](size, tmp_path):
+            assert run.seconds <= gpu_first_day.LIMIT_S
+            program = run.command[1] if run.command[1] != "-m" else None
+            assert program is None or (ROOT / program).is_file(), run.command
+
+
+def test_the_script_needs_no_git_no_nvidia_smi_and_no_network(tmp_path):
+    """With a PATH of a fake nvidia-smi and a fake git that hang: both would be found first."""
+    for name in ("nvidia-smi", "git", "curl"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\nexec sleep 600\n")
+        program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "http_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, "tests/gpu_first_day.py", "trl", "--limit", "1", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "trl on" in done.stdout
+    assert "SKIP TRL" in done.stdout
