@@ -553,6 +553,8 @@ class Trainer(Configurable):
 
 def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Returns the tensors on the host, for which it waits once, in their dtypes (float32 or float64)."""
+    if not tensors:
+        return []
     flat = torch.cat([t.detach().double().flatten() for t in tensors]).cpu()  # [elements of all]
     parts = flat.split([t.numel() for t in tensors])
     return [part.view(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]

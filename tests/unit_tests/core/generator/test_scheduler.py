@@ -22,6 +22,8 @@ from torchtitan_rl.observability.engine_stats import EngineStats
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="the numbers of blocks are a CPU engine's")
 
 LONG = SamplingConfig(n=3, max_tokens=2 * CPU_BLOCK_TOKENS + 9)
+ENDS: set[int] = set()
+"""The tokens at which this model would end."""
 SAMPLINGS = {
     "lengths": LONG,
     "one token": SamplingConfig(n=4, max_tokens=1),
@@ -43,7 +45,8 @@ def pair(tmp_path_factory, made):
     folder = save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
     for file in folder.glob("*config.json"):  # this model would end after a few tokens
         entries = json.loads(file.read_text())
-        entries.pop("eos_token_id", None)
+        ended = entries.pop("eos_token_id", None)
+        ENDS.update(ended if isinstance(ended, list) else [ended] if ended is not None else [])
         file.write_text(json.dumps(entries))
     with engine(folder, made) as turns:
         stock = Generator.Config(dtype="float32", max_model_len=256, sleep=False, scheduler="stock").build(
@@ -107,7 +110,7 @@ def test_both_schedulers_cut_groups_in_flight_the_same(pair, made):
         for step in range(3):
             one.llm.reset_prefix_cache()
             one.policy_version = step
-            one.sampling = SamplingConfig(n=3, max_tokens=60, stop_token_ids=[made.eos_token_id])
+            one.sampling = SamplingConfig(n=3, max_tokens=60, stop_token_ids=sorted(ENDS))
             taken = in_flight.admit(prompts(made, in_flight.num_new(3)))
             groups = list(in_flight.sample(one, taken, needed=3, step=step, round=0))
             in_flight.gather(one)

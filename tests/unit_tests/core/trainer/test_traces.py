@@ -13,7 +13,7 @@ from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.losses import Clip, SeqMeanTokenMean, SeqSumConst, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection, TokenTruncate
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.trainer.gate import fill_logprob_diff
+from torchtitan_rl.core.trainer.gate import diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.packing import (
     count_work,
     items_of,
@@ -199,7 +199,7 @@ def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prom
         assert set(batch.sequence_ids[at[known]].tolist()) == {i}
         sampled = completion.loss_mask
         assert batch.sampler_logprobs[at[sampled]].tolist() == completion.sampler_logprobs[sampled].tolist()
-    fill_logprob_diff(batch, batch.sampler_logprobs + 0.25)
+    fill_logprob_diff(batch, diff_rows(batch, batch.sampler_logprobs + 0.25).numpy())
     assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
     assert [len(one.logprob_diff.tokens["diff"]) for one in flat(groups)] == [
         one.completion.num_sampled for one in flat(groups)
