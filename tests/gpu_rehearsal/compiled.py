@@ -149,7 +149,7 @@ def _step(rng: np.random.Generator, prompts: int, n: int, least: int, most: int)
             sample_idx=number,
             policy_version=0,
             token_ids=ids,
-            logprobs=-np.ones(len(ids), dtype=np.float32),
+            sampler_logprobs=-np.ones(len(ids), dtype=np.float32),
             text="",
             finish_reason="stop",
         )
