@@ -205,8 +205,10 @@ def _ranks(layout: Layout, config: RunConfig, record: Rehearsal):  # noqa: ANN20
 
 @contextmanager
 def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
-    """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, lists of other ranks."""
+    """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, the gradient's norm, lists
+    of other ranks."""
     kept = policy.score, trainer_module.load_hf_weights, comm.all_gather_lists
+    clip = trainer_module.clip_grad_norm_
 
     def score(*args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         record.forwards += 1
@@ -221,12 +223,20 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
         device.collectives.append(Collective("all_gather_lists", ranks, (), place(), False))
         return mine
 
+    def clip_grad_norm_(*args: object, **kwargs: object) -> Tensor:
+        norm = clip(*args, **kwargs)
+        with _disable_current_modes():
+            norm._true = torch.ones(())
+        return norm
+
     policy.score = trainer_module.score = score
+    trainer_module.clip_grad_norm_ = clip_grad_norm_
     trainer_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
     try:
         yield
     finally:
         policy.score = trainer_module.score = kept[0]
+        trainer_module.clip_grad_norm_ = clip
         trainer_module.load_hf_weights, comm.all_gather_lists = kept[1:]
 
 

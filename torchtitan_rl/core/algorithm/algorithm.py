@@ -62,8 +62,8 @@ class LossOutput:
     loss: Tensor
     """0-d share of the update's loss. The shares of all micro-batches and data-parallel ranks add up to it."""
     tally: Tally
-    on_nonfinite: Callable[[], None]
-    """Called when the metrics are read and count a token that is not finite."""
+    on_nonfinite: Callable[[], None] | None
+    """Called when the metrics are read and count a token that is not finite; None with nonfinite "mask"."""
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -80,7 +80,7 @@ class LossOutput:
             NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
         """
         metrics = self.tally.to_metrics(numbers)
-        if metrics["nonfinite/tokens"].value > 0:
+        if self.on_nonfinite is not None and metrics["nonfinite/tokens"].value > 0:
             self.on_nonfinite()
         return metrics
 
@@ -385,7 +385,7 @@ class Algorithm(OwnConfig):
             if self.policy_loss.sampled:
                 record_sampler(tally, log_weight, correction, inputs, fresh)
         named = {name: t.detach() for name, t in (batch.token_columns | raw).items()}  # [T] each
-        fault = partial(raise_for_token, batch, named) if self.raises else lambda: None
+        fault = partial(raise_for_token, batch, named) if self.raises else None
         return LossOutput(terms["total"], tally, fault)
 
     def _label_values(

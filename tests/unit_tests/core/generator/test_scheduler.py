@@ -116,7 +116,9 @@ def test_both_schedulers_cut_groups_in_flight_the_same(pair, made):
             in_flight.gather(one)
             steps += [said(group.samples) for group in groups]
             carried = [
-                (s.token_ids, s.sampler_logprobs, s.finish_reason) for c in in_flight.carried.values() for s in c.samples
+                (s.token_ids, s.sampler_logprobs, s.finish_reason)
+                for c in in_flight.carried.values()
+                for s in c.samples
             ]
             steps.append(carried)
             cut += any(tokens and not end for tokens, _, end in carried)
