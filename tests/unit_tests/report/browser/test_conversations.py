@@ -57,6 +57,33 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
     assert clean(browser), browser.errors
 
 
+def test_a_rollout_of_several_traces_shows_where_each_comes_from(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1)
+    row = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
+    said = [
+        {"role": "assistant", "content": "57", "trace": 0},
+        {"role": "assistant", "content": "61", "trace": 1},
+        {"role": "user", "content": "Add 2.", "trace": 0},
+        {"role": "assistant", "content": "59", "trace": 0},
+    ]
+    context = [{"role": "user", "content": "Sum 57. Add 4."}]
+    traces = [
+        {"parent": None, "reason": "", "context": [], "context_tokens": 0, "tokens": 20},
+        {"parent": 0, "reason": "left out 2 messages", "context": context, "context_tokens": 11, "tokens": 14},
+    ]
+    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + "\n")
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
+    [opening] = browser.run("[...document.querySelectorAll('.opening')].map(e => e.querySelector('summary').innerText)")
+    assert opening == "trace 1 · from trace 0 · left out 2 messages · 1 message, 11 tokens"
+    assert "Sum 57. Add 4." in browser.run("document.querySelector('.opening').textContent")
+    turns = browser.run("[...document.querySelectorAll('.body > .turn.assistant')].map(e => e.innerText)")
+    assert ["trace 0" in turns[0], "trace 1" in turns[1], "trace 0" in turns[2]] == [True] * 3
+    cards = browser.run("[...document.querySelectorAll('.cards > div')].map(e => e.innerText.replace('\\n', ' '))")
+    assert "traces 2" in cards
+    assert clean(browser), browser.errors
+
+
 def test_conversations_are_compared_by_what_was_asked_and_said(browser, tmp_path):
     folders = []
     for name in ("a", "b"):
