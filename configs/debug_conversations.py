@@ -58,8 +58,8 @@ def debug_compact() -> RunConfig:
     )
     config.generator.max_model_len = 48
     config.prompts.max_prompt_tokens = 24
-    config.sampling.max_tokens = 40
-    config.evaluation.sampling.max_tokens = 40
+    config.sampling.max_tokens = 24
+    config.evaluation.sampling.max_tokens = 24
     config.conversations.max_turn_tokens = 6
     config.num_steps = 40
     return config

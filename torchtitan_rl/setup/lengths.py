@@ -21,7 +21,9 @@ def check_lengths(config: "RunConfig", samplings: dict[str, SamplingConfig]) -> 
     """
     positions = math.inf if config.model_spec is None else config.model_spec.model.max_seq_len
     given = {PROMPT: config.prompts.max_prompt_tokens, MODEL: config.generator.max_model_len}
-    given |= {f"{field}.max_tokens": sampling.max_tokens for field, sampling in samplings.items()}
+    # The turns of a rollout may be in several traces. Then only a turn must fit.
+    turn = config.conversations.max_turn_tokens or math.inf
+    given |= {f"{field}.max_tokens": min(sampling.max_tokens, turn) for field, sampling in samplings.items()}
     given[MICROBATCH] = config.trainer.max_tokens_per_microbatch
     fitting = _fitting(given, positions)
     faults = _faults(given, fitting, positions)
