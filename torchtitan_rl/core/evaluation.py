@@ -37,7 +37,7 @@ def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, fl
 def held_out_divergence(
     trainer: "Trainer", sampled: "Mapping[EvaluationPass, Sequence[Group[Episode]]]"
 ) -> dict[str, float]:
-    """Returns the mean divergence from the teacher over each pass's tokens; nothing if the loss reads none. Collective."""
+    """Returns the mean divergence from the teacher over each pass's tokens; nothing if none is read. Collective."""
     found = {f"{each.prefix}/divergence": trainer.divergence(of) for each, of in sampled.items()}
     return {name: value for name, value in found.items() if value is not None}
 

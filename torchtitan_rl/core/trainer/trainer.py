@@ -152,9 +152,9 @@ class Trainer(Configurable):
         self.scheduler = config.lr_scheduler.build(
             optimizers=self.optimizer, training_steps=num_steps
         )
-        self._settings = [
-            {k: v for k, v in group.items() if k != "params"} for group in self.param_groups()
-        ]
+        self._settings: list[dict[str, Any]] = []
+        for group in self.param_groups():
+            self._settings.append({k: v for k, v in group.items() if k != "params"})
         self._warned_of_size = False
         self._find_ranks()
 
@@ -258,9 +258,9 @@ class Trainer(Configurable):
         self.scheduler.step()
         self._share_logprob_diffs(groups)
         counts = self._count_work(minibatches)
-        packed = sum(
-            batch.token_ids.numel() for minibatch in minibatches for batch in minibatch.batches
-        )
+        packed = 0
+        for minibatch in minibatches:
+            packed += sum(batch.token_ids.numel() for batch in minibatch.batches)
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=sum(norm > config.max_norm for norm in norms) / max(len(norms), 1),
@@ -279,8 +279,10 @@ class Trainer(Configurable):
     def _keep_old_logprobs(self, minibatches: list[_MiniBatch]) -> None:
         """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
         sampler's."""
-        batches = [batch for minibatch in minibatches for batch in minibatch.batches]
+        batches: list[TrainBatch] = []
         rows: list[Tensor] = []  # [4, T] each
+        for minibatch in minibatches:
+            batches += minibatch.batches
         for batch in batches:
             batch.old_logprobs = self._score(self.model, batch)  # [T]
             rows.append(diff_rows(batch, batch.old_logprobs))
@@ -289,7 +291,7 @@ class Trainer(Configurable):
     def _check_logprobs(
         self, batches: Sequence[TrainBatch], rows: Sequence[Tensor], others: Sequence[str] = ()
     ) -> None:
-        """Set `logprob_diff` of the batches' episodes from each batch's `diff_rows`, and check all ranks' differences."""
+        """Set `logprob_diff` of the batches' episodes from each batch's `diff_rows`, and check those of all ranks."""
         diffs = LogprobDiffs()
         for batch, values in zip(batches, rows, strict=True):
             diffs.add(fill_logprob_diff(batch, values.numpy(), others))
@@ -340,16 +342,15 @@ class Trainer(Configurable):
         return _Step(grad_norm, applied, metrics)
 
     def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor, dict[str, Tensor]]:
-        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy, [T]. One forward of
-        the policy, and one of the teacher if the loss reads the divergence."""
+        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy, [T]. One forward
+        of the policy, and one of the teacher if the loss reads the divergence."""
         if self._teacher is None:
             inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
             logprobs, entropy = score(self.model, *inputs)  # [T] each
-            others = {"entropy": entropy.detach()}
         else:
             logprobs, entropy, divergence = self._compare(batch)  # [T] each
             batch = replace(batch, token_columns={**batch.token_columns, DIVERGENCE: divergence})
-            others = {"entropy": entropy.detach()}
+        others = {"entropy": entropy.detach()}  # [T]
         return self.algorithm.loss(batch, logprobs, entropy), logprobs, others
 
     def _compare(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -369,7 +370,7 @@ class Trainer(Configurable):
 
     @torch.no_grad()
     def divergence(self, groups: Sequence[Group[Episode]]) -> float | None:
-        """Returns the mean divergence from the teacher over the sampled tokens; None if the loss reads none. Collective.
+        """Returns the mean divergence from the teacher over sampled tokens; None if the loss reads none. Collective.
 
         The episodes of this rank's micro-batches keep the divergence of their tokens.
         """
@@ -401,9 +402,10 @@ class Trainer(Configurable):
 
     def param_groups(self) -> list[dict[str, Any]]:
         """The optimizers' parameter groups, with parameters and settings."""
-        return [
-            group for optimizer in self.optimizer.optimizers for group in optimizer.param_groups
-        ]
+        groups: list[dict[str, Any]] = []
+        for optimizer in self.optimizer.optimizers:
+            groups += optimizer.param_groups
+        return groups
 
     def _merged_means(
         self, metrics: list[dict[str, Metric]], keys: Sequence[str]
