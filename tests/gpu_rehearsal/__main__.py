@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import re
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -19,11 +20,14 @@ from typing import Any
 from tests.gpu_rehearsal.trainer import Layout, Rehearsal, on_layout, rehearse
 
 # isort: split
+from torchtitan.protocols.model_spec import ModelSpec
+
 from tests.gpu_rehearsal import machine
 from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
-from torchtitan_rl.core.algorithm import KL
+from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.library import models
+from torchtitan_rl.library.distillation import Distill, ExactDistill
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.setup.memory import GIB, choose_by_memory
 from torchtitan_rl.setup.registry import config_functions, load_config
@@ -53,6 +57,10 @@ OPTIONS = {
     "a reference policy": _set("algorithm.kl", KL.Config(coef=0.1)),
 }
 """Options of the trainer that the long part takes on 8 ranks."""
+
+
+TEACHERS = {"an 8B teacher, exact": ExactDistill.Config(), "an 8B teacher, sampled": Distill.Config()}
+"""Losses with which the long part lets 0.6B learn from 8B on 8 ranks, all layers of both."""
 
 
 def _small(layout: Layout) -> RunConfig:
@@ -124,6 +132,7 @@ def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
     if not names:
         jobs += [(_size, size, layout) for size, layout in SIZES.items()]
         jobs.sort(key=lambda job: job[2].world, reverse=True)  # the slowest first
+        jobs += [(_taught, name, LAYOUTS[1]) for name in TEACHERS]
         jobs += [(_option, option, layout) for option in OPTIONS for layout in LAYOUTS[1:3]]
     verdicts = {}
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
@@ -158,9 +167,27 @@ def _size(size: str, layout: Layout) -> Rehearsal | str:
     return _rehearsed(config, layout)
 
 
+def _taught(name: str, layout: Layout) -> Rehearsal | str:
+    config = on_layout(load_config("qwen3_0_6b"), layout)
+    config.algorithm = Algorithm.Config(loss=TEACHERS[name])
+    config.teacher = _folder(models.qwen3("8B"))
+    return _rehearsed(config, layout)
+
+
+def _folder(spec: ModelSpec) -> str:
+    """Returns a new folder with the config.json of a Qwen3."""
+    folder = tempfile.mkdtemp()
+    entries = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": spec.model.max_seq_len}
+    text = json.dumps({"model_type": "qwen3", **entries, **models.hf_architecture(spec.model)})
+    Path(folder, "config.json").write_text(text)
+    return folder
+
+
 def _whole(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(load_config(name), layout)
     config.model_spec = config.model_spec or models.qwen3("1.7B")
+    if config.teacher:
+        config.teacher = _folder(config.model_spec)  # a recipe's model is the policy's
     if config.trainer.lora.rank:
         config.generator.dtype = "bfloat16"  # a GPU refuses debug_lora's float32
     if name not in FULL_DEPTH:

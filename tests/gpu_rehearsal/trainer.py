@@ -28,13 +28,15 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing, policy
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
+from torchtitan_rl.core.trainer.divergence import TeacherOutput
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
+from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.resilience.checkpointer import PolicyState
 from torchtitan_rl.setup.build_parts import build_trainer
-from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need
+from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need, teacher_spec
 from torchtitan_rl.setup.run_config import RunConfig
 from torchtitan_rl.setup.validation import check_model, validate
 
@@ -122,14 +124,18 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     trainer = build_trainer(config, algorithm, Path(""))
-    reference = Reference(trainer) if algorithm.needs_reference else None
+    sources = [Reference(trainer)] if algorithm.needs_reference else []
+    if algorithm.policy_loss.divergence_beta is not None:
+        trainer.load_teacher(teacher_spec(config), Path(config.teacher))
+    elif algorithm.policy_loss.needs_teacher:
+        sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
     phase("build")
     for _ in trainer.hf_weights(torch.bfloat16):
         pass
     trainer.token_logprobs(np.arange(5, 60))
     phase("start")
-    if reference:
-        reference.score(groups)
+    for source in sources:
+        source.score(groups)
     trainer.algorithm.assign_credit(groups)
     record.differing = _differing(trainer, groups, device)
     phase("reference")
@@ -210,12 +216,14 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     kept = policy.score, trainer_module.load_hf_weights, comm.all_gather_lists
     clip = trainer_module.clip_grad_norm_
 
-    def score(*args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def score(*args: object, **kwargs: object) -> tuple[Tensor, ...] | TeacherOutput:
         record.forwards += 1
         out = kept[0](*args, **kwargs)
-        for tensor, value in zip(out, (-1.0, 1.0), strict=True):
-            with _disable_current_modes():
-                tensor._true = torch.full(tuple(tensor.shape), value)
+        # log pi, entropy, divergence, the teacher's most likely token
+        for tensor, value in zip(out, (-1.0, 1.0, 0.5, 7), strict=False):
+            if not isinstance(out, TeacherOutput):
+                with _disable_current_modes():
+                    tensor._true = torch.full(tuple(tensor.shape), value, dtype=tensor.dtype)
         return out
 
     def all_gather_lists(mine: list, group: dist.ProcessGroup | None = None) -> list:
