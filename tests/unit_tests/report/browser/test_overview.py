@@ -139,3 +139,13 @@ def test_samples_of_a_failed_step_change_no_verdict_and_no_comparison(tmp_path):
     assert len(after.rows) == len(before.rows) + 12
     assert (verdicts(after), unbiased_rows(after)) == (verdicts_before, unbiased_rows(before))
     assert health(after) == health_before
+
+
+def test_charts_of_the_run_s_config_stand_beside_the_page_s_own(browser, tmp_path):
+    charts = ["Loss and length=loss/total,completions/length/mean", "Not logged=my/metric"]
+    write_report([write_run(tmp_path / "a", metrics={"charts": charts})], tmp_path / "r.html")
+    browser.open(tmp_path / "r.html")
+    titles = browser.run("[...document.querySelectorAll('[data-chart]')].map(one => one.dataset.chart)")
+    assert "Loss and length" in titles
+    assert "Not logged" not in titles
+    assert clean(browser), browser.errors
