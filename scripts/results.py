@@ -1,0 +1,143 @@
+"""Runs the grid of `scripts/results_cells.py` and prints a table: five seeds each, means with 95 % intervals.
+
+    .venv/bin/python scripts/results.py                                              hours of an idle machine
+    .venv/bin/python scripts/results.py --only grpo dapo --seeds 2 --steps 4 --output outputs/tiny
+    .venv/bin/python scripts/results.py --table                                      of the runs that are there
+
+Each run is a folder of its own, OUTPUT/CELL/seed-N, which the report reads. The same command goes on where it stopped, and a run that
+is done is not repeated. Runs take turns, so that none changes another's time.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+ROOT = Path(__file__).resolve().parents[1]
+CELLS = ROOT / "scripts" / "results_cells.py"
+TARGET = 0.4
+"""Held-out accuracy to which steps and tokens are counted."""
+
+
+class Outcome(NamedTuple):
+    """What one run has shown."""
+
+    accuracy: float
+    """Held-out, at the last evaluation."""
+    steps_to_target: float
+    """NaN if it was not reached."""
+    seconds: float
+    """Of all steps."""
+    mismatch: float
+    """Mean of the largest difference of log-probabilities of each step."""
+
+
+def cells() -> list[str]:
+    """Returns the names of the grid's cells, in the order of the file."""
+    lines = CELLS.read_text().splitlines()
+    return [line[4:].partition("(")[0] for line in lines if line.startswith("def ") and not line.startswith("def _")]
+
+
+def command(cell: str, seed: int, folder: Path, steps: int | None) -> list[str]:
+    """Returns the command line of one run. It goes on with a run that is there."""
+    words = [str(ROOT / "run_train.sh"), "--config", f"{CELLS}:{cell}", "--seed", str(seed)]
+    words += ["--dump-folder", str(folder), "--metrics.sinks", "jsonl"]
+    return words + (["--num-steps", str(steps)] if steps else [])
+
+
+def is_done(folder: Path) -> bool:
+    """Returns whether a run has ended after its last step."""
+    end = folder / "end.json"
+    return end.is_file() and json.loads(end.read_text())["outcome"] == "done"
+
+
+def outcome_of(folder: Path) -> Outcome:
+    """Returns what a run's metrics.jsonl says."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    accuracies = [(line["step"], line["evaluation/accuracy"]) for line in lines if "evaluation/accuracy" in line]
+    reached = [step for step, accuracy in accuracies if accuracy >= TARGET]
+    diffs = [line["sampler/logprob_diff/max"] for line in lines if "sampler/logprob_diff/max" in line]
+    return Outcome(
+        accuracy=accuracies[-1][1],
+        steps_to_target=reached[0] if reached else float("nan"),
+        seconds=sum(line.get("time/step", 0.0) for line in lines),
+        mismatch=float(np.mean(diffs)),
+    )
+
+
+def with_interval(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
+    """Returns the mean with its 95 % interval, by Student's t over seeds. Example: "45.2 ± 1.1"."""
+    found = scale * np.array([value for value in values if np.isfinite(value)])
+    if len(found) == 0:
+        return "not reached"
+    missing = f" ({len(found)} of {len(values)})" if len(found) < len(values) else ""
+    if len(found) == 1:
+        return f"{found[0]:.{digits}f}{missing}"
+    half = stdtrit(len(found) - 1, 0.975) * found.std(ddof=1) / np.sqrt(len(found))
+    return f"{found.mean():.{digits}f} ± {half:.{digits}f}{missing}"
+
+
+def detectable(outcomes: dict[str, list[Outcome]]) -> float:
+    """Returns the difference of accuracy between two cells that these seeds show with a power of 80 % at 5 %; NaN for one seed.
+
+    (t_0.975 + t_0.8) s sqrt(2 / n), s the standard deviation within cells, pooled.
+    """
+    groups = [np.array([one.accuracy for one in found]) for found in outcomes.values() if len(found) > 1]
+    if not groups:
+        return float("nan")
+    freedom = sum(len(group) - 1 for group in groups)
+    pooled = np.sqrt(sum(((group - group.mean()) ** 2).sum() for group in groups) / freedom)
+    return float((stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * pooled * np.sqrt(2 / len(groups[0])))
+
+
+def table(outcomes: dict[str, list[Outcome]]) -> str:
+    """Returns the table as markdown, and below it what difference the seeds can show."""
+    lines = [
+        f"| cell | seeds | held-out accuracy, % | steps to {TARGET:.0%} | seconds of all steps | largest difference |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, found in outcomes.items():
+        accuracy, steps, seconds, mismatch = zip(*found)
+        row = (with_interval(accuracy, 100), with_interval(steps), with_interval(seconds), f"{np.mean(mismatch):.1e}")
+        lines.append(f"| {name} | {len(found)} | {' | '.join(row)} |")
+    least = detectable(outcomes)
+    if np.isfinite(least):
+        lines += [
+            "",
+            f"Two cells that differ by less than {100 * least:.1f} points are not told apart by these seeds (power 80 %).",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=cells(), default=cells(), help="cells; default: all")
+    parser.add_argument("--seeds", type=int, default=5, help="0, 1, ... (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="default: those of the cell")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "results")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    args = parser.parse_args()
+    failed = 0
+    for cell in args.only:
+        for seed in range(args.seeds):
+            folder = args.output.resolve() / cell / f"seed-{seed}"
+            if args.table or is_done(folder):
+                continue
+            print(f"{cell}, seed {seed}", flush=True)
+            failed += subprocess.run(command(cell, seed, folder, args.steps), check=False).returncode != 0
+    outcomes = {}
+    for cell in args.only:
+        folders = [args.output / cell / f"seed-{seed}" for seed in range(args.seeds)]
+        if done := [outcome_of(folder) for folder in folders if is_done(folder)]:
+            outcomes[cell] = done
+    print(table(outcomes))
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""scripts/results.py: its cells are sound configs, a run that is done is not repeated, and its table is right."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from scripts import results
+from tests.parts.report_runs import write_run
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.setup.registry import load_config, parse_args
+from torchtitan_rl.setup.trial import try_objective
+from torchtitan_rl.setup.validation import validate
+
+PROMPT = Prompt(prompt_idx=0, text="Count", token_ids=[1, 2, 3], expected_answer="2")
+
+
+@pytest.mark.parametrize("cell", results.cells())
+def test_every_cell_is_a_sound_config(cell, tmp_path):
+    words = results.command(cell, 3, tmp_path / "run", 4)
+    name, config = parse_args(words[1:])
+    validate(config, world_size=1)
+    try_objective(config, PROMPT, ["correct"])
+    assert (config.seed, config.num_steps, config.dump_folder) == (3, 4, str(tmp_path / "run"))
+    assert load_config(name).num_steps == 60
+
+
+def written(folder, accuracies, seed=0):
+    """A run that is done, with these held-out accuracies at steps 0, 5, ..."""
+    write_run(folder, steps=5 * (len(accuracies) - 1), seed=seed)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("evaluation/accuracy", None)
+        if line["step"] % 5 == 0:
+            line["evaluation/accuracy"] = accuracies[line["step"] // 5]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "end.json").write_text(json.dumps({"outcome": "done"}))
+
+
+def test_table_has_means_intervals_and_the_detectable_difference(tmp_path, monkeypatch, capsys):
+    for seed, last in enumerate((0.42, 0.44, 0.46)):
+        written(tmp_path / "grpo" / f"seed-{seed}", [0.1, 0.2, last], seed)
+        written(tmp_path / "dapo" / f"seed-{seed}", [0.1, 0.3, last - 0.1], seed)
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: pytest.fail("a run that is done was repeated"))
+    options = ["--only", "grpo", "dapo", "--seeds", "3", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["results.py", *options])
+    assert results.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = [cell.strip() for cell in lines[2].split("|")]
+    assert cells[1:6] == ["grpo", "3", "44.0 ± 5.0", "10.0 ± 0.0", "20.0 ± 0.0"]  # t(2) 4.303 * 2 / sqrt(3)
+    assert "not reached" in lines[3]
+    freedom, spread = 4, 0.02
+    least = (2.7764 + 0.9410) * spread * np.sqrt(2 / 3)
+    assert f"less than {100 * least:.1f} points" in lines[-1], freedom
+
+
+def test_run_that_is_not_done_is_started_again_in_its_folder(tmp_path, monkeypatch):
+    written(tmp_path / "grpo" / "seed-0", [0.1, 0.5])
+    (tmp_path / "grpo" / "seed-0" / "end.json").write_text(json.dumps({"outcome": "stopped"}))
+    started = []
+
+    class Failed:
+        returncode = 1
+
+    monkeypatch.setattr(subprocess, "run", lambda words, **options: started.append(words) or Failed())
+    options = ["--only", "grpo", "--seeds", "1", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["results.py", *options])
+    assert results.main() == 1
+    assert started == [results.command("grpo", 0, tmp_path / "grpo" / "seed-0", None)]
