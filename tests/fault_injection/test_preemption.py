@@ -27,11 +27,11 @@ def test_preempted_node_ends_all_nodes_with_143_and_the_restart_resumes_bitwise(
     nodes = two_nodes(tmp_path, "first")
     nodes[0].wait_in("generate")
     nodes[1].signal(signal.SIGTERM)
-    assert [node.end(60).code for node in nodes] == [PREEMPTED, PREEMPTED]
+    assert [node.end(240).code for node in nodes] == [PREEMPTED, PREEMPTED]
     saved = max(steps_of(tmp_path / "run"))
     assert saved < 6
     again = two_nodes(tmp_path, "again")
-    assert [node.end(300).code for node in again] == [0, 0]
+    assert [node.end(600).code for node in again] == [0, 0]
     again[0].end().says(f"resuming after step {saved}")
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run_2, 6)
 
@@ -44,7 +44,7 @@ def test_grace_period_that_is_too_short_costs_steps_and_not_the_run(whole_run, t
     run.signal(signal.SIGTERM)
     time.sleep(grace_s)
     assert run.kill_everything().code in (128 + signal.SIGKILL, PREEMPTED)
-    again = start(tmp_path, *STEPS, log="again.log").end()
+    again = start(tmp_path, *STEPS, log="again.log").end(600)
     assert again.code == 0
     again.says("resuming after step")
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
