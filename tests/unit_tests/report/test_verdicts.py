@@ -263,6 +263,14 @@ def test_an_evaluation_alone_misses_no_metrics_of_training():
     assert health(run)["metrics"] == []
 
 
+def test_a_run_that_learns_from_demonstrations_misses_no_rewards():
+    series = {"loss/total": [1.0] * 20}
+    missing = {one["key"] for one in health(run_of(series))["metrics"]}
+    demonstrated = run_of(series, algorithm={"loss": {"class": "torchtitan_rl.library.demonstrations:Nll"}})
+    found = {one["key"] for one in health(demonstrated)["metrics"]}
+    assert missing - found == {"reward/mean", "reward/std", "groups/zero_variance_fraction", "sampler/logprob_diff/max"}
+
+
 def test_without_data_there_is_no_line():
     assert verdicts(Run(name="a", folder=Path("a"))) == []
 
