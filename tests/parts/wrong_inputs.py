@@ -134,6 +134,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         _option("checkpoint.interval", "0", "0: expected at least 1. Use 50; checkpoint.enable False saves none."),
         _option("checkpoint.keep-latest-k", "-1", "-1: expected at least 0"),
+        WrongInput(
+            "--checkpoint.enable False",
+            "checkpoint.enable = 'False': expected no value: --checkpoint.enable turns it on, --checkpoint.no-enable off.",
+        ),
         _option("comm.init-timeout-seconds", "0", "0: expected at least 1. Use 1800."),
         _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
         _option("watchdog.limit-seconds", "nan", "nan: expected at least 1"),
@@ -187,6 +191,14 @@ SECTIONS: dict[str, list[WrongInput]] = {
         WrongInput(
             "--evaluation.best-by evaluation/accuracy --checkpoint.no-enable",
             "evaluation.best_by = 'evaluation/accuracy': expected one that something uses",
+        ),
+        WrongInput(
+            "--evaluation.best-by -reward/mean",
+            "evaluation.best_by = '-reward/mean': expected a metric of the evaluation",
+        ),
+        WrongInput(
+            "--eval-only --evaluation.sampling.n 0",
+            "evaluation.sampling.n = 0: expected 1 or more, here or in evaluation.sampled, with eval_only",
         ),
         _option("evaluation.stop-after", "-1", "-1: expected at least 0. 0 never stops."),
         _option("evaluation.sampling.n", "4", "4: expected 1 with temperature 0"),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.core.errors import UserError
+
 if TYPE_CHECKING:
     from torchtitan.models.common.decoder import Decoder
     from torchtitan.protocols.model_spec import ModelSpec
@@ -23,10 +25,13 @@ class NamedModel:
 
     @cached_property
     def spec(self) -> "ModelSpec":
-        """torchtitan's ModelSpec."""
+        """torchtitan's ModelSpec. Raises UserError for arguments that make no model."""
         from torchtitan_rl.library import models
 
-        return getattr(models, self.function)(**self.arguments)
+        try:
+            return getattr(models, self.function)(**self.arguments)
+        except TypeError as error:  # an argument that it does not have
+            raise UserError(f"model_spec = {self.function}: {error}. Correct its arguments.") from error
 
     @property
     def model(self) -> "Decoder.Config":

@@ -5,9 +5,12 @@ import inspect
 import json
 import os
 import pkgutil
+import re
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -108,13 +111,15 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         list_configs()
         raise SystemExit(0)
     name, default = given.config, load_config(given.config)
-    config = tyro.cli(
-        type(default),
-        default=default,
-        args=overrides,
-        prog=f"{program} --config {name}",
-        config=TYRO,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="tyro")  # check_fields says it
+        config = tyro.cli(
+            type(default),
+            default=default,
+            args=_as_tyro_reads(overrides, default),
+            prog=f"{program} --config {name}",
+            config=TYRO,
+        )
     if given.help is not None:
         show_help(program, name, inspect.getdoc(config_function(name)) or "", config, given.help)
         raise SystemExit(0)
@@ -133,6 +138,40 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
             _show(config, dry_run=given.dry_run)
         raise SystemExit(0)
     return name, config
+
+
+def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
+    """Returns the options with texts that begin with a minus behind a "=", as in --evaluation.best-by=-evaluation/loss.
+
+    Raises UserError for a switch with a value: tyro would call the value an unrecognized option.
+    """
+    read: list[str] = []
+    for word in words:
+        option = read[-1] if read else ""
+        field = option.removeprefix("--").replace("-", "_")
+        kind = _kind_of(field, default) if option.startswith("--") else None
+        group, dot, switch = option[2:].rpartition(".")
+        off = f"--{group}{dot}no-{switch}"
+        expect(
+            kind is not bool or word.startswith("-"),
+            field,
+            word,
+            f"no value: {option} turns it on, {off} off",
+            "Leave it out.",
+        )
+        if kind is str and re.match("-[^-]", word):
+            read[-1] += f"={word}"
+        else:
+            read.append(word)
+    return read
+
+
+def _kind_of(field: str, config: Any) -> Any:
+    """The declared type of a field such as "checkpoint.enable"; None if there is no such field."""
+    *groups, name = field.split(".")
+    for group in groups:
+        config = getattr(config, group, None)
+    return {one.name: one.type for one in fields(config)}.get(name) if is_dataclass(config) else None
 
 
 def _is_path(field: str, given: str) -> bool:

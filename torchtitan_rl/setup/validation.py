@@ -89,7 +89,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         title, _, keys = chart.partition("=")
         named = bool(title) and all(keys.split(","))
         expect(named, "metrics.charts", chart, "title=metric,metric", 'Example: "Characters=extra/brevity/characters".')
-    config.evaluation.build()
+    _check_evaluates(config)
     check_parser_name(config.conversations.tool_call_parser)
     _check_layout(config, world_size)
     _check_sampling(config)
@@ -106,6 +106,23 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     used = config.checkpoint.enable or config.evaluation.stop_after or not config.evaluation.best_by
     kept = "one that something uses: with checkpoint.enable False and stop_after 0 there is no best checkpoint to keep"
     expect(bool(used), "evaluation.best_by", config.evaluation.best_by, kept, "Leave it out, or save checkpoints.")
+
+
+def _check_evaluates(config: "RunConfig") -> None:
+    """Check that evaluations that are asked for have samples. Those of demonstrations have the held-out loss."""
+    passes, asked = (
+        config.evaluation.build().passes,
+        config.eval_only or config.evaluation.every and config.samples_training,
+    )
+    why = "with eval_only" if config.eval_only else f"with evaluation.every {config.evaluation.every}"
+    remedy = "evaluation.every 0 turns evaluation off."
+    expect(
+        bool(passes) or not asked,
+        "evaluation.sampling.n",
+        0,
+        f"1 or more, here or in evaluation.sampled, {why}",
+        remedy,
+    )
 
 
 def check_task(config: "RunConfig", task: Task) -> None:

@@ -20,7 +20,7 @@ from torchtitan.models.qwen3 import Qwen3TransformerBlock, model_registry
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.models.config_json import read_config
+from torchtitan_rl.library.models.config_json import read_config, wrong_values
 from torchtitan_rl.library.models.families import FAMILIES, QWEN3, Family, beyond_torchtitan, unlike_vllm
 from torchtitan_rl.library.models.hf_decoder import HFDecoder, HFStateDictAdapter, parallelize_hf
 from torchtitan_rl.library.models.hf_support import Unsupported, examine
@@ -207,21 +207,24 @@ def small_qwen3(
     max_seq_len: int = 512,
     rope_theta: float = 10000.0,
 ) -> ModelSpec:
-    """Returns a Qwen3 with tied embeddings and these dimensions; by default 2.4M parameters at a small vocabulary."""
-    return _spec(
-        QWEN3,
-        vocab_size=vocab_size,
-        hidden_size=dim,
-        num_hidden_layers=n_layers,
-        num_attention_heads=n_heads,
-        num_key_value_heads=n_kv_heads,
-        head_dim=head_dim,
-        intermediate_size=hidden_dim,
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-6,
-        rope_theta=rope_theta,
-        max_position_embeddings=max_seq_len,
-    )
+    """Returns a Qwen3 with tied embeddings and these dimensions; by default 2.4M parameters at a small vocabulary.
+
+    Raises UserError for dimensions that make no model.
+    """
+    entries = {
+        "vocab_size": vocab_size,
+        "hidden_size": dim,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": hidden_dim,
+        "max_position_embeddings": max_seq_len,
+        "rope_theta": rope_theta,
+    }
+    wrong = list(wrong_values(entries))
+    expect(not wrong, "model_spec", "small_qwen3", f"a model, but it has {'; '.join(wrong)}", "Correct its arguments.")
+    return _spec(QWEN3, **entries, tie_word_embeddings=True, rms_norm_eps=1e-6)
 
 
 def hf_architecture(config: Decoder.Config) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def read_config(folder: Path) -> "PretrainedConfig":
         entries = json.loads((folder / "config.json").read_text())
     except ValueError as error:
         raise UserError(f"{field}: config.json is not valid JSON: {error}. Download the checkpoint again.") from error
-    wrong = list(_wrong_values(entries)) if isinstance(entries, dict) else ["no entries"]
+    wrong = [*_wrong_architectures(entries), *wrong_values(entries)] if isinstance(entries, dict) else ["no entries"]
     expect(
         not wrong, "hf_assets_path", str(folder), f"the config.json of a decoder, but it has {'; '.join(wrong)}", "Correct it."
     )  # fmt: skip
@@ -48,11 +48,15 @@ def read_config(folder: Path) -> "PretrainedConfig":
         ) from error
 
 
-def _wrong_values(entries: dict[str, Any]) -> Iterator[str]:
-    """Yields each entry that no decoder can have. A null is transformers' default."""
+def _wrong_architectures(entries: dict[str, Any]) -> Iterator[str]:
+    """Yields the entry `architectures` if it names no class."""
     names = entries.get("architectures")
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         yield f"architectures {names!r}, which must be a list with the model's class, such as ['Qwen3ForCausalLM']"
+
+
+def wrong_values(entries: dict[str, Any]) -> Iterator[str]:
+    """Yields each entry of a config.json that no decoder can have. A null is transformers' default."""
     for key in _COUNTS:
         value = entries.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
