@@ -38,7 +38,7 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 
 from scripts import step_model  # noqa: E402
-from torchtitan_rl.core.config import MANY  # noqa: E402
+from torchtitan_rl.core.config import MANY, check_fields  # noqa: E402
 from torchtitan_rl.core.errors import UserError  # noqa: E402
 from torchtitan_rl.library import named_models  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
@@ -53,6 +53,7 @@ from torchtitan_rl.setup.memory import (  # noqa: E402
     teacher_spec,
 )
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
+from torchtitan_rl.setup.validation import check_layout  # noqa: E402
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -77,12 +78,17 @@ QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max
 
 
 def quantiles_of(run: Path) -> list[tuple[float, float]]:
-    """Returns (share, tokens) of the longest completion of a run's groups: the mean of its steps' quantiles, in order."""
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    found = {name: [s[key] for s in steps if (key := f"completions/group_longest/{name}") in s] for name in QUANTILES}
-    if not all(found.values()):
-        raise SystemExit(f"{run}/metrics.jsonl has no completions/group_longest: it needs at least one training step")
-    return [(share, fmean(found[name])) for name, share in QUANTILES.items()]
+    """Returns (share, tokens) of the longest completion of a run's groups: the mean of its steps' quantiles, in order.
+
+    Raises UserError if the run has none.
+    """
+    file = run / "metrics.jsonl"
+    try:
+        steps = [json.loads(line) for line in file.read_text().splitlines()]
+        found = {name: [s[key] for s in steps if (key := f"completions/group_longest/{name}") in s] for name in QUANTILES}
+        return [(share, fmean(found[name])) for name, share in QUANTILES.items()]
+    except (OSError, ValueError, TypeError) as error:  # not the folder of a run, one without a step, or a damaged line
+        raise UserError(f"--run = '{run}': expected a run with training steps, but {file} has no lengths: {error}.") from error
 
 
 def drawn(quantiles: Sequence[tuple[float, float]], rng: random.Random) -> float:
@@ -191,12 +197,14 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, help="with --curve; default: those of the config's step")
     args = parser.parse_args()
     for name, value in vars(args).items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value <= MANY:
-            parser.error(f"--{name.replace('_', '-')} {value}: expected a number above 0 and at most {MANY}")
-    if args.run is not None and not (args.run / "metrics.jsonl").is_file():
-        parser.error(f"--run {args.run} has no metrics.jsonl: expected the folder of a run")
+        most = 1 if name.endswith("share") else MANY
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value <= most:
+            parser.error(f"--{name.replace('_', '-')} {value}: expected a number above 0 and at most {most}")
     try:
         config = load_config(args.config)
+        check_fields(config)
+        if not args.curve:
+            check_layout(config, args.gpus)
         with TemporaryDirectory() as scratch:
             if args.model:
                 config.model_spec = spec_from_folder(folder_of(args.model, Path(scratch)))
@@ -232,7 +240,9 @@ def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argpar
             config.model_spec, sequences=args.sequences or sequences, prompt=prompt, mean=completion, longest=longest
         )
         return
-    length = prompt + completion
+    length, positions = prompt + completion, config.model_spec.model.max_seq_len
+    if length > positions:
+        parser.error(f"--prompt-tokens {prompt} and --completion-tokens {completion}: expected at most {positions} together")
     model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
     passes = config.trainer.num_epochs * sequences
     work = [passes * length, passes * length * (length + 1) / 2, passes * completion]  # in either pass

@@ -51,12 +51,18 @@ def main() -> None:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         parser.error(f"--output {output} exists already: expected a new folder")
     run = Path(args.model_or_run)
+    is_run = (run / "environment.json").is_file()
+    if args.step is not None and not is_run:
+        parser.error(f"--step {args.step}: expected a run's folder, but {run} is none, so it has no checkpoints")
     if not run.exists() and run.parent != Path() and run.parent.is_dir():  # otherwise it may be a name on the hub
         parser.error(f"{run.parent} has no {run.name}: expected a run's folder, a model folder, or a name on the hub")
     with tempfile.TemporaryDirectory() as folder:
         model, command, caller, adapter = args.model_or_run, [], str(Path.cwd()), []
-        if (run / "environment.json").is_file():
-            model, (command, caller) = f"{folder}/model", command_of(run)
+        if is_run:
+            try:
+                model, (command, caller) = f"{folder}/model", command_of(run)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                parser.error(f"{run}/config.json is not as a run writes it: {type(error).__name__}: {error}")
             if lost := hidden_options(command) - {option.partition("=")[0] for option in overrides}:
                 parser.error(
                     f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: pass it again"

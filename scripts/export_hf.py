@@ -27,7 +27,7 @@ from torchtitan_rl.core.errors import UserError, expect  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora, adapter_rows  # noqa: E402
 from torchtitan_rl.library.lora.folder import merged_weights, write_adapter  # noqa: E402
-from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.library.models import hf_architecture, spec_from_folder  # noqa: E402
 from torchtitan_rl.resilience import manifest, safe_load  # noqa: E402
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder  # noqa: E402
 from torchtitan_rl.resilience.stored_weights import stored_hf_weights  # noqa: E402
@@ -78,6 +78,9 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     expect(is_free, "--output", str(output), "a new folder", "Name another.")
     checkpoint = find_checkpoint(run, step)
     spec, lora = spec_from_folder(start), lora_of(checkpoint)
+    other = differing_entries(checkpoint, spec)
+    whole = f"the folder that the run started from, but {'; '.join(other)}"
+    expect(not other, "hf_assets_path", str(start), whole, "Put the model back.")
     model = meta_model(spec)
     if lora and not merged:
         write_adapter(stored_adapter(spec, lora, checkpoint), lora.config, str(start.resolve()), output)
@@ -92,6 +95,17 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     copy_assets(start, output, dtype)
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")
     return None
+
+
+def differing_entries(checkpoint: Path, spec: ModelSpec) -> list[str]:
+    """Returns what config.json says otherwise than the checkpoint's manifest, as text. Example: ["vocab_size was 320 and is 512"]"""
+    then = manifest.read(checkpoint).get("config", {})
+    now = {f"model_spec.{key}": value for key, value in hf_architecture(spec.model).items()}
+    return [
+        f"{key.partition('.')[2]} was {then[key]} and is {value}"
+        for key, value in now.items()
+        if then.get(key, value) != value
+    ]
 
 
 def lora_of(checkpoint: Path) -> Lora | None:

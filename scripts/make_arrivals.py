@@ -41,8 +41,11 @@ def main() -> None:
     own = args.output.is_file() and args.output.read_bytes().startswith(BEGINNING.encode())
     if args.output.exists() and not own:
         parser.error(f"--output {args.output} holds something else: expected a new file, or this script's own")
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text("".join(json.dumps(row) + "\n" for row in rows(args.num, args.seed)))
+    try:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text("".join(json.dumps(row) + "\n" for row in rows(args.num, args.seed)))
+    except OSError as error:
+        parser.error(f"--output {args.output} cannot be written: {error}")
     print(f"{args.num} rows in {args.output}")
 
 

@@ -22,6 +22,7 @@ from torchtitan.tools.utils import set_default_dtype  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
 from torchtitan_rl.library.models import QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
+from torchtitan_rl.library.models.config_json import wrong_values  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
@@ -42,7 +43,7 @@ SMALL = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="0.6B", choices=QWEN3_SIZES, help="size of a published Qwen3")
+    parser.add_argument("--size", choices=QWEN3_SIZES, help="size of a published Qwen3; default: 0.6B")
     parser.add_argument(
         "--architecture", help="make a small model of this model_type instead, such as llama or gemma3_text"
     )
@@ -55,6 +56,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.output.exists():
         parser.error(f"--output {args.output} exists already")
+    if args.size and args.architecture:
+        parser.error(f"--size {args.size} is of Qwen3: leave it out with --architecture, and --set its entries")
+    if args.set and not args.architecture:
+        parser.error(f"--set {' '.join(args.set)}: expected --architecture, as a published size has its own entries")
+    size = args.size or "0.6B"
 
     torch.manual_seed(args.seed)
     try:
@@ -62,16 +68,23 @@ def main() -> None:
             if args.architecture:
                 model = small_model(args.architecture, entries(args.set))
             else:
-                model = new_hf_model(qwen3(args.size))
+                model = new_hf_model(qwen3(size))
         save(model, args.output)
     except Exception as error:  # whatever transformers raises for entries that make no model, and the disk
         parser.error(f"cannot make the model: {type(error).__name__}: {' '.join(str(error).split())}")
-    print(f"{args.output}: {args.architecture or f'Qwen3 {args.size}'}, random weights in {args.dtype}")
+    print(f"{args.output}: {args.architecture or f'Qwen3 {size}'}, random weights in {args.dtype}")
 
 
 def entries(assignments: list[str]) -> dict[str, Any]:
     """Parses KEY=VALUE pairs with JSON values. Example: entries(["hidden_size=72"]) == {"hidden_size": 72}"""
-    return {key: json.loads(value) for key, _, value in (one.partition("=") for one in assignments)}
+    found = {}
+    for one in assignments:
+        key, _, value = one.partition("=")
+        try:
+            found[key] = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"--set {one}: expected KEY=VALUE with a value in JSON, and a text in quotes") from error
+    return found
 
 
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
@@ -80,6 +93,9 @@ def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     known = AutoConfig.for_model(model_type).to_dict() | AutoConfig.for_model("llama").to_dict()
     if unknown := sorted(settings.keys() - known.keys()):
         raise ValueError(f"{unknown} are no entries of a {model_type}'s config.json")
+    wrong = list(wrong_values({**SMALL, **settings}))
+    if wrong:
+        raise ValueError("; ".join(wrong))
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**SMALL, **settings}))
 
 

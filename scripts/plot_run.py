@@ -17,6 +17,7 @@ from scipy.special import stdtrit
 
 from torchtitan_rl.report.load import unique_names
 
+DRAWN = ("reward/mean", "evaluation/accuracy")
 OF_ONE_RUN = ("seed", "dump_folder", "command", "folder_of_command")
 """Settings in which runs of the same config differ."""
 
@@ -80,6 +81,8 @@ def main() -> None:
         parser.error(f"--output {args.output} is no plot: expected a new file, or an image by matplotlib")
     each = dict(zip(unique_names(args.runs), [[run] for run in args.runs]))
     try:
+        if not any(series(run, key)[0] for run in args.runs for key in DRAWN):
+            raise ValueError(f"they have neither {' nor '.join(DRAWN)}")
         plot(by_config(args.runs) if args.over_seeds else each, args.output)
     except Exception as error:  # a damaged line, an unknown kind of image, a folder that is not there
         names = ", ".join(map(str, args.runs))
@@ -91,8 +94,8 @@ def plot(curves: dict[str, list[Path]], output: Path) -> None:
     """Draws a curve for each label's runs and writes the image."""
     figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for label, runs in curves.items():
-        draw(reward, runs, "reward/mean", label)
-        draw(accuracy, runs, "evaluation/accuracy", label, marker="o")
+        draw(reward, runs, DRAWN[0], label)
+        draw(accuracy, runs, DRAWN[1], label, marker="o")
     reward.set(title="reward of sampled completions (mean of a step)", xlabel="step", ylabel="reward")
     accuracy.set(title="held-out accuracy (greedy)", xlabel="step", ylabel="accuracy", ylim=(0, 1.03))
     for axes in (reward, accuracy):

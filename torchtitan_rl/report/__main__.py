@@ -21,6 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     output = options.output or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
     try:
+        if output.is_dir():
+            raise ValueError(f"--output {output} is a folder: expected a file, such as {output / 'report.html'}")
         if options.watch:
             return _watch(options, output)
         write_report(options.runs, output, size_mb=options.size)

@@ -12,8 +12,8 @@ Environment variables of `train`:
   LOG_RANK  the rank whose output is shown (default 0). The output of all ranks is in the run folder's logs/
 """
 
-import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -57,10 +57,11 @@ def training(arguments: Sequence[str]) -> list[str]:
         environment.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # tyro does not know NO_COLOR
     gpus = gpu_count() if environment_kind() == "gpu" else 0
     processes = environment.get("NGPU") or str(max(gpus, 1))
+    ranks = _count("NGPU", processes)
     if QUESTIONS.isdisjoint(argument.partition("=")[0] for argument in arguments):
         return launcher(arguments, processes, gpus)
-    counts = [int(given) for given in (processes, environment.get("NNODES") or "1") if given.isdecimal()]
-    environment["WORLD_SIZE"], environment["LOG_RANK"] = str(max(math.prod(counts), 1)), "0"
+    nodes = _count("NNODES", environment.get("NNODES") or "1")
+    environment["WORLD_SIZE"], environment["LOG_RANK"] = str(ranks * nodes), "0"
     return ["torchtitan_rl.train", *arguments]
 
 
@@ -91,25 +92,38 @@ def launcher(arguments: Sequence[str], processes: str, gpus: int) -> list[str]:
     ]
 
 
+def _count(variable: str, given: str) -> int:
+    """The number in an environment variable. Raises UserError if it is none above 0."""
+    what = {"NGPU": "processes", "NNODES": "nodes"}[variable]
+    expect(
+        given.isdecimal() and int(given) > 0,
+        variable,
+        given,
+        f"a number of {what}, 1 or more",
+        "Leave it out for the default.",
+    )
+    return int(given)
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rendezvous(nodes: str) -> list[str]:
-    expect(
-        nodes.isdecimal() and int(nodes) > 0, "NNODES", nodes, "a number of nodes, 1 or more", "Leave it out for one."
-    )
-    if int(nodes) == 1:
+    if _count("NNODES", nodes) == 1:
         return ["--standalone"]
     needed = {"NODE_RANK": "a number from 0 to NNODES - 1", "MASTER_ADDR": "the host name or address of node 0"}
     for name, expected in needed.items():
         given = os.environ.get(name, "")
-        expect(bool(given), name, given, f"{expected}, as NNODES = {nodes}", "Set it on every node.")
+        holds = bool(re.fullmatch(r"[\w.:%-]+", given))
+        expect(holds, name, given, f"{expected}, as NNODES = {nodes}", "Set it on every node.")
+    port = os.environ.get("MASTER_PORT") or "29500"
+    expect(port.isdecimal(), "MASTER_PORT", port, "the number of a port", "Leave it out for 29500.")
     return [
         f"--nnodes={nodes}",
         f"--node_rank={os.environ['NODE_RANK']}",
         f"--master_addr={os.environ['MASTER_ADDR']}",
-        f"--master_port={os.environ.get('MASTER_PORT') or '29500'}",
+        f"--master_port={port}",
     ]
 
 

@@ -34,12 +34,8 @@ from torchtitan_rl.setup.teacher_folder import check_asked
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
-_LIMITS: dict[str, Field] = {
-    "trainer.parallelism.tensor_parallel_degree": number(1, least=1, remedy="1 turns it off."),
-    "trainer.parallelism.data_parallel_replicate_degree": number(1, least=1, remedy="1 turns it off."),
-    "comm.init_timeout_seconds": number(1800, least=1),
-}
-"""Limits for fields of torchtitan's own configs, which do not declare any. The value None is allowed."""
+_DEGREE: Field = number(1, least=1, remedy="1 turns it off.")
+"""The limit of degrees in torchtitan's own config, which declares none."""
 
 _ONLY: dict[str, tuple[object, str, str]] = {
     "trainer.parallelism.pipeline_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
@@ -74,11 +70,8 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     check_fields(config)
     check_dump_folder(config.dump_folder)
     check_form(config.resume)
-    spec, remedy = config.model_spec, "Use small_qwen3(vocab_size=320), or None with hf_assets_path."
-    expect(isinstance(spec, ModelSpec | NamedModel | None), "model_spec", spec, "a NamedModel or a ModelSpec", remedy)
-    for field, limits in _LIMITS.items():
-        if (value := attrgetter(field)(config)) is not None:
-            check_number(limits, value, field)
+    if config.comm.init_timeout_seconds is not None:
+        check_number(number(1800, least=1), config.comm.init_timeout_seconds, "comm.init_timeout_seconds")
     for field, (only, why, remedy) in _ONLY.items():
         value = attrgetter(field)(config)
         expect(value == only, field, value, f"{only!r}, {why}", remedy)
@@ -91,12 +84,11 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         expect(named, "metrics.charts", chart, "title=metric,metric", 'Example: "Characters=extra/brevity/characters".')
     _check_evaluates(config)
     check_parser_name(config.conversations.tool_call_parser)
-    _check_layout(config, world_size)
+    check_layout(config, world_size)
     _check_sampling(config)
     _check_samples(config)
     check_lengths(config, _samplings(config))
     _check_training(config)
-    _check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
@@ -225,11 +217,19 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         check_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
 
 
-def _check_layout(config: "RunConfig", world_size: int) -> None:
-    """Check that degrees, ranks and devices fit each other."""
+def check_layout(config: "RunConfig", world_size: int) -> None:
+    """Check that degrees, ranks and devices fit each other, and that `model_spec` is a model.
+
+    Raises:
+        UserError: as `validate`.
+    """
+    spec, remedy = config.model_spec, "Use small_qwen3(vocab_size=320), or None with hf_assets_path."
+    expect(isinstance(spec, ModelSpec | NamedModel | None), "model_spec", spec, "a NamedModel or a ModelSpec", remedy)
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus := torch.cuda.device_count():
         expect(local <= gpus, "NGPU", local, f"at most the {gpus} GPUs of this node", "Start that many processes.")
+    for name in ("tensor_parallel_degree", "data_parallel_replicate_degree"):
+        check_number(_DEGREE, getattr(p, name), f"trainer.parallelism.{name}")
     tp, replicate, shard = p.tensor_parallel_degree, p.data_parallel_replicate_degree, p.data_parallel_shard_degree
     expect(
         shard == -1 or shard >= 1, "trainer.parallelism.data_parallel_shard_degree", shard, "-1 or at least 1",
@@ -244,6 +244,7 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
         f"data_parallel_replicate_degree {replicate} x data_parallel_shard_degree {shard}",
         "Start as many ranks, or change the degrees.",
     )
+    _check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
 
 
 def _check_samples(config: "RunConfig") -> None:

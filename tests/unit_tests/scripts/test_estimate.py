@@ -90,6 +90,15 @@ def test_no_group_is_carried_beyond_the_greatest_age():
     assert old < young
 
 
+@pytest.mark.parametrize("metrics", ["", "{\n", "[1]\n", '{"completions/group_longest/min": "x"}\n'])
+def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys, tmp_path, metrics):
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    monkeypatch.setattr(sys, "argv", ["estimate.py", "--config", "debug", "--run", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        estimate.main()
+    assert "expected a run with training steps, but" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -97,7 +106,16 @@ def test_no_group_is_carried_beyond_the_greatest_age():
         (["--config", "qwen3"], "--config qwen3 reads its model from a folder"),
         (["--config", "debug", "--gpus", "0"], "--gpus 0: expected a number above 0"),
         (["--config", "debug", "--sync-share", "nan"], "--sync-share nan: expected a number above 0"),
-        (["--config", "debug", "--run", "nowhere"], "--run nowhere has no metrics.jsonl"),
+        (["--config", "debug", "--train-share", "2"], "--train-share 2.0: expected a number above 0 and at most 1"),
+        (["--config", "debug", "--run", "nowhere"], "--run = 'nowhere': expected a run with training steps, but"),
+        (
+            ["--config", "qwen3_8b", "--gpus", "3"],
+            "generator.tensor_parallel_degree = 2: expected a divisor of the 3 ranks",
+        ),
+        (
+            ["--config", "debug", "--prompt-tokens", "999"],
+            "--prompt-tokens 999 and --completion-tokens 32: expected at most 512",
+        ),
     ],
 )
 def test_each_wrong_option_is_one_sentence(monkeypatch, capsys, options, says):

@@ -25,6 +25,24 @@ def test_a_run_that_is_not_there_is_no_name_on_the_hub(tmp_path, monkeypatch, ca
     assert "outputs has no debug-typo: expected a run's folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("config", "options", "says"),
+    [
+        (None, ["--step", "3"], "--step 3: expected a run's folder, but"),
+        ("{}", [], "config.json is not as a run writes it: KeyError: 'command'"),
+        ("[]", [], "config.json is not as a run writes it: TypeError"),
+    ],
+)
+def test_a_folder_that_is_no_run_or_a_damaged_one_is_named(tmp_path, monkeypatch, capsys, config, options, says):
+    if config:
+        (tmp_path / "config.json").write_text(config)
+        (tmp_path / "environment.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["evaluate.py", str(tmp_path), *options])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert says in capsys.readouterr().err
+
+
 def test_an_option_whose_secret_was_not_written_down_is_named():
     options = ["--config", "debug", "--task.api-key=***", "--grader.rewards", "a.py:f", "b.py:judge(api_key='***')"]
     assert hidden_options(options) == {"--task.api-key", "--grader.rewards"}

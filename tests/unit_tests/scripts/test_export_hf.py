@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 
 FILE = Path(__file__).resolve().parents[3] / "scripts" / "export_hf.py"
@@ -68,3 +69,13 @@ def test_a_start_in_the_checkout_is_found_from_elsewhere(script, tmp_path, monke
     (run / "config.json").write_text(json.dumps({"config": "debug", "hf_assets_path": "outputs/start"}))
     with pytest.raises(UserError, match="expected a run that has saved a checkpoint"):
         script.export(run, tmp_path / "exported", None, "float32")
+
+
+def test_a_start_folder_that_has_another_model_now_is_named(script, tmp_path):
+    spec = small_qwen3(vocab_size=512, n_layers=2)
+    CheckpointFolder(tmp_path).begin(1)
+    CheckpointFolder(tmp_path).finish(
+        1, {}, {"config": {"model_spec.vocab_size": 320, "model_spec.num_hidden_layers": 2}}
+    )
+    found = script.differing_entries(script.find_checkpoint(tmp_path, None), spec)
+    assert found == ["vocab_size was 320 and is 512"]

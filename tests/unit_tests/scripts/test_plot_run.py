@@ -51,6 +51,7 @@ def test_the_picture_has_a_curve_for_each_run_or_one_for_all_seeds(tmp_path, mon
     [
         ("{bad\n", "curve.png", "JSONDecodeError: Expecting property name"),
         ('{"step": "a", "reward/mean": "x"}\n', "curve.png", "curve.png: TypeError: "),
+        ('{"step": 1, "loss": 0.5}\n', "curve.png", "they have neither reward/mean nor evaluation/accuracy"),
         (None, "curve.xyz", "Format 'xyz' is not supported"),
         (None, "none/curve.png", "No such file or directory"),
     ],

@@ -19,8 +19,20 @@ def test_a_run_accepts_a_checkpoint_of_the_default_dimensions(tmp_path, architec
     ("options", "says"),
     [
         (["--architecture", "lama"], "Unrecognized model identifier: lama"),
-        (["--architecture", "llama", "--set", "num_attention_heads=3"], "hidden size .256. is not a multiple"),
-        (["--architecture", "llama", "--set", "hidden_size=abc"], "JSONDecodeError"),
+        (["--architecture", "llama", "--set", "num_attention_heads=6"], "hidden size .256. is not a multiple"),
+        (["--architecture", "llama", "--set", "num_attention_heads=3"], "num_key_value_heads 2, which does not divide"),
+        (
+            ["--architecture", "llama", "--set", "num_hidden_layers=0"],
+            "num_hidden_layers 0, which must be a whole number",
+        ),
+        (
+            ["--architecture", "llama", "--set", "hidden_size=abc"],
+            "--set hidden_size=abc: expected KEY=VALUE with a value",
+        ),
+        (
+            ["--architecture", "llama", "--set", "hidden_size"],
+            "--set hidden_size: expected KEY=VALUE with a value in JSON",
+        ),
         (["--architecture", "llama", "--set", "hiden=5"], ".'hiden'. are no entries of a llama"),
     ],
 )
@@ -30,3 +42,11 @@ def test_entries_that_make_no_model_are_one_sentence(tmp_path, monkeypatch, caps
         make_random_checkpoint.main()
     assert re.search(f"error: cannot make the model: .*{says}", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [["--set", "hidden_size=64"], ["--architecture", "llama", "--size", "8B"]])
+def test_an_option_without_effect_is_refused(tmp_path, monkeypatch, capsys, options):
+    monkeypatch.setattr("sys.argv", ["make_random_checkpoint", *options, "--output", str(tmp_path / "made")])
+    with pytest.raises(SystemExit, match="2"):
+        make_random_checkpoint.main()
+    assert f"error: {options[-2]} {options[-1]}" in capsys.readouterr().err

@@ -89,6 +89,9 @@ def test_several_nodes_meet_at_the_first(node):
         ({"NNODES": "0"}, "NNODES = '0'"),
         ({"NNODES": "2", "MASTER_ADDR": "node0"}, "NODE_RANK"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "http://node0"}, "MASTER_ADDR = 'http://node0'"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "abc"}, "MASTER_PORT = 'abc'"),
+        ({"NGPU": "abc"}, "NGPU = 'abc'"),
     ],
 )
 def test_a_wrong_number_of_nodes_or_a_missing_address_is_refused(node, variables, message):
