@@ -147,6 +147,18 @@ def _rows(text: str, name: str = "rows.jsonl", **settings: Any) -> Cause:
     return cause
 
 
+def _demonstrated(body: str) -> Cause:
+    """A function for prompts.demonstrate with this body."""
+
+    def cause(folder: Path) -> None:
+        (folder / "mine.py").write_text(f"def f(example, rng):\n    {body}\n")
+        config = load_config("debug_sft").prompts
+        config.demonstrate = f"{folder}/mine.py:f"
+        config.build(task=SumDigits.Config().build(), tokenizer=make_small_tokenizer(["1"], vocab_size=258), seed=0)
+
+    return cause
+
+
 def _config_file(text: str) -> Cause:
     def cause(folder: Path) -> None:
         (folder / "my_configs.py").write_text(text)
@@ -406,6 +418,16 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("tags([])", "tags takes a list of at least one name, not []", _grader(rewards=[f"{_LIBRARY}:tags([])"])),
         row("tags('think')", "tags takes a list of at least one name, not 'think'",
             _grader(rewards=[f"{_LIBRARY}:tags('think')"])),
+        row("tags(['<think>'])", "tags takes names such as 'think', without brackets, not ['<think>']",
+            _grader(rewards=[f"{_LIBRARY}:tags(['<think>'])"])),
+        row("a Judge at 'judge'", "base_url 'judge' is no address such as", _grader(rewards=[f"{_LIBRARY}:Judge('judge', 'b')"])),
+        row("a Judge with budget=-1", "budget -1 is less than 0", _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', budget=-1)"])),
+        row("environment_reward without an environment", "expected no environment_reward, as the task has no environment",
+            _grader(rewards=["torchtitan_rl.library.environments:environment_reward"])),
+        row("grader.rewards of a name with a hyphen", "'my-f=operator:add': expected a name of letters, digits and _ before the =",
+            _grader(rewards=["my-f=operator:add"])),
+        row("grader.rewards of a factory that is not called", "give a default, or call a factory: length(...)",
+            _grader(rewards=[f"{_LIBRARY}:length"])),
         row("json_object('name')", "json_object takes a list of keys, not 'name'",
             _grader(rewards=[f"{_LIBRARY}:json_object('name')"])),
         row("a Judge with retries=-1", "highest and timeout_seconds are more than 0, and retries at least 0",
@@ -420,8 +442,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned("c.trainer.optimizer.betas = 0.9")),
         row("c.trainer.optimizer.betas of three", "trainer.optimizer.betas = (0.9, 0.95, 0.99): expected tuple[float, float]",
             _assigned("c.trainer.optimizer.betas = (0.9, 0.95, 0.99)")),
-        row("length(0)", "target 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:length(0)"])),
-        row("repetition(0)", "ngram 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:repetition(0)"])),
+        row("length(0)", "target 0 is no whole number of at least 1", _grader(rewards=[f"{_LIBRARY}:length(0)"])),
+        row("repetition(0)", "ngram 0 is no whole number of at least 1", _grader(rewards=[f"{_LIBRARY}:repetition(0)"])),
         row("RANK=one", "RANK = 'one': expected a number from 0 up", _with_variable("RANK", "one")),
         row("WORLD_SIZE=0", "WORLD_SIZE = '0': expected a number from 1 up", _with_variable("WORLD_SIZE", "0")),
         row("a saved data set without the split", "expected the split 'dev', but it has ['test', 'train']", _saved_splits),
@@ -441,6 +463,14 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--task.split test of one file", "the split 'test' of task.path = ", _rows(_ROW * 9, split="test")),
         row("--task.held-out-split test of one file", "the split 'test' of task.held_out_path = ",
             _rows(_ROW * 9, held_out_split="test")),
+        row("messages of a role that is none", "row 1: a message with the role 'human', which is none of system, developer, user,",
+            _rows('{"messages": [{"role": "human", "content": "a"}], "answer": "1"}\n')),
+        row("answer_kind tag, and an answer with the tag itself", "row 1: 'answer' has <answer> tags itself; write what is between",
+            _rows('{"prompt": "a", "answer": "<answer>1</answer>"}\n', answer_kind="tag")),
+        row("prompts.demonstrate of a function that raises", "expected a function that returns text, but it raises KeyError: 'x' (",
+            _demonstrated("raise KeyError('x')")),
+        row("prompts.demonstrate of a function that returns ''", "expected a function that returns text, but it returned ''",
+            _demonstrated("return ''")),
         row("--task.held-out-share 0.9999", "task.held_out_share = 0.9999: expected a share that leaves some of the 3 rows",
             _rows("".join(_ROW.replace('"a"', one) for one in ('"a"', '"b"', '"c"')), held_out_share=0.9999)),
         row("--evaluation.best-by evaluation/acuracy", "best_by = 'evaluation/acuracy': expected one of ['evaluation/accuracy', ",

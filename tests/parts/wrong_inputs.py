@@ -120,6 +120,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "100000: expected less than generator.max_model_len 64, which a prompt shares with its completion. Use "
             "--prompts.max-prompt-tokens 480 --generator.max-model-len 512.",
         ),
+        WrongInput(
+            "--prompts.demonstrate my.py:f",
+            "prompts.demonstrate = 'my.py:f': expected none with the loss Clip, which samples completions",
+        ),
         _option("prompts.max-prompt-tokens", "0", "0: expected at least 1. Set it to the longest prompt"),
         _option("generator.max-num-seqs", "0", "0: expected at least 1 and at most 4096. Use 256."),
         _option("generator.max-num-seqs", "100000", "100000: expected at least 1 and at most 4096. Use 256."),

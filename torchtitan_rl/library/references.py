@@ -54,7 +54,9 @@ def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any
     module = import_checked(Path(place).resolve() if is_file else place, field)
     function = getattr(module, name, None)
     is_kind = inspect.isfunction if kind == "function" else inspect.isclass
-    known = [n for n, f in inspect.getmembers(module, is_kind) if f.__module__ == module.__name__]
+    own = [n for n, f in inspect.getmembers(module, is_kind) if f.__module__ == module.__name__]
+    # A package imports what it has from its modules.
+    known = own or [n for n in dir(module) if not n.startswith("_")]
     remedy = f"{did_you_mean(name, known)}It has {known}."
     expect(callable(function), field, reference, f"a {kind} of {place}", remedy)
     return function
@@ -70,6 +72,9 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
     """
     field_name = "grader.rewards"
     found = _REWARD.fullmatch(reference)
+    before, equals, _ = reference.partition("=")
+    named = not equals or before.isidentifier() or not before.replace("-", "").replace(" ", "").isidentifier()
+    expect(named, field_name, reference, "a name of letters, digits and _ before the =", "Rename it, without spaces.")
     if found is None:
         return reference, load_function(reference, field_name)  # which says what is wrong with it
     name, function = found["name"] or found["function"], load_function(found["place"], field_name)

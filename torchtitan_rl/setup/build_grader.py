@@ -12,6 +12,7 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.grading.grader import Scorers
 from torchtitan_rl.core.grading.scorer import Scope
+from torchtitan_rl.library.environments.factory import may_answer
 from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.scoring.reward import JUDGEMENT, Judgement, Reward
 from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
@@ -37,6 +38,14 @@ def find_scorers(
     scorers = {name: by_task[member] for name, member in members.items()}
     rewards = [reward for of_task in scorers.values() for reward in of_task.rewards]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
+    turns = any(map(may_answer, members.values())) or not any(reward.of_turns for reward in extra)
+    expect(
+        turns,
+        "grader.rewards",
+        config.rewards,
+        "no environment_reward, as the task has no environment",
+        "Leave it out.",
+    )
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
     expect(counts, "grader.weights", config.weights, "a weight other than 0, as every reward would be 0", "Set one.")
     return scorers
@@ -99,7 +108,8 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
         missing = reward.missing(given)
         expect(
             not missing, f"reward function {reward.name}", missing,
-            f"keywords that it can be given, which are {sorted(given)}", "Name a column of the task, or give a default.",
+            f"keywords that it can be given, which are {sorted(given)}",
+            f"Name a column of the task, give a default, or call a factory: {reward.name}(...).",
         )  # fmt: skip
         unknown, known = _state_fields(reward.function), {field.name for field in fields(TrainerState)}
         expect(

@@ -275,6 +275,17 @@ def _check_sampling(config: "RunConfig") -> None:
         config.samples_training or temperature == 1, "sampling.temperature", temperature,
         "1 with demonstrations, whose likelihood is the policy's own", "evaluation.sampling has its own.",
     )  # fmt: skip
+    demonstrated = {"prompts.demonstrate": config.prompts.demonstrate or "none"}
+    demonstrated["task.demonstrations"] = getattr(config.task, "demonstrations", "none")
+    for field, given in demonstrated.items() if config.samples_training else ():
+        unread = f"none with the loss {type(config.algorithm.loss).__qualname__.partition('.')[0]}, which samples completions"
+        expect(
+            given == "none",
+            field,
+            given,
+            unread,
+            "Leave it out, or learn from them: algorithm.loss Nll, as --config sft.",
+        )
     whole = "as a truncated sampler biases ratios"  # the trainer scores with the whole vocabulary
     for field, own in {"sampling": config.sampling, **config.task.samplings()}.items():
         limits = {

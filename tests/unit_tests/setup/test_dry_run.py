@@ -71,10 +71,9 @@ def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_p
         parse_args(["--dry-run", "--config", "debug", *options])
 
 
-def test_a_dry_run_says_why_an_environment_gives_no_reward(start, capsys):
-    rewards = ["--grader.rewards", "torchtitan_rl.library.environments:environment_reward"]
+def test_a_dry_run_says_why_an_environment_gives_no_reward(capsys):
     with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start), *rewards])
+        parse_args(["--dry-run", "--config", "debug_guess"])
     shown = capsys.readouterr().out
     assert "environment_reward none" in shown
     assert "(environment_reward needs a conversation, which a dry run does not play)" in shown

@@ -153,7 +153,7 @@ class Conversations(Configurable):
         """
         for task in self._members.values():
             expect(
-                not (in_flight and _may_answer(task)), "in_flight.prompts", in_flight,
+                not (in_flight and may_answer(task)), "in_flight.prompts", in_flight,
                 f"0 with conversations, as {type(task).__name__} has environments or tools, whose state is not carried from "
                 "step to step", "Leave it out.",
             )  # fmt: skip
@@ -194,13 +194,13 @@ class Conversations(Configurable):
         )
         pool = EnvironmentPool(limits, on_failure=config.on_failure)
         for index, conversation in enumerate(conversations):
-            if _may_answer(self._members[conversation.prompt.task]):
+            if may_answer(self._members[conversation.prompt.task]):
                 template = self._templates[conversation.prompt.task]
                 pool.add(index, conversation, partial(self._fitted, conversation), template)
         return pool
 
 
-def _may_answer(task: Task) -> bool:
+def may_answer(task: Task) -> bool:
     """Whether the task has tools or a method `environment` of its own, which may still return None for a prompt."""
     return type(task).environment is not Task.environment or bool(task.tools())
 

@@ -24,6 +24,8 @@ def tags(names: Sequence[str]) -> Callable:
     """
     if isinstance(names, str) or not names:
         raise ValueError(f"tags takes a list of at least one name, not {names!r}")
+    if not all(isinstance(name, str) and re.fullmatch(r"[\w.:-]+", name) for name in names):
+        raise ValueError(f"tags takes names such as 'think', without brackets, not {names!r}")
     whole = re.compile(r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL)
     return _matching("tags", lambda text: whole.fullmatch(text.strip()) is not None)
 

@@ -62,6 +62,10 @@ class Judge:
             raise ValueError(f"concurrency {concurrency} is less than 1: no request would ever be sent")
         if highest <= 0 or timeout_seconds <= 0 or retries < 0:
             raise ValueError("highest and timeout_seconds are more than 0, and retries at least 0")
+        if not base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url {base_url!r} is no address such as 'http://judge:8000/v1'")
+        if budget is not None and budget < 0:
+            raise ValueError(f"budget {budget} is less than 0: use None for no limit")
         if re.compile(mark).groups < 1:
             raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         try:
@@ -126,7 +130,7 @@ class Judge:
         return self._marks[key]
 
     async def _request(self, question: str) -> str:
-        from openai import AsyncOpenAI
+        from openai import APIConnectionError, AsyncOpenAI
 
         async with AsyncOpenAI(
             base_url=self.base_url,
@@ -134,12 +138,15 @@ class Judge:
             timeout=self.timeout_seconds,
             max_retries=self.retries,
         ) as client:
-            reply = await client.chat.completions.create(
-                model=self.model,
-                messages=[{"role": "user", "content": question}],
-                temperature=0,
-                max_tokens=self.max_tokens,
-            )
+            try:
+                reply = await client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "user", "content": question}],
+                    temperature=0,
+                    max_tokens=self.max_tokens,
+                )
+            except APIConnectionError as error:
+                raise ConnectionError(f"{self.base_url} does not answer: {error}") from error
         return reply.choices[0].message.content or ""
 
 

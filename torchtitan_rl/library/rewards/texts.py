@@ -8,8 +8,8 @@ from torchtitan_rl.library.task import completion_text
 
 def length(target: int) -> Callable:
     """0 for exactly `target` tokens, falling linearly to -1 at 0 tokens and at 2 `target` tokens or more."""
-    if target < 1:
-        raise ValueError(f"target {target} is less than 1")
+    if not isinstance(target, int) or target < 1:
+        raise ValueError(f"target {target!r} is no whole number of at least 1")
 
     def length(completion_ids, **_):
         return [-min(abs(len(ids) - target) / target, 1.0) for ids in completion_ids]
@@ -33,8 +33,8 @@ def overlong(max_tokens: int, cache: int) -> Callable:
 
 def repetition(ngram: int = 4) -> Callable:
     """Minus the fraction of token n-grams that already occurred earlier in the completion; 0 if it is too short."""
-    if ngram < 1:
-        raise ValueError(f"ngram {ngram} is less than 1")
+    if not isinstance(ngram, int) or ngram < 1:
+        raise ValueError(f"ngram {ngram!r} is no whole number of at least 1")
 
     def repetition(completion_ids, **_):
         grams = [[tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)] for ids in completion_ids]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.library.answers import last_tagged
 from torchtitan_rl.library.task import RESERVED_COLUMNS, Example
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_COLUMNS = ("completion", "response")
 _NUM_SHOWN = 10
 _NO_UTF8 = "has characters that UTF-8 cannot encode (lone surrogates)"
@@ -251,6 +253,8 @@ class RowSet:
             raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
         if isinstance(answer, float) and math.isinf(answer):
             raise RowError(f"{self.answer_column!r} is infinite")
+        if self._config.answer_kind == "tag" and last_tagged(str(answer)) is not None:
+            raise RowError(f"{self.answer_column!r} has <answer> tags itself; write what is between them")
         text = self._read_answer(str(answer))
         if text is None:
             raise RowError(
@@ -272,6 +276,8 @@ def _messages(given: list[Any]) -> list[dict[str, str]]:
     for message in given:
         if not isinstance(message, dict) or not _is_text(message.get("role")):
             raise RowError("a message without a role")
+        if message["role"] not in ROLES:
+            raise RowError(f"a message with the role {message['role']!r}, which is none of {', '.join(ROLES)}")
         if not _is_text(message.get("content")):
             raise RowError("a message whose content is not text")
     return [{"role": message["role"], "content": message["content"]} for message in given]

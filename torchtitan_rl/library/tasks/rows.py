@@ -90,12 +90,14 @@ class Rows(Task):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        of_task = next(
-            one.default for one in fields(config) if one.name == "subset"
-        )  # for the task's own data set on the hub
-        is_file = bool(config.path) and Path(from_caller(str(Path(config.path).expanduser()))).exists()
+        of_task = {one.name: one.default for one in fields(config)}  # for the task's own data set on the hub
+        place = Path(from_caller(str(Path(config.path).expanduser())))
+        is_local, is_file = bool(config.path) and place.exists(), place.is_file()
+        self._held_out_split = config.held_out_split
+        if is_file and not config.held_out_path and config.held_out_split == of_task["held_out_split"]:
+            self._held_out_split = ""  # one file has no splits
         expect(
-            not is_file or config.subset in ("", of_task),
+            not is_local or config.subset in ("", of_task["subset"]),
             "task.subset",
             config.subset,
             "none for the files of task.path",
@@ -178,7 +180,7 @@ class Rows(Task):
     def _held_out_parts(self) -> dict[str, RowSet]:
         """Returns the held-out sets by name, and leaves their prompts out of training."""
         config = self.config
-        one = config.held_out_path or (config.held_out_split and config.path)
+        one = config.held_out_path or (self._held_out_split and config.path)
         expect(
             not (one and config.held_out_paths), "task.held_out_path", one,
             "nothing, because task.held_out_paths is set",
@@ -195,7 +197,7 @@ class Rows(Task):
         parts = {}
         for name, path in paths.items():
             field = f"task.held_out_paths {name}" if name else "task.held_out_path"
-            split = config.held_out_split or "train"
+            split = self._held_out_split or "train"
             parts[name] = self._part(load_table(path, subset=config.subset, split=split, field=field))
             answers = "an answer column, as the training rows have one"
             expect(
