@@ -85,10 +85,14 @@ def quantiles_of(run: Path) -> list[tuple[float, float]]:
     file = run / "metrics.jsonl"
     try:
         steps = [json.loads(line) for line in file.read_text().splitlines()]
-        found = {name: [s[key] for s in steps if (key := f"completions/group_longest/{name}") in s] for name in QUANTILES}
+        found = {
+            name: [s[key] for s in steps if (key := f"completions/group_longest/{name}") in s] for name in QUANTILES
+        }
         return [(share, fmean(found[name])) for name, share in QUANTILES.items()]
     except (OSError, ValueError, TypeError) as error:  # not the folder of a run, one without a step, or a damaged line
-        raise UserError(f"--run = '{run}': expected a run with training steps, but {file} has no lengths: {error}.") from error
+        raise UserError(
+            f"--run = '{run}': expected a run with training steps, but {file} has no lengths: {error}."
+        ) from error
 
 
 def drawn(quantiles: Sequence[tuple[float, float]], rng: random.Random) -> float:
@@ -242,7 +246,9 @@ def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argpar
         return
     length, positions = prompt + completion, config.model_spec.model.max_seq_len
     if length > positions:
-        parser.error(f"--prompt-tokens {prompt} and --completion-tokens {completion}: expected at most {positions} together")
+        parser.error(
+            f"--prompt-tokens {prompt} and --completion-tokens {completion}: expected at most {positions} together"
+        )
     model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
     passes = config.trainer.num_epochs * sequences
     work = [passes * length, passes * length * (length + 1) / 2, passes * completion]  # in either pass
