@@ -214,16 +214,15 @@ def main() -> None:
                 config.model_spec = spec_from_folder(folder_of(args.model, Path(scratch)))
             if args.teacher:
                 config.teacher = str(folder_of(args.teacher, Path(scratch)))
-            if config.model_spec is not None:
-                print_estimate(config, args, parser)
+            if config.model_spec is None:
+                parser.error(
+                    f"--config {args.config} reads its model from a folder: name one, or a size of Qwen3, with --model"
+                )
+            print_estimate(config, args, parser)
+        if args.run is not None:
+            print_in_flight(args.run, needed=config.num_prompts_per_step, max_age=config.in_flight.max_age)
     except UserError as error:
         parser.error(str(error))
-    if config.model_spec is None:
-        parser.error(
-            f"--config {args.config} reads its model from a folder: name one, or a size of Qwen3, with --model"
-        )
-    if args.run is not None:
-        print_in_flight(args.run, needed=config.num_prompts_per_step, max_age=config.in_flight.max_age)
 
 
 def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
