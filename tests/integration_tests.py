@@ -331,6 +331,12 @@ def build_test_list() -> list[OverrideDefinitions]:
             "conversations with agents go on after a resume to the last bit", "agents", 1, [GOES_ON],
         ),
         OverrideDefinitions(
+            [["--config", "tests/parts/talk.py:talk_traces", "--num-steps", steps, "--dump-folder", "{dir}/" + name]
+             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
+            "rollouts of several traces: trainer and sampler agree, and they go on after a resume to the last bit", "traces", 1,
+            [GOES_ON],
+        ),
+        OverrideDefinitions(
             [["--config", "tests/parts/talk.py:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],
              ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
              ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],

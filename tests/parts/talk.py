@@ -13,9 +13,10 @@ import torch
 
 from configs.debug_algorithms import debug_maxent
 from configs.debug_conversations import debug_guess
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, Truncation
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, SeqMeanTokenMean, Truncation
 from torchtitan_rl.library.agents import AgentEnvironment
 from torchtitan_rl.library.agents.calculator_agent import openai_client
+from torchtitan_rl.library.environments import Context, Environment, Turn
 from torchtitan_rl.library.models import new_hf_model, small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import GuessNumber
@@ -98,6 +99,40 @@ def talk_agent():
     config = talk()
     config.task = AgentGuess.Config(span=7)
     config.algorithm.credit = "episode"
+    return config
+
+
+class Forgetful(Environment):
+    """Every other answer is a new context."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, message):
+        """Answers by the number of characters."""
+        self.steps += 1
+        answer = "higher" if len(message["content"]) % 2 else "lower"
+        if self.steps % 2:
+            opening = {"role": "user", "content": f"You said {message['content'][:6]!r}: {answer}"}
+            return Turn(messages=Context([opening], reason="compacted"))
+        return Turn(messages=[{"role": "user", "content": answer}])
+
+
+class ForgetfulGuess(GuessNumber):
+    """The game with a history that is compacted."""
+
+    def environment(self, prompt):
+        """Returns an environment that compacts."""
+        return Forgetful()
+
+
+def talk_traces():
+    """talk with rollouts of three traces, and an advantage for each turn."""
+    config = talk()
+    config.task = ForgetfulGuess.Config(span=7)
+    config.algorithm.aggregation = SeqMeanTokenMean.Config()
+    config.conversations.max_turns = 5
+    config.conversations.max_turn_tokens = 16
     return config
 
 
