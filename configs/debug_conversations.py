@@ -46,11 +46,11 @@ def debug_guess() -> RunConfig:
 
 
 def debug_compact() -> RunConfig:
-    """Learns to add six numbers that come one by one in a window for about three of them, because the history is
-    compacted: each rollout has several traces. On one CPU process, with its own warm start; needs no files.
+    """Adds six numbers that come one by one in a window for about three of them: the history is compacted, so each rollout
+    has several traces. On one CPU process, with its own warm start; needs no files.
 
     The starting policy has the habit of forgetting the carry. Without `task.compact_tokens` every conversation ends at
-    the window's limit, and nothing can be learned.
+    the window's limit. How well it learns has not been measured.
     """
     config = _debug_talk(max_turns=8)
     config.task = RunningSum.Config(
