@@ -90,8 +90,9 @@ def entries(assignments: list[str]) -> dict[str, Any]:
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     """Returns a random model of a transformers model type, with `SMALL`'s dimensions overridden by `settings`."""
     # Many families read entries that their config class does not list, such as head_dim: those of Llama are taken for all.
-    known = AutoConfig.for_model(model_type).to_dict() | AutoConfig.for_model("llama").to_dict()
-    if unknown := sorted(settings.keys() - known.keys()):
+    own = AutoConfig.for_model(model_type)
+    known = {*own.to_dict(), *own.attribute_map, *AutoConfig.for_model("llama").to_dict()}
+    if unknown := sorted(settings.keys() - known):
         raise ValueError(f"{unknown} are no entries of a {model_type}'s config.json")
     wrong = list(wrong_values({**SMALL, **settings}))
     if wrong:

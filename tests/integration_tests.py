@@ -205,6 +205,19 @@ def build_test_list() -> list[OverrideDefinitions]:
             "tests.integration.lora_sync",
         ),
         OverrideDefinitions(
+            [["--no-engine"], ["--no-engine", "--expert-parallel", "2"]],
+            "experts on FSDP 2, and shared by 2 ranks, have the gradients of one process", "experts_layouts", 2, [],
+            "tests.integration.experts", quick=True,
+        ),
+        OverrideDefinitions(
+            [["--generator-tp", "2", "--expert-parallel", "2"]], "the same, pushed into one engine of TP 2", "experts_engine_tp2", 2, [],
+            "tests.integration.experts",
+        ),
+        OverrideDefinitions(
+            [run("--config", "debug_moe")], "a mixture of experts: accuracy rises",
+            "debug_moe", 1, [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy],
+        ),
+        OverrideDefinitions(
             [run("--config", "debug_lora")], "LoRA: accuracy rises", "debug_lora", 1,
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.98), evaluation_is_reproduced],
         ),
@@ -318,6 +331,13 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
             "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"),
+        ),
+        OverrideDefinitions(
+            [run(*ANY_FOLDER, "--checkpoint.interval", "1", "--trainer.parallelism.expert-parallel-degree", "2"),
+             run(*ANY_FOLDER, "--num-steps", "3")],
+            "a mixture of experts, which 2 ranks share, is trained from its folder alone, goes on with FSDP 2 and is exported",
+            "experts_folder", 2, [steps_are(3), sampler_agrees(), export_is_whole],
+            prepare=odd("qwen3_moe", "hidden_size=96", "num_experts=6", "num_experts_per_tok=2", "moe_intermediate_size=40"),
         ),
         OverrideDefinitions(
             forked("--config", "tests/parts/talk.py:talk", steps=4),

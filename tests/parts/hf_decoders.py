@@ -97,9 +97,11 @@ def save_hf_family(folder: Path, family: str, **settings: object) -> None:
     model.save_pretrained(folder)
 
 
-def hf_policy(folder: Path, *, activation_checkpoint: str = "none", replicate: int = 1):
+def hf_policy(folder: Path, *, activation_checkpoint: str = "none", replicate: int = 1, experts: int = 1):
     """Returns the float32 policy of a folder with its weights, and its adapter. Needs a process group."""
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor", data_parallel_replicate_degree=replicate)
+    parallelism = ParallelismConfig(
+        spmd_backend="partial_dtensor", data_parallel_replicate_degree=replicate, expert_parallel_degree=experts
+    )
     set_spmd_backend(parallelism.spmd_backend)
     spec = spec_from_folder(folder)
     training = TrainingConfig(seq_len=128, mixed_precision_param="float32")
@@ -130,7 +132,7 @@ def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor, SequenceLayout, Tensor]
     tokens = torch.cat([*parts, torch.zeros(PADDING, dtype=torch.int64)])
     mask = torch.cat([torch.ones(len(tokens) - PADDING), torch.zeros(PADDING)])
     mask[torch.tensor([len(p) for p in parts]).cumsum(0) - 1] = 0
-    layout = SequenceLayout.of([*map(len, parts), PADDING], device="cpu")
+    layout = SequenceLayout.of([*map(len, parts), PADDING], device="cpu", padding=PADDING)
     return tokens, tokens.roll(-1), layout, mask
 
 
@@ -149,7 +151,11 @@ def transformers_logprobs(folder: Path, parts: list[Tensor]) -> tuple[Tensor, di
 def unsharded_policy(folder: Path) -> nn.Module:
     """Returns the policy of a folder as one process has it without FSDP."""
     spec = spec_from_folder(folder)
-    model = meta_model(spec).to_empty(device="cpu")
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    training = TrainingConfig(seq_len=128, mixed_precision_param="float32")
+    with torch.device("meta"):
+        model = model_config(spec, parallelism, training, 32, False).build()
+    model.to_empty(device="cpu")
     model.init_weights(buffer_device=None)
     stored = spec.state_dict_adapter(spec.model, None).from_hf(load_file(folder / "model.safetensors"))
     assert set(model.load_state_dict(stored, strict=False).missing_keys) <= {"lm_head.weight"}
@@ -182,11 +188,15 @@ def largest_difference(sharded: nn.Module, whole: nn.Module) -> float:
     return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
 
 
-def policy_figures(folder: Path, replicate: int = 1) -> dict[str, float]:
-    """Compares policy, transformers and an unsharded policy. Each rank of the process group takes a share of the sequences."""
+def policy_figures(folder: Path, replicate: int = 1, experts: int = 1) -> dict[str, float]:
+    """Compares policy, transformers and an unsharded policy. Each rank of the process group takes a share of the sequences.
+
+    Args:
+        experts: the degree of expert parallelism.
+    """
     parts, rank, size = sequences(), dist.get_rank(), dist.get_world_size()
     total = sum(len(ids) - 1 for ids in parts)
-    model, _ = hf_policy(folder, replicate=replicate)
+    model, _ = hf_policy(folder, replicate=replicate, experts=experts)
     mine = backward(model, parts[rank::size], total)
     whole = unsharded_policy(folder)
     backward(whole, parts, total)
@@ -241,9 +251,9 @@ def logprobs_of(model: nn.Module, ids: Tensor) -> np.ndarray:
     return score_only(model, ids, ids.roll(-1), layout, 1.0)[:-1].numpy()
 
 
-def engine_figures(folder: Path, degree: int = 1) -> dict[str, float]:
+def engine_figures(folder: Path, degree: int = 1, experts: int = 1) -> dict[str, float]:
     """Compares engine and policy after the first push, and after the policy has changed."""
-    model, adapter = hf_policy(folder)
+    model, adapter = hf_policy(folder, experts=experts)
     with engine(folder, degree) as made:
         first = made.push(model, adapter)
         scale_policy(model, 1.1)

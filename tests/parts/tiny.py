@@ -57,6 +57,15 @@ ODD = {
         "initializer_range": 0.1,
     },
     "llama": {"rope_parameters": _LLAMA3_ROPE, "initializer_range": 0.1},
+    "qwen3_moe": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "hidden_size": 96,  # vLLM's kernel for experts on a CPU needs a multiple of 32
+        "moe_intermediate_size": 40,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
 }
 """What each architecture has besides ODD_DIMENSIONS."""
 
@@ -82,10 +91,15 @@ def save_tiny_checkpoint(folder: Path, *, seed: int = 0, tie: bool = True) -> No
     new_hf_model(tiny_spec(), tie_word_embeddings=tie, initializer_range=0.2).save_pretrained(folder)
 
 
-def save_odd_checkpoint(folder: Path, model_type: str, *, tie: bool = True) -> None:
-    """As `save_tiny_checkpoint`, of another architecture and of odd dimensions; biases and norms are random too."""
+def save_odd_checkpoint(folder: Path, model_type: str, *, tie: bool = True, **settings: Any) -> None:
+    """As `save_tiny_checkpoint`, of another architecture and of odd dimensions; biases and norms are random too.
+
+    Args:
+        settings: more entries of config.json.
+    """
     torch.manual_seed(0)
-    model = small_model(model_type, {**ODD_DIMENSIONS, **ODD[model_type], "tie_word_embeddings": tie})
+    entries = {**ODD_DIMENSIONS, **ODD[model_type], "tie_word_embeddings": tie, **settings}
+    model = small_model(model_type, entries)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name.endswith(("bias", "norm.weight")):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,8 @@ if ON_CPU:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB per rank
     # vLLM would compile one function, the ranks of sampled tokens, which needs a C++ compiler.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    # torchtitan's routers ask for float32, which a CPU's autocast does not have; float32 models need none.
+    warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype", UserWarning)
     # Ranks that share cores must not be pinned to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
@@ -110,6 +113,18 @@ def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
     llm.llm_engine.output_processor.tokenizer = tokenizer
     if stats is not None:
         llm.llm_engine.logger_manager = stats
+
+
+def repack_experts(model: nn.Module) -> None:
+    """Let a CPU engine's next reload pack the weights of experts anew. vLLM packs them while it makes a layer's kernel,
+    which it does once; a later reload would copy weights as they are into packed ones.
+
+    A GPU engine does not pack them, and its CUDA graphs need the first kernel.
+    """
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if ON_CPU and getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def adapt_fsdp(model: nn.Module) -> None:

@@ -374,15 +374,23 @@ class SequenceLayout:
     """[P] int64, the place where each sequence's root begins; its own place if it shares no tokens."""
     longest: int
     """Tokens of the longest sequence, known on the host."""
+    padding: int = 0
+    """Tokens of padding, at the pack's end."""
 
     @classmethod
     def of(
-        cls, own: Sequence[int], shared: Sequence[int] | None = None, *, device: str
+        cls,
+        own: Sequence[int],
+        shared: Sequence[int] | None = None,
+        *,
+        device: str,
+        padding: int = 0,
     ) -> "SequenceLayout":
         """The layout of sequences with `own` [P] tokens of their own and `shared` [P] tokens in their root (default:
         0).
 
-        The root of a sequence with shared tokens is the nearest earlier sequence without any.
+        The root of a sequence with shared tokens is the nearest earlier sequence without any. The last sequences are
+        padding, `padding` tokens in all.
         """
         own_tokens = np.asarray(own, dtype=np.int64)  # [P]
         in_root = np.zeros_like(own_tokens)  # [P]
@@ -399,6 +407,7 @@ class SequenceLayout:
             lengths=torch.from_numpy(lengths).to(device),
             roots=torch.from_numpy(roots).to(device),
             longest=int(lengths.max()),
+            padding=padding,
         )
 
 

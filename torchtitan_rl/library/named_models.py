@@ -47,11 +47,12 @@ class NamedModel:
 
 
 def qwen3(flavor: str) -> NamedModel:
-    """torchtitan's Qwen3 of a published dense size: "0.6B", "1.7B", "4B", "8B", "14B" or "32B"."""
-    return NamedModel("qwen3", flavor, "qwen3", {"flavor": flavor})
+    """torchtitan's Qwen3 of a published size: "0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B" or "235B-A22B"."""
+    return NamedModel("qwen3_moe" if "-A" in flavor else "qwen3", flavor, "qwen3", {"flavor": flavor})
 
 
 def small_qwen3(*, dim: int = 256, n_layers: int = 4, **dimensions: float) -> NamedModel:
     """A Qwen3 of any dimensions, named as in `library.models.small_qwen3`; by default 2.4M parameters at a small vocabulary."""
     dimensions |= {"dim": dim, "n_layers": n_layers}
-    return NamedModel("qwen3", f"{n_layers}x{dim}", "small_qwen3", dimensions)
+    name = "qwen3_moe" if dimensions.get("num_experts") else "qwen3"
+    return NamedModel(name, f"{n_layers}x{dim}", "small_qwen3", dimensions)

@@ -23,7 +23,7 @@ class _Shard(NamedTuple):
 
     parameter: Tensor
     names: slice  # the k names' indices in ShardChecksums.shapes
-    weights: Tensor  # [k, rows of the shard], 0 for rows of other names
+    weights: Tensor  # [k, rows of the shard], 0 for rows of other names; [1, rows] for the shards of k experts
     first_column: int
     first_row: int
     counts: bool
@@ -39,16 +39,22 @@ class ShardChecksums:
         self._shards: list[_Shard] = []
         for parameter, exported in self.exported(model, adapter):
             self.device = parameter.device
-            begin, weights = len(self.shapes), torch.zeros(len(exported), len(parameter), dtype=torch.int64)
-            for number, (name, rows) in enumerate(exported.items()):
-                self.shapes[name] = (len(rows), *parameter.shape[1:], 1)[:2]
-                weights[number, rows] = place_weights(torch.arange(len(rows)))
-            offsets = ()
+            own, begin, offsets = local_shard(parameter), len(self.shapes), [0] * parameter.ndim
             if isinstance(parameter, DTensor) and (chunks := parameter.__create_chunk_list__()):
-                offsets = chunks[0].offsets
-            first_row, first_column = (*offsets, 0, 0)[:2]
-            weights = weights[:, first_row : first_row + len(local_shard(parameter))].to(self.device)
-            names = slice(begin, len(self.shapes))
+                offsets = list(chunks[0].offsets)
+            names = slice(begin, begin + len(exported))
+            if parameter.ndim == 3:  # one matrix for each expert, all with the same places
+                self.shapes |= dict.fromkeys(exported, tuple(parameter.shape[1:]))
+                weights = place_weights(torch.arange(parameter.shape[1]))[None]  # [1, rows]
+                first_expert = offsets.pop(0)
+                names = slice(begin + first_expert, begin + first_expert + len(own))
+            else:
+                weights = torch.zeros(len(exported), len(parameter), dtype=torch.int64)
+                for number, (name, rows) in enumerate(exported.items()):
+                    self.shapes[name] = (len(rows), *parameter.shape[1:], 1)[:2]
+                    weights[number, rows] = place_weights(torch.arange(len(rows)))
+            first_row, first_column = (*offsets, 0)[:2]
+            weights = weights[:, first_row : first_row + own.shape[max(0, own.ndim - 2)]].to(self.device)
             self._shards.append(_Shard(parameter, names, weights, first_column, first_row, _counts(parameter)))
 
     def exported(self, model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:

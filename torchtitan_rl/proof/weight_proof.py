@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torchtitan_rl.proof.checksum import checksums, place_weights
+from torchtitan_rl.proof.expert_parts import ExpertPart, expert_parts, is_experts
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator.generator import Generator
@@ -61,7 +62,10 @@ class WeightProof:
         self._copies = torch.zeros(
             len(self._names), dtype=torch.int64, device=policy_shards.device
         )  # [names], copies in one engine
-        self._parts = [self._part(*found) for found in self.parameters(model)]
+        self._parts: list[_Part | ExpertPart] = [self._part(*found) for found in self.parameters(model)]
+        for path, layer in model.named_modules():
+            if is_experts(layer):
+                self._parts += self._expert_parts(path, layer)
         # Buffers that are computed from the model's config.
         self._constants = {name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name}
 
@@ -88,6 +92,14 @@ class WeightProof:
             weights.append(place_weights(places) * (places < whole_height))
             self._copies[number] += num_kept * min(row_copies, column_copies)
         return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0)
+
+    def _expert_parts(self, path: str, layer: nn.Module) -> list[ExpertPart]:
+        """Returns the parts of a layer of experts. Each rank has a share of every expert."""
+        shapes = self._policy_shards.shapes
+        parts = list(expert_parts(layer, path, shapes, rank=self._tp_rank, degree=self._tp_size))
+        for part in parts:
+            self._copies[part.names] += 1
+        return parts
 
     def due(self, first: int, count: int) -> set[str]:
         """Returns the names to compare: `count` sixteenths of all tensors, from number `first` on, and the first and last layer.
@@ -156,8 +168,10 @@ def share_of(size: int, full: int, rank: int, degree: int) -> tuple[int, int]:
 
 def _parameters(model: nn.Module, known: Collection[str]) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
     """Yields each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
-    fused = getattr(model, "packed_modules_mapping", {})
+    fused = {"gate_up_proj": ["gate_proj", "up_proj"], **getattr(model, "packed_modules_mapping", {})}
     for path, layer in model.named_modules():
+        if is_experts(layer):
+            continue
         path = path.removesuffix(".base_layer")  # of a LoRA layer
         parent, _, last = path.rpartition(".")
         for parameter, tensor in layer.named_parameters(recurse=False):
@@ -165,5 +179,7 @@ def _parameters(model: nn.Module, known: Collection[str]) -> Iterator[tuple[nn.M
             names = names if names[0] in known else [f"{path}.{parameter}"]  # a matrix that Hugging Face merges too
             # vLLM drops a matrix after packing it, so its shape comes from the layer.
             sizes = layer.output_partition_sizes if names[1:] else [len(tensor) or sum(layer.output_partition_sizes)]
-            width = (*tensor.shape, 1)[1] if len(tensor) else layer.input_size_per_partition
+            width = (*tensor.shape, 1)[1]
+            if not len(tensor):  # a replicated layer has no part of its inputs
+                width = getattr(layer, "input_size_per_partition", layer.input_size)
             yield layer, parameter, dict(zip(names, sizes, strict=True)), width

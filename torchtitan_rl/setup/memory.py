@@ -132,9 +132,10 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     chunk = min(trainer.logprob_chunk_tokens, tokens)
     rows = min(shape.vocabulary / tp, GPU_TILE / chunk)
     kept = shape.layers * (shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.layer_activations)
+    layer = shape.layer - shape.experts * (1 - 1 / p.expert_parallel_degree)  # a rank's own experts are not gathered
     gathered = (
-        2 * shape.layer + shape.vocabulary_matrices * shape.embedding,
-        largest,
+        2 * layer + shape.vocabulary_matrices * shape.embedding,
+        max(shape.embedding, layer),
     )  # weights and gradients that exist at one time
     if p.fsdp_reshard_after_forward == "never":
         gathered = shape.parameters, shape.parameters
@@ -280,7 +281,7 @@ def footprint_of(config: "RunConfig", *, model: Decoder, world_size: int) -> Foo
 
 @dataclass(frozen=True)
 class _Shape:
-    """Sizes of a dense decoder: parameters, and values per token."""
+    """Sizes of a decoder: parameters, and values per token."""
 
     parameters: int
     """Parameters of the whole model; tied ones once."""
@@ -293,6 +294,8 @@ class _Shape:
     """1 with tied embeddings, otherwise 2."""
     layer: float
     """Parameters of one layer."""
+    experts: float
+    """Those of its experts; 0 in a dense model."""
     layer_activations: int
     """Values that one layer computes for a token and the backward pass reads."""
 
@@ -300,7 +303,11 @@ class _Shape:
     def of(cls, spec: ModelSpec) -> "_Shape":
         """Returns the sizes of a model, from its architecture and its parameters on meta."""
         a = hf_architecture(spec.model)
-        dim, hidden, layers = a["hidden_size"], a["intermediate_size"], a["num_hidden_layers"]
+        dim, hidden, layers = a["hidden_size"], a.get("intermediate_size", 0), a["num_hidden_layers"]
+        inner = 3 * hidden  # gate, up, product
+        if "num_experts" in a:  # those of a token's experts, their inputs and outputs, and the routers' probabilities
+            of_experts = a["num_experts_per_tok"] * (3 * a["moe_intermediate_size"] + 2 * dim)
+            inner = max(inner, of_experts + a["num_experts"])
         embedding, matrices = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
         queries = a["num_attention_heads"] * a["head_dim"]
         projected = queries + 2 * a["num_key_value_heads"] * a["head_dim"]
@@ -313,6 +320,7 @@ class _Shape:
             embedding=embedding,
             vocabulary_matrices=matrices,
             layer=(parameters - matrices * embedding) / layers,
-            # two norms and the residual; projections before and after norm and rotation; attention; gate, up, product
-            layer_activations=3 * dim + 2 * projected + queries + 3 * hidden,
+            experts=3 * dim * a.get("num_experts", 0) * a.get("moe_intermediate_size", 0),
+            # two norms and the residual; projections before and after norm and rotation; attention; MLP
+            layer_activations=3 * dim + 2 * projected + queries + inner,
         )

@@ -17,6 +17,7 @@ from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
+from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.references import did_you_mean
 from torchtitan_rl.library.task import Task
@@ -40,7 +41,6 @@ _DEGREE: Field = number(1, least=1, remedy="1 turns it off.")
 _ONLY: dict[str, tuple[object, str, str]] = {
     "trainer.parallelism.pipeline_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.context_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
-    "trainer.parallelism.expert_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
     "trainer.parallelism.spmd_backend": ("partial_dtensor", "the only one for this torch", "Leave it at its default."),
     "comm.train_timeout_seconds": (100, "as it has no effect", "Set comm.init_timeout_seconds."),
     "comm.mode": ("default", "as training is real", "Leave it at its default."),
@@ -191,6 +191,7 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     check_parallelism(model, config.trainer.parallelism.tensor_parallel_degree)
     degree = config.generator.tensor_parallel_degree
     check_other_parts(model, lora_rank=config.trainer.lora.rank, engine_degree=degree, max_model_len=longest)
+    check_mixture(model, config.trainer, config.generator, world_size=world_size, on_cpu=ON_CPU)
     attention = model.layers[0].attention
     divided = {
         "attention heads": attention.n_heads,
@@ -228,7 +229,7 @@ def check_layout(config: "RunConfig", world_size: int) -> None:
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus := torch.cuda.device_count():
         expect(local <= gpus, "NGPU", local, f"at most the {gpus} GPUs of this node", "Start that many processes.")
-    for name in ("tensor_parallel_degree", "data_parallel_replicate_degree"):
+    for name in ("tensor_parallel_degree", "data_parallel_replicate_degree", "expert_parallel_degree"):
         check_number(_DEGREE, getattr(p, name), f"trainer.parallelism.{name}")
     tp, replicate, shard = p.tensor_parallel_degree, p.data_parallel_replicate_degree, p.data_parallel_shard_degree
     expect(

@@ -12,13 +12,14 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
-from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, tiny_spec
+from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, model_config, score
 from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
+from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
@@ -31,9 +32,9 @@ PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i,
 class Pair:
     """A policy and an engine in one process."""
 
-    def __init__(self, folder) -> None:
-        save_tiny_checkpoint(folder)
-        spec = tiny_spec()
+    def __init__(self, folder, save=save_tiny_checkpoint) -> None:
+        save(folder)
+        spec = spec_from_folder(folder)
         parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
         set_spmd_backend(parallelism.spmd_backend)
         training = TrainingConfig(seq_len=384, mixed_precision_param="float32")

@@ -39,7 +39,7 @@ def sized(size, *, rank=0):
     return config
 
 
-@pytest.mark.parametrize(("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_8b", 4)])
+@pytest.mark.parametrize(("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_8b", 4), ("qwen3_30b_a3b", 8)])
 def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
     function = getattr(shipped, name)
     config = function()

@@ -7,7 +7,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
 
 EXPECTED = {
-    "debug", "qwen3", "qwen3_0_6b", "qwen3_8b",
+    "debug", "qwen3", "qwen3_0_6b", "qwen3_8b", "qwen3_30b_a3b", "debug_moe",
     "debug_dapo", "debug_dr_grpo", "debug_rloo", "debug_gspo", "debug_cispo", "debug_maxent", "debug_seed_grpo", "debug_distill", "debug_lora", "debug_sft", "sft",
 }  # fmt: skip
 

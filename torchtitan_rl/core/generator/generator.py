@@ -16,6 +16,7 @@ from torchtitan_rl.core.device import (
     ON_CPU,
     expandable_segments,
     import_engine_model,
+    repack_experts,
     replace_engine_parts,
     unlink_shared_memory,
     without_preloads,
@@ -313,6 +314,7 @@ class Generator(Configurable):
         adapters: dict[str, Tensor] = dict(weights) if self.holds_base else {}
         if not self.holds_base:
             base = self._base_of(weights, adapters)
+            self.llm.apply_model(repack_experts)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
         if self.lora:
             self.lora.load(self.llm, adapters)
@@ -382,6 +384,7 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
         "enforce_eager": config.enforce_eager,
         "enable_sleep_mode": bool(config.sleep),
         "gpu_memory_utilization": config.gpu_memory_utilization,
+        "moe_backend": "triton",  # others rearrange the weights of experts, which could then not be proven
     }
     if config.dtype == "float32":
         options["attention_config"] = {"backend": "TRITON_ATTN"}

@@ -236,6 +236,7 @@ def pack(
             [*own_lengths, *padding_lengths],
             [*shared, *[0] * len(padding_lengths)],
             device=DEVICE_TYPE,
+            padding=row.padding,
         ),
         loss_mask=_on_device(loss_mask),
         scored=_on_device(np.flatnonzero(loss_mask)),

@@ -22,6 +22,7 @@ from torchtitan_rl.core.trainer.attention import (
     describe_attention,
 )
 from torchtitan_rl.core.trainer.divergence import TeacherOutput
+from torchtitan_rl.core.trainer.experts import packed_moe, route
 from torchtitan_rl.core.trainer.head import LogprobHead
 from torchtitan_rl.core.types import SequenceLayout
 
@@ -90,13 +91,15 @@ def model_config(
     logprob_chunk_tokens: int,
     compile_head: bool,
 ) -> Decoder.Config:
-    """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
+    """Returns a copy of the model's config with this device's attention, the scoring head, the RoPE length and experts
+    for packed sequences."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
     inner = attention_config(float32=training.mixed_precision_param == "float32")
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
+        layer.moe = layer.moe and packed_moe(layer.moe)
     head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
     config.lm_head = LogprobHead.Config(
         **head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
@@ -130,6 +133,7 @@ def score(
         at: [M] int64, the positions whose results are wanted; the others are 0 and take no work. None: all.
     """
     masks = attention_masks(model, layout)
+    route(model, layout)
     with model.lm_head.scoring(labels, temperature, at):
         return model(token_ids[None], layout.positions[None], masks)  # [T] each
 

@@ -23,6 +23,7 @@ from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shares_prompts
+from torchtitan_rl.core.trainer.experts import routing_metrics
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import LogprobDiffs, diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
@@ -254,6 +255,7 @@ class Trainer(Configurable):
         self.finite.check_weights(weight_norm)
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
+        metrics.append(routing_metrics(self.model, self.dp_group))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         self._share_logprob_diffs(groups)
@@ -325,7 +327,12 @@ class Trainer(Configurable):
                 rows.append(diff_rows(batch, logprobs.detach(), **others))
         if self.dp_group is not None:
             dist.all_reduce(loss, group=self.dp_group)
-        norm = clip_grad_norm_(self.model.parameters(), self.config.max_norm, foreach=True)  # 0-d
+        norm = clip_grad_norm_(
+            self.model.parameters(),
+            self.config.max_norm,
+            foreach=True,
+            ep_enabled=self.parallel_dims.ep_enabled,
+        )  # 0-d
         on_host = _on_host([loss, norm, *rows, *(out.tally.numbers() for out in outputs)])
         grad_norm = float(on_host[1])
         metrics: list[dict[str, Metric]] = []

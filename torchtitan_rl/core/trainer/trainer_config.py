@@ -56,7 +56,8 @@ class TrainerConfig(Configurable.Config):
         default_factory=lambda: ParallelismConfig(spmd_backend="partial_dtensor")
     )
     """torchtitan's degrees: data_parallel_shard_degree (FSDP2; -1: all remaining ranks), data_parallel_replicate_degree
-    (HSDP), tensor_parallel_degree. Pipeline, context and expert parallelism are not supported."""
+    (HSDP), tensor_parallel_degree, and expert_parallel_degree for a mixture of experts. Pipeline and context
+    parallelism are not supported."""
 
     lora: LoraConfig = field(default_factory=LoraConfig)
 

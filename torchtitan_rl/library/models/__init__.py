@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torchtitan.models.common import CosSinRoPE, Embedding, GQAttention, Linear, RMSNorm, TransformerBlock
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, TransformerBlock
 from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.param_init import skip_param_init
@@ -21,9 +21,17 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.models.config_json import read_config, wrong_values
-from torchtitan_rl.library.models.families import FAMILIES, QWEN3, Family, beyond_torchtitan, unlike_vllm
+from torchtitan_rl.library.models.families import (
+    FAMILIES,
+    QWEN3,
+    QWEN3_MOE,
+    Family,
+    beyond_torchtitan,
+    unlike_vllm,
+)
 from torchtitan_rl.library.models.hf_decoder import HFDecoder, HFStateDictAdapter, parallelize_hf
 from torchtitan_rl.library.models.hf_support import Unsupported, examine
+from torchtitan_rl.library.models.mixture_of_experts import MixtureOfExperts, mixture_entries
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -33,6 +41,9 @@ _NORM_INIT = {"weight": nn.init.ones_}
 
 QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 """The published dense Qwen3 sizes that torchtitan supports."""
+
+QWEN3_MOE_SIZES = ("30B-A3B", "235B-A22B")
+"""The published Qwen3 mixtures of experts that torchtitan supports: all parameters, and those that a token uses."""
 
 _ROPE_SCALING = {
     "factor": "scaling_factor",
@@ -75,6 +86,7 @@ def spec_from_folder(folder: Path) -> ModelSpec:
         rms_norm_eps=found.rms_norm_eps,
         rope_theta=rope["rope_theta"],
         rope_scaling=rope if rope["rope_type"] == "llama3" else None,
+        mixture=MixtureOfExperts.of(found) if family is QWEN3_MOE else None,
     )
 
 
@@ -128,15 +140,20 @@ def _spec(
     rope_theta: float,
     max_position_embeddings: int,
     rope_scaling: Mapping[str, Any] | None = None,
+    mixture: MixtureOfExperts | None = None,
 ) -> ModelSpec:
-    """Returns a decoder of the family. The arguments are config.json's entries."""
+    """Returns a decoder of the family. The arguments are config.json's entries.
+
+    Args:
+        mixture: of the layers that are not dense; None if all are.
+    """
     dim = hidden_size
     rope = family.rope(dim=head_dim, max_seq_len=max_position_embeddings, theta=float(rope_theta))
     if rope_scaling:
         scaling = {ours: rope_scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
         rope = dataclasses.replace(rope, scaling="llama", **scaling)
 
-    def layer() -> TransformerBlock.Config:
+    def layer(number: int) -> TransformerBlock.Config:
         """Returns the config of one block."""
         attention = make_gqa_config(
             dim=dim,
@@ -151,7 +168,15 @@ def _spec(
             qk_norm=_norm(head_dim, rms_norm_eps) if family.qk_norm else None,
         )
         attention.qkv_linear.wqkv.bias = family.qkv_bias
-        return _block(family, attention, dim=dim, hidden_dim=intermediate_size, eps=rms_norm_eps)
+        dense = mixture is None or number in mixture.dense
+        inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
+        return family.block(
+            attention=attention,
+            feed_forward=make_ffn_config(dim=dim, hidden_dim=intermediate_size, **inits) if dense else None,
+            moe=None if dense else mixture.config(dim),
+            attention_norm=_norm(dim, rms_norm_eps),
+            ffn_norm=_norm(dim, rms_norm_eps),
+        )
 
     embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
     return ModelSpec(
@@ -164,7 +189,7 @@ def _spec(
             enable_weight_tying=tie_word_embeddings,
             tok_embeddings=Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init),
             lm_head=Linear.Config(in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT),
-            layers=[layer() for _ in range(num_hidden_layers)],
+            layers=[layer(number) for number in range(num_hidden_layers)],
         ),
         parallelize_fn=family.parallelize,
         pipelining_fn=None,
@@ -177,22 +202,12 @@ def _norm(size: int, eps: float) -> RMSNorm.Config:
     return RMSNorm.Config(normalized_shape=size, eps=eps, param_init=_NORM_INIT)
 
 
-def _block(
-    family: Family, attention: GQAttention.Config, *, dim: int, hidden_dim: int, eps: float
-) -> TransformerBlock.Config:
-    inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
-    return family.block(
-        attention=attention,
-        feed_forward=make_ffn_config(dim=dim, hidden_dim=hidden_dim, **inits),
-        attention_norm=_norm(dim, eps),
-        ffn_norm=_norm(dim, eps),
-    )
-
-
 def qwen3(flavor: str) -> ModelSpec:
-    """Returns torchtitan's Qwen3 of one of QWEN3_SIZES. Raises UserError for another size."""
-    expect(flavor in QWEN3_SIZES, "model_spec", flavor, f"a size of dense Qwen3, one of {QWEN3_SIZES}", "Use one.")
-    return model_registry(flavor, attn_backend="varlen")
+    """Returns torchtitan's Qwen3 of one of QWEN3_SIZES or QWEN3_MOE_SIZES. Raises UserError for another size."""
+    sizes = QWEN3_SIZES + QWEN3_MOE_SIZES
+    expect(flavor in sizes, "model_spec", flavor, f"a size of Qwen3, one of {sizes}", "Use one.")
+    family = QWEN3_MOE if flavor in QWEN3_MOE_SIZES else QWEN3
+    return dataclasses.replace(model_registry(flavor, attn_backend="varlen"), name=family.name)
 
 
 def small_qwen3(
@@ -206,8 +221,14 @@ def small_qwen3(
     hidden_dim: int = 512,
     max_seq_len: int = 512,
     rope_theta: float = 10000.0,
+    num_experts: int = 0,
+    top_k: int = 2,
 ) -> ModelSpec:
     """Returns a Qwen3 with tied embeddings and these dimensions; by default 2.4M parameters at a small vocabulary.
+
+    Args:
+        num_experts: with more than 0, each layer has as many experts of `hidden_dim` in place of its MLP.
+        top_k: experts of a token.
 
     Raises UserError for dimensions that make no model.
     """
@@ -224,16 +245,25 @@ def small_qwen3(
     }
     wrong = list(wrong_values(entries))
     expect(not wrong, "model_spec", "small_qwen3", f"a model, but it has {'; '.join(wrong)}", "Correct its arguments.")
-    return _spec(QWEN3, **entries, tie_word_embeddings=True, rms_norm_eps=1e-6)
+    mixture = MixtureOfExperts(
+        num_experts=num_experts, num_experts_per_tok=top_k, moe_intermediate_size=hidden_dim, norm_topk_prob=True
+    )
+    return _spec(
+        QWEN3_MOE if num_experts else QWEN3,
+        **entries,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+        mixture=mixture if num_experts else None,
+    )
 
 
 def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
-    """Returns the Hugging Face config.json entries that describe this dense model."""
+    """Returns the Hugging Face config.json entries that describe this model."""
     if isinstance(config, HFDecoder.Config):
         return _transformers_entries(config)
-    layer = config.layers[0]
-    attention = layer.attention
+    attention = config.layers[0].attention
     rope = attention.rope
+    dense = next((layer.feed_forward for layer in config.layers if layer.feed_forward is not None), None)
     entries = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,
@@ -241,10 +271,11 @@ def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
         "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_kv_heads or attention.n_heads,
         "head_dim": attention.head_dim,
-        "intermediate_size": layer.feed_forward.w1.out_features,
+        **({"intermediate_size": dense.w1.out_features} if dense else {}),
         "tie_word_embeddings": config.enable_weight_tying,
         "rms_norm_eps": config.norm.eps,
         "rope_theta": rope.theta,
+        **mixture_entries(config.layers),
     }
     if rope.scaling == "llama":
         scaling = {theirs: getattr(rope, ours) for theirs, ours in _ROPE_SCALING.items()}

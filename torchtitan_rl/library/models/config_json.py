@@ -17,6 +17,15 @@ _COUNTS = (
 )  # fmt: skip
 """Entries that are whole numbers of at least 1."""
 
+_EXPERT_COUNTS = (
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "decoder_sparse_step",
+)
+"""The same in a Qwen3-MoE. Dense models may have them as 0."""
+
 _NUMBERS = ("rope_theta", "factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor")
 _NUMBERS += ("original_max_position_embeddings", "partial_rotary_factor", "rms_norm_eps", "layer_norm_eps")
 """Entries that are numbers above 0, at the top or among RoPE's."""
@@ -57,7 +66,8 @@ def _wrong_architectures(entries: dict[str, Any]) -> Iterator[str]:
 
 def wrong_values(entries: dict[str, Any]) -> Iterator[str]:
     """Yields each entry of a config.json that no decoder can have. A null is transformers' default."""
-    for key in _COUNTS:
+    is_mixture = entries.get("model_type") == "qwen3_moe"
+    for key in _COUNTS + (_EXPERT_COUNTS if is_mixture else ()):
         value = entries.get(key)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             yield f"{key} {value!r}, which must be a whole number of at least 1"
@@ -65,6 +75,10 @@ def wrong_values(entries: dict[str, Any]) -> Iterator[str]:
     heads, kv_heads = entries.get("num_attention_heads"), entries.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
         yield f"num_key_value_heads {kv_heads}, which does not divide num_attention_heads {heads}"
+    experts = entries.get("num_experts") or entries.get("num_local_experts")
+    chosen = entries.get("num_experts_per_tok")
+    if is_mixture and experts and chosen and chosen > experts:
+        yield f"num_experts_per_tok {chosen}, which is more than num_experts {experts}"
     for part in _with_rope(entries):
         for key in _NUMBERS:
             value = part.get(key)

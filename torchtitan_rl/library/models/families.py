@@ -78,6 +78,7 @@ QWEN2 = dataclasses.replace(
     heads_split_hidden=True,
     must_be={**_OF_VLLM, "qk_norm": False},
 )
+QWEN3_MOE = dataclasses.replace(QWEN3, name="qwen3_moe", model_type="qwen3_moe")
 LLAMA = Family(
     name="llama3",
     model_type="llama",
@@ -91,7 +92,12 @@ LLAMA = Family(
     # transformers' Llama has none of the last three, and vLLM's has them
     must_be={**_OF_VLLM, "sliding_window": None, "bias": False, "qkv_bias": False},
 )
-FAMILIES = {"Qwen3ForCausalLM": QWEN3, "Qwen2ForCausalLM": QWEN2, "LlamaForCausalLM": LLAMA}
+FAMILIES = {
+    "Qwen3ForCausalLM": QWEN3,
+    "Qwen3MoeForCausalLM": QWEN3_MOE,
+    "Qwen2ForCausalLM": QWEN2,
+    "LlamaForCausalLM": LLAMA,
+}
 """Model families by the name in config.json's `architectures`."""
 
 

@@ -6,9 +6,13 @@ Each teaches the format of an answer and a bad habit to unlearn.
 import itertools
 import random
 import re
+from dataclasses import replace
 
 from torchtitan_rl.library.starts.warm_start import Recipe
 from torchtitan_rl.library.task import Example
+
+EXPERTS = {"vocab_size": 320, "hidden_dim": 128, "num_experts": 8, "top_k": 2}
+"""The model of `expert_sums`: 2.5M parameters, of which a token uses 1.3M."""
 
 _SUMS = {"steps": 220, "batch_size": 32, "muon_lr": 0.025, "adamw_lr": 3e-3, "warm_up_steps": 10, "decay_share": 0.7}
 """How a Recipe of sums is trained."""
@@ -25,6 +29,11 @@ def sums() -> Recipe:
         return sum_in_columns(*example.columns["operands"], forget_carry=rng.random() < 0.56)
 
     return Recipe(name="sums", worked=worked, **_SUMS)
+
+
+def expert_sums() -> Recipe:
+    """The answers of `sums`, by a mixture of experts."""
+    return replace(sums(), name="expert_sums", dimensions=EXPERTS)
 
 
 def right_sums() -> Recipe:

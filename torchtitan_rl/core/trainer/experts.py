@@ -1,0 +1,131 @@
+"""Mixture of experts over packed sequences: exact in any dtype, without the padding of a pack, and measured."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.moe import GroupedExperts, MoE
+
+from torchtitan_rl.core.types import Metric, SequenceLayout
+
+
+class ExactExperts(GroupedExperts):
+    """torchtitan's experts in the dtype of their weights. torchtitan's own round input and weights to bfloat16."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
+        """x [R, D], sorted by expert, and the number of rows of each expert, [E] -> [R, D]"""
+        ends = torch.cumsum(num_tokens_per_expert_E, dim=0, dtype=torch.int32)  # [E]
+        gate, down, up = (
+            (w.to_local() if isinstance(w, DTensor) else w).transpose(-2, -1)
+            for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        )  # [E, D, F], [E, F, D], [E, D, F]
+        opened = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends))  # [R, F]
+        inner = opened * self._grouped_mm(A=x_RD, B_t=up, offs=ends)  # [R, F]
+        return self._grouped_mm(A=inner, B_t=down, offs=ends)  # [R, D]
+
+
+class PackedMoE(MoE):
+    """torchtitan's mixture of experts for one pack. Padding at the pack's end is not routed and not counted.
+
+    Forwards with a gradient count what their tokens chose, until `take_counts`. Forwards without one, such as those of an
+    evaluation, count nothing.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MoE.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.padding = 0
+        """Rows at the end of the next pack that are not routed. Set by `route`; the backward may read it again."""
+        self.entropy: Tensor | float = 0.0
+        """The sum of the routers' entropies of the tokens in `tokens_per_expert_E`, in nats."""
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """[1, T, D] -> [1, T, D], 0 on padding"""
+        routed = x_BLD[:, : x_BLD.shape[1] - self.padding]  # [1, n, D]
+        weights, chosen, probabilities = self.router(routed)  # [1, n, K], [1, n, K], [1, n, E]
+        counts = torch.zeros_like(probabilities).scatter_(-1, chosen, 1.0).sum((0, 1)).long()  # [E]
+        if torch.is_grad_enabled():
+            self._count(counts, probabilities.detach())
+        out = self.routed_experts(routed, weights, chosen, counts)  # [1, n, D]
+        return F.pad(out, (0, 0, 0, self.padding))
+
+    def _count(self, counts: Tensor, probabilities: Tensor) -> None:
+        """Add one pack's counts, [E], and entropies, of [1, n, E]."""
+        self.tokens_per_expert_E += counts
+        self.entropy = self.entropy - torch.special.xlogy(probabilities, probabilities).sum()
+
+    def take_counts(self) -> Tensor:
+        """Returns (tokens of each expert, sum of entropies), [E + 1] float32, since the last call."""
+        entropy = self.tokens_per_expert_E.new_tensor([float(self.entropy)])  # [1]
+        taken = torch.cat([self.tokens_per_expert_E, entropy])  # [E + 1]
+        self.tokens_per_expert_E.zero_()
+        self.entropy = 0.0
+        return taken
+
+
+def packed_moe(config: MoE.Config) -> PackedMoE.Config:
+    """Returns the config of the same mixture as a PackedMoE with ExactExperts.
+
+    Without torchtitan's load balancing: its bias of experts is in no Hugging Face model and not in the engine.
+    """
+    routed = replace(
+        config.routed_experts,
+        inner_experts=ExactExperts.Config(**_fields(config.routed_experts.inner_experts)),
+    )
+    given = _fields(config) | {"routed_experts": routed, "load_balance_coeff": None}
+    return PackedMoE.Config(**given)
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+def mixtures(model: Decoder) -> Iterator[PackedMoE]:
+    """Yields the mixture of each layer that has one."""
+    for layer in model.layers.values():
+        if getattr(layer, "moe_enabled", False):
+            yield layer.moe
+
+
+def route(model: Decoder, layout: SequenceLayout) -> None:
+    """Tell a model's mixtures which rows of the next forward, and of its backward, are padding."""
+    for moe in mixtures(model):
+        moe.padding = layout.padding
+
+
+def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str, Metric]:
+    """Returns the metrics of what the tokens chose since the last call; {} for a dense model. Collective.
+
+    Args:
+        group: the data-parallel ranks; None for one.
+    """
+    found = list(mixtures(model))
+    if not found:
+        return {}
+    counted = torch.stack([moe.take_counts() for moe in found])  # [layers, E + 1]
+    if group is not None:
+        dist.all_reduce(counted, group=group)
+    counts, entropies = counted[:, :-1], counted[:, -1]  # [layers, E], [layers]
+    tokens = counts.sum(1) / found[0].router.top_k  # [layers]
+    if not tokens.all():
+        return {}
+    largest = counts.amax(1) / counts.mean(1)  # [layers]
+    values = {
+        "moe/largest_load": largest.max(),
+        "moe/router_entropy": (entropies / tokens).mean(),
+        "moe/dead_experts": (counts == 0).sum(),
+    }
+    return {name: Metric(float(value), "mean") for name, value in values.items()}
