@@ -80,7 +80,7 @@ def qwen3_0_6b() -> RunConfig:
 
 
 def qwen3_8b() -> RunConfig:
-    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 49 in an update.
+    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 60 GiB awake, 51 in an update.
 
     Needs the checkpoint folder.
     """

@@ -132,7 +132,7 @@ def main() -> None:
     parameters = list(trainer.model.parameters())
     gradients = num_bytes(p for p in parameters if p.requires_grad)
     predicted = memory_need(config, world_size=1, gpu_bytes=0).updating
-    predicted.pop("CUDA")
+    predicted.pop("CUDA and NCCL")
     measured = {
         "weights, moments and gradients": num_bytes(parameters) + gradients + num_bytes(state),
         "activations": kept_for_backward(trainer, groups),

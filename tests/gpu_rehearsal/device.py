@@ -44,6 +44,8 @@ class Collective(NamedTuple):
     """(dtype, sizes) of each tensor."""
     at: str
     on_cpu: bool
+    group: str = ""
+    """The process group's name: groups of the same ranks have different ones, and each has a communicator."""
 
 
 class Device(TorchDispatchMode):
@@ -117,7 +119,8 @@ class Device(TorchDispatchMode):
     def _note_collective(self, func: Callable, tensors: list[Tensor], args: tuple) -> None:
         shapes = tuple((str(t.dtype), tuple(t.shape)) for t in tensors)
         on_cpu = any(t.device.type == "cpu" for t in tensors) and func.__name__ != "barrier.default"
-        self.collectives.append(Collective(func.__name__, _ranks(args), shapes, place(), on_cpu))
+        ranks, group = _group(args)
+        self.collectives.append(Collective(func.__name__, ranks, shapes, place(), on_cpu, group))
 
     def _note_sync(self, func: Callable, tensors: list[Tensor], kwargs: dict) -> None:
         from_device = bool(tensors) and tensors[0].device.type == "cuda"
@@ -184,13 +187,18 @@ def _names_cuda(args: tuple, kwargs: dict) -> bool:
     return any(isinstance(leaf, torch.device) and leaf.type == "cuda" for leaf in tree_leaves((args, kwargs)))
 
 
-def _ranks(args: tuple) -> tuple[int, ...]:
-    """The ranks of the group among a collective's arguments: an object for c10d, a name for functional collectives."""
+def _group(args: tuple) -> tuple[tuple[int, ...], str]:
+    """The ranks and the name of the group among a collective's arguments: an object for c10d, a name for functional
+    collectives."""
     for argument in args:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-            return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument)))
+            group = dist.ProcessGroup.unbox(argument)
+            return tuple(dist.get_process_group_ranks(group)), group.group_name
     names = [a for a in args if isinstance(a, str)]
-    return tuple(dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(names[-1]))) if names else ()
+    if not names:
+        return (), ""
+    group = dist.distributed_c10d._resolve_process_group(names[-1])
+    return tuple(dist.get_process_group_ranks(group)), names[-1]
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.resilience.checkpointer import PolicyState
 from torchtitan_rl.setup.build_parts import build_trainer
-from torchtitan_rl.setup.memory import CONTEXT_BYTES, memory_need, teacher_spec
+from torchtitan_rl.setup.memory import communicators, memory_need, teacher_spec
 from torchtitan_rl.setup.run_config import RunConfig
 from torchtitan_rl.setup.validation import check_model, validate
 
@@ -69,6 +69,8 @@ class Rehearsal:
     """Phase -> how often each operator was launched."""
     syncs: Counter[str] = field(default_factory=Counter)
     """Where the host waited for the device in the last update, by line."""
+    communicators: int = 0
+    """NCCL communicators of this rank's trainer, by setup/memory.py."""
     forwards: int = 0
     """Forwards of the last update."""
     optimizer_steps: int = 0
@@ -103,9 +105,12 @@ def rehearse(
     check_model(config, world_size=layout.world)
     need = memory_need(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     record.predicted = {
-        "sync": sum(need.awake.values()) - need.awake["engine"] - CONTEXT_BYTES,
-        "update": sum(need.updating.values()) - need.updating.get("engine", 0) - CONTEXT_BYTES,
+        "sync": sum(need.awake.values()) - need.awake["engine"] - need.awake["CUDA and NCCL"],
+        "update": sum(need.updating.values()) - need.updating.get("engine", 0) - need.updating["CUDA and NCCL"],
     }
+    record.communicators = sum(
+        number for group, number in communicators(config, world_size=layout.world).items() if group != "engine TP"
+    )
     record.timeout = config.comm.init_timeout_seconds
     with _ranks(layout, config, record), recording(device), _pretended_values(device, record):
         groups = draft_episodes(_step(prompts, longest))

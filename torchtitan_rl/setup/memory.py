@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
 CONTEXT_BYTES = 2 * GIB
-"""CUDA's and NCCL's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
+"""CUDA's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
+
+COMMUNICATOR_BYTES = 32 * (10 + 2) * 2**20
+"""Buffers of one NCCL communicator: 32 channels with 10 and 2 MiB, as NVIDIA/nccl issue 1685 lists them on H100s. No GPU has
+confirmed it here."""
 
 STATE = "weights, moments and gradients"
 """The trainer's float32 state. Only more GPUs reduce it."""
@@ -55,7 +59,7 @@ class MemoryNeed:
     def describe(self) -> str:
         """Both in GiB, with their parts.
 
-        Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA 2.0); update 21.0 GiB (...)"
+        Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA and NCCL 2.0); update 21.0 GiB (...)"
         """
 
         def line(parts: dict[str, float]) -> str:
@@ -92,6 +96,33 @@ def teacher_spec(config: "RunConfig") -> ModelSpec | None:
     return spec_from_folder(folder) if config.teacher and (folder / "config.json").is_file() else None
 
 
+def communicators(config: "RunConfig", *, world_size: int) -> dict[str, int]:
+    """Returns the number of NCCL communicators of each rank, by the group of ranks that they serve.
+
+    A group of one rank has none. An engine of several ranks has torch's and vLLM's own.
+    """
+    p = config.trainer.parallelism
+    shards, replicas = _shards(config, world_size), p.data_parallel_replicate_degree
+    engine = config.generator.tensor_parallel_degree if config.needs_engine else 1
+    ranks = {
+        "default": world_size,
+        "data parallel": shards * replicas,
+        "FSDP": shards,
+        "HSDP": replicas,
+        "TP": p.tensor_parallel_degree,
+        "engine TP": engine,
+    }
+    return {name: 1 + (name == "engine TP") for name, number in ranks.items() if number > 1}
+
+
+def _shards(config: "RunConfig", world_size: int) -> int:
+    """The ranks over which FSDP shards."""
+    p = config.trainer.parallelism
+    if p.data_parallel_shard_degree >= 1:
+        return p.data_parallel_shard_degree
+    return max(1, world_size // (p.tensor_parallel_degree * p.data_parallel_replicate_degree))
+
+
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
     """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth.
 
@@ -103,29 +134,28 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     shape, trainer = _Shape.of(config.model_spec), config.trainer
     p = trainer.parallelism
     tp, width = p.tensor_parallel_degree, BYTES[trainer.mixed_precision_param]
-    shards = p.data_parallel_shard_degree
-    if shards < 1:
-        shards = world_size // (tp * p.data_parallel_replicate_degree)
-    state = shape.parameters / (max(shards, 1) * tp)
+    shards = _shards(config, world_size)
+    cuda = CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(communicators(config, world_size=world_size).values())
+    state = shape.parameters / (shards * tp)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     reference = 4 * state if algorithm.needs_reference else 0
     frozen, trained, pushed = 0.0, state, {}
     if trainer.lora.rank:
         frozen, reference = state * width, 0
         parameters, exported = _adapter_sizes(config)
-        trained = parameters / (max(shards, 1) * tp)
+        trained = parameters / (shards * tp)
         pushed = {"pushed adapter": exported * BYTES[config.generator.dtype]}
     teacher = teacher_spec(config)
     is_base = trainer.lora.rank > 0 and config.teacher == config.hf_assets_path
     if teacher is not None and not is_base:
-        frozen += _Shape.of(teacher).parameters / (max(shards, 1) * tp) * width
+        frozen += _Shape.of(teacher).parameters / (shards * tp) * width
     engine = config.generator.gpu_memory_utilization * gpu_bytes * config.needs_engine
     largest = max(shape.embedding, shape.layer)
     awake = {
         "weights and moments": 12 * trained + frozen + reference,
         "engine": engine,
-        "weight sync": _sync_bytes(shape, BYTES[config.generator.dtype], shards=max(shards, 1), tp=tp),
-        "CUDA": CONTEXT_BYTES,
+        "weight sync": _sync_bytes(shape, BYTES[config.generator.dtype], shards=shards, tp=tp),
+        "CUDA and NCCL": cuda,
         **{name: 2 * size for name, size in pushed.items()},  # the new one and the one before
     }
     tokens = trainer.max_tokens_per_microbatch
@@ -145,7 +175,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         "gathered gradients": (gathered[1] * 4 + largest * width) / tp * trained / state,
         "activations": tokens * (kept + shape.layer_activations) * width / tp,
         "log-probabilities": chunk * rows * (8 + width) + 8 * (tokens + rows) * shape.dim,
-        "CUDA": CONTEXT_BYTES,
+        "CUDA and NCCL": cuda,
         **pushed,
     }
     if teacher is not None and algorithm.policy_loss.divergence_beta is not None:

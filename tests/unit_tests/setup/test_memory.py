@@ -15,11 +15,13 @@ from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.models import qwen3
 from torchtitan_rl.setup import validation
 from torchtitan_rl.setup.memory import (
+    COMMUNICATOR_BYTES,
     GIB,
     ROOMY,
     STATE,
     check_memory,
     choose_by_memory,
+    communicators,
     gpu_memory_bytes,
     memory_need,
     memory_warning,
@@ -224,3 +226,15 @@ def test_a_ranks_own_gpu_is_asked_for_its_memory(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda rank: SimpleNamespace(total_memory=rank * GIB))
     assert gpu_memory_bytes() == 3 * GIB
+
+
+def test_each_communicator_counts_and_a_group_of_one_rank_has_none():
+    config = shipped.qwen3_8b()
+    assert communicators(config, world_size=8) == {"default": 1, "data parallel": 1, "FSDP": 1, "engine TP": 2}
+    parallelism = config.trainer.parallelism
+    parallelism.tensor_parallel_degree = parallelism.data_parallel_replicate_degree = 2
+    six = communicators(config, world_size=8)
+    assert list(six) == ["default", "data parallel", "FSDP", "HSDP", "TP", "engine TP"]
+    need = memory_need(config, world_size=8, gpu_bytes=H100)
+    assert need.awake["CUDA and NCCL"] == need.updating["CUDA and NCCL"] == 2 * GIB + 7 * COMMUNICATOR_BYTES
+    assert communicators(shipped.qwen3_0_6b(), world_size=1) == {}
