@@ -361,7 +361,7 @@ class SequenceLayout:
     positions begin above 0.
 
     Example: own tokens [4, 2], and the second sequence shares 1 token with the first -> positions [0, 1, 2, 3, 1, 2],
-    begins [0, 4], lengths [4, 3], roots [0, 0], longest 4.
+    begins [0, 4], lengths [4, 3], roots [0, 0].
     """
 
     positions: Tensor
@@ -372,8 +372,8 @@ class SequenceLayout:
     """[P] int64, tokens of each sequence, shared ones included."""
     roots: Tensor
     """[P] int64, the place where each sequence's root begins; its own place if it shares no tokens."""
-    longest: int
-    """Tokens of the longest sequence, known on the host."""
+    host_lengths: list[int]
+    """[P] `lengths` on the host, where they are read without waiting for the device."""
     padding: int = 0
     """Tokens of padding, at the pack's end."""
 
@@ -406,9 +406,14 @@ class SequenceLayout:
             begins=torch.from_numpy(begins).to(device),
             lengths=torch.from_numpy(lengths).to(device),
             roots=torch.from_numpy(roots).to(device),
-            longest=int(lengths.max()),
+            host_lengths=lengths.tolist(),
             padding=padding,
         )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.host_lengths)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

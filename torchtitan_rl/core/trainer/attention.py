@@ -1,5 +1,6 @@
 """Attention over packed sequences: FlashAttention for bfloat16 on a GPU, otherwise PyTorch's SDPA."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -68,38 +69,71 @@ class FlashVarlen(VarlenAttention):
         flash_attention()
 
 
-class PackedRows(NamedTuple):
-    """Index maps between a pack of T tokens and a right-padded batch of P sequences with W tokens each."""
+class PaddedBatch(NamedTuple):
+    """Some sequences of a pack as the rows of a right-padded batch."""
 
     source: Tensor
-    """[P * W] the token of the pack in each cell. Padded cells hold token 0; they are neither attended to nor read
-    back."""
+    """[R * W] the token of the pack in each cell of R rows. Padded cells hold token 0; they are neither attended to
+    nor read back."""
     width: int
-    """W, the length of the longest sequence."""
+    """W, the length of the longest of these sequences."""
+
+
+class PackedRows(NamedTuple):
+    """Index maps between a pack of T tokens and right-padded batches of its sequences."""
+
+    batches: list[PaddedBatch]
     cell: Tensor
-    """[T] the cell of each token of the pack."""
+    """[T] the cell of each token of the pack. Cells are counted through all batches."""
 
     @classmethod
     def of(cls, layout: SequenceLayout) -> "PackedRows":
         """Returns the maps of a layout of P sequences. Does not synchronize with the device."""
-        T, width, device = len(layout.positions), layout.longest, layout.positions.device
+        T, P, device = len(layout.positions), len(layout.host_lengths), layout.positions.device
         shared = layout.positions[layout.begins]  # [P]
+        own_first = layout.begins - shared  # [P]
+        first_cells = [0] * P
+        batches: list[PaddedBatch] = []
+        num_cells = 0
+        for rows in similar_lengths(layout.host_lengths):
+            width = max(layout.host_lengths[row] for row in rows)
+            for row in rows:
+                first_cells[row] = num_cells
+                num_cells += width
+            which = torch.tensor(rows, device=device)[:, None]  # [R, 1]
+            column = torch.arange(width, device=device)  # [W]
+            first = torch.where(
+                column < shared[which], layout.roots[which], own_first[which]
+            )  # [R, W]
+            source = torch.where(column < layout.lengths[which], first + column, 0)  # [R, W]
+            batches.append(PaddedBatch(source.flatten(), width))
         own = layout.lengths - shared  # [P]
-        sequence = torch.arange(len(own), device=device)  # [P]
-        row = torch.repeat_interleave(sequence, own, output_size=T)  # [T]
-        column = torch.arange(width, device=device)  # [W]
-        own_first = (layout.begins - shared)[:, None]  # [P, 1]
-        root_first = layout.roots[:, None]  # [P, 1]
-        first = torch.where(column < shared[:, None], root_first, own_first)  # [P, W]
-        source = torch.where(column < layout.lengths[:, None], first + column, 0)  # [P, W]
-        return cls(source.flatten(), width, row * width + layout.positions)
+        first_cell = torch.tensor(first_cells, device=device)  # [P]
+        first_cell = torch.repeat_interleave(first_cell, own, output_size=T)  # [T]
+        return cls(batches, first_cell + layout.positions)
+
+
+def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Returns the indices of `lengths` in batches. The longest of a batch is less than twice as long as its shortest.
+
+    Attention to a row takes the square of the batch's width, so one batch of 1 long and 100 short sequences would
+    mostly compute padding.
+    """
+    batches: list[list[int]] = []
+    width = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):  # stable
+        if not batches or 2 * lengths[index] <= width:
+            batches.append([])
+            width = lengths[index]
+        batches[-1].append(index)
+    return [sorted(batch) for batch in batches]
 
 
 class PackedSDPA(VarlenAttention):
     """Causal float32 attention inside each packed sequence, with one `scaled_dot_product_attention` call for all
-    sequences.
+    sequences of similar lengths.
 
-    The sequences become a right-padded batch. Padded keys come after all queries of their row, so the causal mask
+    The sequences become right-padded batches. Padded keys come after all queries of their row, so the causal mask
     excludes them and the fused kernel needs no mask tensor. Each row contains the tokens that its sequence shares
     with others.
     """
@@ -124,37 +158,42 @@ class PackedSDPA(VarlenAttention):
         **_: object,
     ) -> Tensor:
         """q [B, L, N, H], k and v [B, L, Nkv, H] -> [B, L, N, H]. B and L are one packed axis of B*L tokens."""
-        H, rows = q_BLNH.shape[-1], attention_masks
+        # float, because bfloat16 takes three times as long on a CPU.
+        packed = [t.flatten(0, 1).flatten(1).float() for t in (q_BLNH, k_BLNH, v_BLNH)]  # [T, N*H]
+        cells: list[Tensor] = []
+        for batch in attention_masks.batches:
+            q, k, v = (_to_rows(t, batch, q_BLNH.shape[-1]) for t in packed)  # [R, N or Nkv, W, H]
+            out = self._attend(q, k, v, scale=scale, enable_gqa=enable_gqa)  # [R, N, W, H]
+            cells.append(out.transpose(1, 2).flatten(0, 1).flatten(1))  # [R*W, N*H]
+        out = F.embedding(attention_masks.cell, torch.cat(cells))  # [T, N*H]
+        return out.to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
-        def to_rows(t: Tensor) -> Tensor:
-            # float, because bfloat16 takes three times as long on a CPU.
-            flat = t.flatten(0, 1).flatten(1).float()  # [T, N*H]
-            # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
-            return (
-                F.embedding(rows.source, flat)
-                .unflatten(0, (-1, rows.width))
-                .unflatten(-1, (-1, H))
-                .transpose(1, 2)
-            )
-
-        q, k, v = (to_rows(t) for t in (q_BLNH, k_BLNH, v_BLNH))  # [P, N or Nkv, W, H]
-        # No fused float32 kernel takes grouped heads; the other keeps [P, N, W, W] scores.
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, enable_gqa: bool
+    ) -> Tensor:
+        """q [R, N, W, H], k and v [R, Nkv, W, H] -> [R, N, W, H]."""
+        # No fused float32 kernel takes grouped heads; the other keeps [R, N, W, W] scores.
         if enable_gqa and q.is_cuda:
             repeats = q.shape[1] // k.shape[1]
-            k = k.repeat_interleave(repeats, 1)  # [P, N, W, H]
-            v = v.repeat_interleave(repeats, 1)  # [P, N, W, H]
+            k = k.repeat_interleave(repeats, 1)  # [R, N, W, H]
+            v = v.repeat_interleave(repeats, 1)  # [R, N, W, H]
             enable_gqa = False
         before = self.window_size[0]
+        width = q.shape[2]
         band = None
-        if 0 <= before < rows.width - 1:  # a sliding window, shorter than the longest sequence
-            band = torch.ones(rows.width, rows.width, dtype=torch.bool, device=q.device)  # [W, W]
+        if 0 <= before < width - 1:  # a sliding window, shorter than the longest sequence
+            band = torch.ones(width, width, dtype=torch.bool, device=q.device)  # [W, W]
             band = band.tril().triu(-before)  # [W, W]
-        # [P, N, W, H]
-        out = F.scaled_dot_product_attention(
+        return F.scaled_dot_product_attention(
             q, k, v, attn_mask=band, is_causal=band is None, scale=scale, enable_gqa=enable_gqa
         )
-        cells = out.transpose(1, 2).flatten(0, 1).flatten(1)  # [P*W, N*H]
-        return F.embedding(rows.cell, cells).to(q_BLNH.dtype).reshape(q_BLNH.shape)
+
+
+def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
+    """[T, N*H] -> [R, N, W, H]."""
+    # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
+    rows = F.embedding(batch.source, flat).unflatten(0, (-1, batch.width))  # [R, W, N*H]
+    return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
 def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | VarlenMetadata:

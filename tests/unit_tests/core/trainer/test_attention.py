@@ -11,11 +11,12 @@ from torchtitan_rl.core.trainer.attention import (
     PackedSDPA,
     describe_attention,
     flash_attention,
+    similar_lengths,
 )
 from torchtitan_rl.core.types import SequenceLayout
 
 
-@pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2]])
+@pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2], [2, 40, 3, 21, 20, 1, 7]])
 def test_packed_attention_equals_causal_attention_of_each_sequence(lengths):
     torch.manual_seed(0)
     T, heads, kv_heads, width = sum(lengths), 4, 2, 8
@@ -33,6 +34,11 @@ def test_packed_attention_equals_causal_attention_of_each_sequence(lengths):
     weights = torch.randn_like(found)
     grads = [torch.autograd.grad((out * weights).sum(), (q, k, v), retain_graph=True) for out in (found, expected)]
     torch.testing.assert_close(*grads)
+
+
+def test_batches_hold_sequences_of_similar_lengths():
+    assert similar_lengths([20, 3, 11, 10, 6, 5]) == [[0, 2], [3, 4], [1, 5]]
+    assert similar_lengths([7, 8, 7]) == [[0, 1, 2]]
 
 
 def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy():
