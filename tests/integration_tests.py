@@ -333,6 +333,11 @@ def build_test_list() -> list[OverrideDefinitions]:
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"),
         ),
         OverrideDefinitions(
+            forked("--config", "debug_moe", "--evaluation.every", "0", "--num-prompts-per-step", "8", steps=4),
+            "a fork of a mixture of experts goes on as the run, to the last bit", "experts_fork", 1,
+            [same_step(4, "straight", "fork")],
+        ),
+        OverrideDefinitions(
             [run(*ANY_FOLDER, "--checkpoint.interval", "1", "--trainer.parallelism.expert-parallel-degree", "2"),
              run(*ANY_FOLDER, "--num-steps", "3")],
             "a mixture of experts, which 2 ranks share, is trained from its folder alone, goes on with FSDP 2 and is exported",
