@@ -110,6 +110,10 @@ def communicators(config: "RunConfig", *, world_size: int) -> dict[str, int]:
         "FSDP": shards,
         "HSDP": replicas,
         "TP": p.tensor_parallel_degree,
+        "experts": p.expert_parallel_degree,
+        "FSDP of experts": shards * p.tensor_parallel_degree // p.expert_parallel_degree
+        if p.expert_parallel_degree > 1
+        else 1,
         "engine TP": engine,
     }
     return {name: 1 + (name == "engine TP") for name, number in ranks.items() if number > 1}
