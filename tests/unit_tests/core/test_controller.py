@@ -35,6 +35,8 @@ class Run:
     calls: list = field(default_factory=list)
     given: dict = field(default_factory=dict)
     """The rewards of each sampled group by its prompt_idx."""
+    states: list = field(default_factory=list)
+    """What the grader was told of the run, for each step."""
 
     run_folder = Path("runs/mine")
     number = rank_in_replica = optimizer_steps = 0
@@ -97,6 +99,7 @@ class Run:
         """There is no teacher."""
 
     def round(self, state):
+        self.states.append(state)
         graded = []
 
         def begin(group):
@@ -196,6 +199,13 @@ def test_refill_ends_after_its_number_of_rounds():
     controller(run, algorithm=Algorithm.Config(zero_variance="refill", refill_rounds=1)).run()
     asked = [call for call in run.calls if call.startswith(("prompts", "update"))]
     assert asked == ["prompts 0 to 1", "prompts 2 to 3", "update with 4 groups"]
+
+
+def test_reward_functions_are_told_the_step_the_runs_length_and_the_tokens_so_far():
+    run = Run()
+    controller(run, num_steps=2).run()
+    told = [(one.global_step, one.max_steps, one.train_batch_size, one.num_input_tokens_seen) for one in run.states]
+    assert told == [(1, 2, 16, 0), (2, 2, 16, 8)]
 
 
 def test_stop_signal_ends_the_run_after_its_step_with_a_checkpoint(capsys):
