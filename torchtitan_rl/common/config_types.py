@@ -22,12 +22,7 @@ def check_types(config: Any, path: str = "") -> None:
     for declared in fields(config):
         value, name = getattr(config, declared.name), f"{path}.{declared.name}".lstrip(".")
         seen = type(value) if is_dataclass(value) and not isinstance(value, type) else value
-        if "limits" not in declared.metadata or get_origin(declared.type) in (
-            dict,
-            list,
-            tuple,
-        ):  # `check_fields` checks single numbers
-            expect(_is_typed(value, declared.type), name, seen, _in_words(declared.type), _type_remedy(declared, value))
+        expect(_is_typed(value, declared.type), name, seen, _in_words(declared.type), _type_remedy(declared, value))
         for key, part in parts(value):
             if is_dataclass(part) and not isinstance(part, type):
                 check_types(part, f"{name}.{key}".rstrip("."))

@@ -6,7 +6,6 @@ import json
 import os
 import pkgutil
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -111,15 +110,13 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         list_configs()
         raise SystemExit(0)
     name, default = given.config, load_config(given.config)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="tyro")  # check_fields says it
-        config = tyro.cli(
-            type(default),
-            default=default,
-            args=_as_tyro_reads(overrides, default),
-            prog=f"{program} --config {name}",
-            config=TYRO,
-        )
+    config = tyro.cli(
+        type(default),
+        default=default,
+        args=_as_tyro_reads(overrides, default),
+        prog=f"{program} --config {name}",
+        config=TYRO,
+    )
     if given.help is not None:
         show_help(program, name, inspect.getdoc(config_function(name)) or "", config, given.help)
         raise SystemExit(0)
