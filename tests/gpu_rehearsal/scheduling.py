@@ -43,6 +43,8 @@ SCHEDULERS = ("stock", "turns")
 SEQUENCES = (64, 256, 512)
 TOKENS = 96
 """Tokens of each completion when time is measured."""
+ALIVE: list[object] = []
+"""Engines: one that is collected ends the process group, which the next ones need."""
 WORKLOADS = 24
 """Random workloads of each mode."""
 
@@ -196,6 +198,7 @@ def differences(at: str, *, asynchronous: bool, workloads: int = WORKLOADS) -> l
     """Returns what the two schedulers do differently."""
     mode = "asynchronous" if asynchronous else "synchronous"
     driven = [Driven(f"{at}/{mode}-{name}", name, asynchronous=asynchronous) for name in SCHEDULERS]
+    ALIVE.extend(driven)
     found: list[str] = []
     preempted = outputs = 0
     for seed in range(workloads):
@@ -260,6 +263,7 @@ def host_ms(at: str) -> dict[str, dict[str, float]]:
             stats=EngineStats(),
         )
         made[name].policy_version = 0
+        ALIVE.append(made[name])
     found: dict[str, dict[str, float]] = {name: {} for name in SCHEDULERS}
     for sequences in SEQUENCES:
         for round in range(3):
