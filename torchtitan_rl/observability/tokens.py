@@ -54,7 +54,7 @@ class TokenPayload:
                 found[name] = _spread(values, mask, 2 if name == "diff" else 3)
         for name, values in episode.credit.token_columns.items():  # [L] each
             if name == TEACHER_TOKEN:
-                said = [decode([token]) for token in values.tolist()]
+                said = [decode([int(token)]) for token in values.tolist()]
                 found[name] = [text if mine else None for text, mine in zip(said, mask.tolist(), strict=True)]
             else:
                 found[name] = _spread(values[mask], mask, 3)

@@ -85,6 +85,18 @@ class _Step(NamedTuple):
     """Those of the objective for each of this rank's micro-batches."""
 
 
+class _Forward(NamedTuple):
+    """The results of one micro-batch's forward."""
+
+    out: LossOutput
+    logprobs: Tensor
+    """[T] log pi of the labels, with gradient."""
+    entropy: Tensor
+    """[T] H(pi), without gradient."""
+    compared: list[Tensor]
+    """With a teacher [2, T] float64: the divergence from it and its most likely token; otherwise empty."""
+
+
 @dataclass
 class _Counts:
     """The work of one pass over the step, of all ranks."""
@@ -309,7 +321,8 @@ class Trainer(Configurable):
         """
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         outputs: list[LossOutput] = []
-        rows: list[Tensor] = []  # [4 + others, T] each
+        rows: list[Tensor] = []  # [5, T] each
+        compared: list[Tensor] = []  # [2, T] each
         for i, batch in enumerate(minibatch.batches):
             has_backward = i >= minibatch.num_forward_only
             # FSDP still awaits a backward of the forward-only batches before this one: see `score_only`.
@@ -317,14 +330,15 @@ class Trainer(Configurable):
             if after_forward_only and not self._keeps_weights:
                 self.model.reset_iter_state()
             with torch.set_grad_enabled(has_backward):
-                out, logprobs, others = self._loss(batch)
+                out, logprobs, entropy, of_teacher = self._forward(batch)
             if has_backward:
                 keep_weights(self.model, self._keeps_weights and batch is not minibatch.batches[-1])
                 out.loss.backward()
             loss += out.loss.detach()
             outputs.append(out)
+            compared += of_teacher
             if check_logprobs:
-                rows.append(diff_rows(batch, logprobs.detach(), **others))
+                rows.append(diff_rows(batch, logprobs.detach(), entropy=entropy))
         if self.dp_group is not None:
             dist.all_reduce(loss, group=self.dp_group)
         norm = clip_grad_norm_(
@@ -333,14 +347,18 @@ class Trainer(Configurable):
             foreach=True,
             ep_enabled=self.parallel_dims.ep_enabled,
         )  # 0-d
-        on_host = _on_host([loss, norm, *rows, *(out.tally.numbers() for out in outputs)])
-        grad_norm = float(on_host[1])
+        numbers = [out.tally.numbers() for out in outputs]
+        on_host = iter(_on_host([loss, norm, *numbers, *compared, *rows]))
+        total, grad_norm = float(next(on_host)), float(next(on_host))
         metrics: list[dict[str, Metric]] = []
-        for out, numbers in zip(outputs, on_host[2 + len(rows) :], strict=True):
-            metrics.append(out.read(numbers))
+        for out in outputs:
+            metrics.append(out.read(next(on_host)))
+        if compared:
+            for batch in minibatch.batches:
+                self._keep_compared(batch, next(on_host))
         if check_logprobs:
-            self._check_logprobs(minibatch.batches, on_host[2 : 2 + len(rows)], list(others))
-        applied = self.finite.allows(float(on_host[0]), grad_norm)
+            self._check_logprobs(minibatch.batches, list(on_host), ["entropy"])
+        applied = self.finite.allows(total, grad_norm)
         if applied:
             self._steps.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
@@ -348,32 +366,34 @@ class Trainer(Configurable):
             self._teacher.reset_iter_state()  # frees its head
         return _Step(grad_norm, applied, metrics)
 
-    def _loss(self, batch: TrainBatch) -> tuple[LossOutput, Tensor, dict[str, Tensor]]:
-        """Returns a micro-batch's loss, log pi of its labels, [T], and without gradient the entropy, [T]. One forward
-        of the policy, and one of the teacher if the loss reads the divergence."""
+    def _forward(self, batch: TrainBatch) -> _Forward:
+        """Returns a micro-batch's loss. One forward of the policy, and one of the teacher if the loss reads the
+        divergence."""
         if self._teacher is None:
             inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
             logprobs, entropy = score(self.model, *inputs)  # [T] each
+            compared = []
         else:
-            logprobs, entropy, divergence = self._compare(batch)  # [T] each
+            logprobs, entropy, divergence, best = self._compare(batch)  # [T] each
             batch = replace(batch, token_columns={**batch.token_columns, DIVERGENCE: divergence})
-        others = {"entropy": entropy.detach()}  # [T]
-        return self.algorithm.loss(batch, logprobs, entropy), logprobs, others
+            compared = [_comparison(divergence, best)]
+        out = self.algorithm.loss(batch, logprobs, entropy)
+        return _Forward(out, logprobs, entropy.detach(), compared)
 
-    def _compare(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns log pi and H(pi) of a micro-batch, and the divergence from the teacher, [T] each.
-
-        The episodes keep the divergence and the teacher's most likely tokens.
-        """
+    def _compare(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns log pi and H(pi) of a micro-batch, the divergence from the teacher, and the teacher's most likely
+        token, [T] each."""
         inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
         beta = self.algorithm.policy_loss.divergence_beta
         with self.model.lm_head.comparing(teacher_output(self._teacher, *inputs), beta):
-            logprobs, entropy, divergence, best = score(self.model, *inputs)  # [T] each
-        for name, values in ((DIVERGENCE, divergence.detach()), (TEACHER_TOKEN, best)):
+            return score(self.model, *inputs)
+
+    def _keep_compared(self, batch: TrainBatch, compared: Tensor) -> None:
+        """Give the episodes their part of `_Forward.compared` [2, T], which is on the host now."""
+        for name, values in zip((DIVERGENCE, TEACHER_TOKEN), compared, strict=True):
             found = completion_values(batch, values, share_prompts=self.shares_prompts)  # [L] each
             for member, of_member in zip(batch.members, found, strict=True):
                 member.episode.credit.token_columns[name] = of_member
-        return logprobs, entropy, divergence
 
     @torch.no_grad()
     def divergence(self, groups: Sequence[Group[Episode]]) -> float | None:
@@ -386,7 +406,8 @@ class Trainer(Configurable):
         total = count = 0.0
         items = items_of(groups, whole_groups=False)
         for batch in self._pack(self._plan(items), groups, share_prompts=self.shares_prompts):
-            *_, divergence = self._compare(batch)  # [T]
+            *_, divergence, best = self._compare(batch)  # [T] each
+            self._keep_compared(batch, _comparison(divergence, best).cpu())
             total += float((divergence * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
             self.model.reset_iter_state()
@@ -558,6 +579,11 @@ class Trainer(Configurable):
         tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         dist.all_reduce(tensor, group=self.dp_group)
         return float(tensor)
+
+
+def _comparison(divergence: Tensor, best: Tensor) -> Tensor:
+    """Returns two [T] tensors as one, [2, T] float64, so that the host waits for both at once."""
+    return torch.stack([divergence.detach().double(), best.double()])
 
 
 def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
