@@ -190,7 +190,7 @@ class Controller(Configurable):
         """Sample, grade and credit the step's prompts. The algorithm may ask for more if it leaves groups out."""
         step, scored = self.state.step, []
         missing = self.config.num_prompts_per_step
-        for round in range(1 + self.algorithm.refill_rounds):
+        for refill in range(1 + self.algorithm.refill_rounds):
             new = self.services.prompts.next_batch(
                 self.in_flight.num_new(missing), first_idx=len(scored)
             )
@@ -198,11 +198,11 @@ class Controller(Configurable):
             self.services.check_replicated(step, prompts)
             scored += self._sample_and_grade(
                 self.in_flight.sample(
-                    self.generator, prompts, needed=missing, step=step, round=round
+                    self.generator, prompts, needed=missing, step=step, round=refill
                 )
             )
             self.in_flight.gather(self.generator)
-            # A group whose rewards are all equal has no advantages and teaches nothing.
+            # A group may be left out by a filter, or because its rewards are all equal, which teaches nothing.
             kept = [group for group in scored if self.algorithm.group_left_out(group) is None]
             missing = self.config.num_prompts_per_step - len(kept)
             if missing == 0:

@@ -6,8 +6,8 @@
                               └──> TrainBatch  packed tensors, built only from episodes
 
 Each type contains the one before, so every fact is stored once. Generator, grader, gather, algorithm, packer and
-tables all work on groups, which `prompt_idx` identifies. Everything up to `Episode` is small and equal on every rank;
-only `TrainBatch` holds tensors on the device.
+tables all work on groups, which `prompt_idx` identifies. Everything up to `Episode` is small and equal on every rank, but
+for what each rank measures of its own episodes in the update. Only `TrainBatch` holds tensors on the device.
 """
 
 from collections.abc import Sequence
@@ -355,7 +355,9 @@ class Normalizers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceLayout:
-    """The places of P sequences in a pack of T tokens, one after another. P = all traces + sequences of padding.
+    """The places of P token sequences in a pack of T tokens, one after another: every trace, and sequences of padding.
+
+    Here, and in attention, a sequence is one trace. For the loss all traces of a rollout are one (`TrainBatch`).
 
     A sequence may share its first tokens with an earlier one, its root. The pack then holds only its own tokens, whose
     positions begin above 0.

@@ -261,8 +261,8 @@ class Algorithm(OwnConfig):
         return differ([self._returns(scored, scored.reward) for scored in samples])
 
     def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
-        """One return for each sample with credit "episode", one for each turn with "turn". `Advantage.of_turns` treats
-        both alike."""
+        """The returns of a sample: with credit "turn" one for each turn; with "episode" the reward of the whole alone, which
+        `Advantage.of_turns` treats as that of a single turn."""
         return turn_returns(scored, total) if self.config.credit == "turn" else [total]
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:

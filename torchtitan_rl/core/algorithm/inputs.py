@@ -48,7 +48,8 @@ class LossInputs:
     logprobs: Tensor
     """[T] log pi of each label, with gradient."""
     old_logprobs: Tensor
-    """[T] log pi_old, the denominator of the ratio, no gradient; equal to `logprobs` on the first update of a batch."""
+    """[T] the denominator of the ratio, no gradient: log pi_old, which equals `logprobs` on the first update of a batch;
+    or log mu, with `algorithm.old_logprobs` "sampler"."""
     advantages: Tensor
     """[T]"""
     mask: Tensor
@@ -72,7 +73,7 @@ class LossInputs:
 
     @property
     def log_ratio(self) -> Tensor:
-        """[T] log pi - log pi_old: exactly 0 on the first update, still with the gradient of log pi."""
+        """[T] logprobs - old_logprobs. With pi_old it is exactly 0 on the first update, still with the gradient of log pi."""
         return self.logprobs - self.old_logprobs
 
     @property

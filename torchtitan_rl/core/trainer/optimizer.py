@@ -67,5 +67,5 @@ class UpdateReport:
     padding_tokens: int
     """Padding in this rank's micro-batches."""
     metrics: list[dict[str, Metric]]
-    """Metrics of the objective for each of this rank's micro-batches, then of its controllers. Empty on all but the
-    first tensor-parallel rank, because they compute the same values."""
+    """Metrics of the step's groups, of each of this rank's micro-batches, of the controllers and of the experts. Empty on
+    all but the first tensor-parallel rank, because they compute the same values."""
