@@ -123,7 +123,7 @@ def repack_experts(model: nn.Module) -> None:
     """
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
-        if ON_CPU and getattr(method, "moe_kernel", None) is not None:
+        if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
 

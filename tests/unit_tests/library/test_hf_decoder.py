@@ -183,7 +183,6 @@ def test_bfloat16_stays_near_float32(folder_of):
 REFUSED = [
     ("gemma2", {}, "its attention uses softcap"),
     ("mixtral", {}, "a mixture of experts"),
-    ("qwen3_moe", {"num_experts": 4}, "a mixture of experts"),
     ("mamba", {}, "a hybrid or recurrent model, with layers of type linear_attention"),
     ("recurrent_gemma", {}, "recurrent"),
     ("gpt_neox", {}, "its parts are"),

@@ -314,7 +314,8 @@ class Generator(Configurable):
         adapters: dict[str, Tensor] = dict(weights) if self.holds_base else {}
         if not self.holds_base:
             base = self._base_of(weights, adapters)
-            self.llm.apply_model(repack_experts)
+            if ON_CPU:
+                self.llm.apply_model(repack_experts)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
         if self.lora:
             self.lora.load(self.llm, adapters)

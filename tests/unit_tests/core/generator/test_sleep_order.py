@@ -3,7 +3,13 @@
 import pytest
 import torch
 
+from torchtitan_rl.core.generator import generator as module
 from torchtitan_rl.core.generator.generator import Generator
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(module, "ON_CPU", False)
 
 
 class RecordingEngine:
