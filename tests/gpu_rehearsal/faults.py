@@ -30,8 +30,8 @@ def _before(owner: object, name: str, extra: Callable) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def _cpu_tensor(trainer: Trainer, value: float) -> None:
-    dist.all_reduce(torch.tensor(value), group=trainer.dp_group)
+def _cpu_tensor(trainer: Trainer, *_: object) -> None:
+    dist.all_reduce(torch.zeros(()), group=trainer.dp_group)
 
 
 def _stream_race(parameters: list, *_: object) -> None:
@@ -71,7 +71,7 @@ def _wrong_labels() -> Iterator[None]:
 
 
 FAULTS: dict[str, Callable] = {
-    "a CPU tensor in a collective": lambda: _before(Trainer, "_sum", _cpu_tensor),
+    "a CPU tensor in a collective": lambda: _before(Trainer, "_optimizer_step", _cpu_tensor),
     "a stream race": lambda: _before(trainer_module, "clip_grad_norm_", _stream_race),
     "item() in a loop": lambda: _before(trainer_module, "diff_rows", _item_in_a_loop),
     "another order of collectives": lambda: _before(Trainer, "_optimizer_step", _other_order),

@@ -99,7 +99,8 @@ def teacher_spec(config: "RunConfig") -> ModelSpec | None:
 def communicators(config: "RunConfig", *, world_size: int) -> dict[str, int]:
     """Returns the number of NCCL communicators of each rank, by the group of ranks that they serve.
 
-    A group of one rank has none. An engine of several ranks has torch's and vLLM's own.
+    A group of one rank has none, and a trainer's group of all ranks is the default one. An engine of several ranks has
+    torch's and vLLM's own.
     """
     p = config.trainer.parallelism
     shards, replicas = _shards(config, world_size), p.data_parallel_replicate_degree
@@ -116,7 +117,12 @@ def communicators(config: "RunConfig", *, world_size: int) -> dict[str, int]:
         else 1,
         "engine TP": engine,
     }
-    return {name: 1 + (name == "engine TP") for name, number in ranks.items() if number > 1}
+    own = {"default", "engine TP"}
+    return {
+        name: 1 + (name == "engine TP")
+        for name, number in ranks.items()
+        if number > 1 and (name in own or number < world_size)
+    }
 
 
 def _shards(config: "RunConfig", world_size: int) -> int:

@@ -230,7 +230,9 @@ def test_a_ranks_own_gpu_is_asked_for_its_memory(monkeypatch):
 
 def test_each_communicator_counts_and_a_group_of_one_rank_has_none():
     config = shipped.qwen3_8b()
-    assert communicators(config, world_size=8) == {"default": 1, "data parallel": 1, "FSDP": 1, "engine TP": 2}
+    assert communicators(config, world_size=8) == {"default": 1, "engine TP": 2}, (
+        "groups of all ranks are the default one"
+    )
     parallelism = config.trainer.parallelism
     parallelism.tensor_parallel_degree = parallelism.data_parallel_replicate_degree = 2
     six = communicators(config, world_size=8)
