@@ -35,10 +35,14 @@ class Framework(NamedTuple):
 
 FRAMEWORKS = {
     "openai": Framework("openai", "openai", "openai_chat.py"),
-    "openai-agents": Framework("agents", "openai-agents", "openai_agents_responses.py"),
-    "openai-agents, chat": Framework("agents", "openai-agents", "openai_agents_chat.py"),
-    "pydantic-ai": Framework("pydantic", "pydantic-ai-slim", "pydantic_ai_chat.py"),
-    "pydantic-ai, responses": Framework("pydantic", "pydantic-ai-slim", "pydantic_ai_responses.py"),
+    "openai-agents": Framework("agents", "openai-agents", "openai_agents_agent.py", env={"API": "responses"}),
+    "openai-agents, chat": Framework(
+        "agents", "openai-agents", "openai_agents_agent.py", env={"API": "chat_completions"}
+    ),
+    "pydantic-ai": Framework("pydantic", "pydantic-ai-slim", "pydantic_ai_agent.py", env={"API": "chat"}),
+    "pydantic-ai, responses": Framework(
+        "pydantic", "pydantic-ai-slim", "pydantic_ai_agent.py", env={"API": "responses"}
+    ),
     "langgraph": Framework("langchain", "langchain", "langgraph_agent.py"),
     "smolagents ToolCalling": Framework("smol", "smolagents", "smolagents_toolcalling.py"),
     "smolagents Code": Framework("smol", "smolagents", "smolagents_code.py", "code"),

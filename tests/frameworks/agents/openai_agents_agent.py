@@ -1,12 +1,14 @@
-"""openai-agents, with its default: the Responses API."""
+"""openai-agents with the Responses API, its default, or with API=chat_completions that one."""
 
 import asyncio
+import os
 
 from _common import QUESTION, STREAMS, TRIMS, finish, multiply
-from agents import Agent, RunConfig, Runner, function_tool, set_tracing_disabled
+from agents import Agent, RunConfig, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 from agents.run import CallModelData, ModelInputData
 
 set_tracing_disabled(True)
+set_default_openai_api(os.environ["API"])
 
 
 def trimmed(data: CallModelData) -> ModelInputData:

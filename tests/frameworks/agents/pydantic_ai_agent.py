@@ -1,18 +1,19 @@
-"""pydantic-ai with chat completions."""
+"""pydantic-ai with chat completions, or with API=responses the Responses API."""
 
 import asyncio
+import os
 
 from _common import QUESTION, STREAMS, TRIMS, finish, multiply
 from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 
 
 def trimmed(messages):
     return [messages[0], *messages[-2:]] if TRIMS and len(messages) > 3 else messages
 
 
-agent = Agent(OpenAIChatModel("policy"), instructions="Be short.", tools=[multiply], retries=3)
-HISTORY = trimmed
+MODEL = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}[os.environ["API"]]("policy")
+agent = Agent(MODEL, instructions="Be short.", tools=[multiply], retries=3)
 
 
 async def main():
@@ -20,7 +21,7 @@ async def main():
         from pydantic_ai.capabilities import ProcessHistory
 
         trimming = Agent(
-            OpenAIChatModel("policy"), instructions="Be short.", tools=[multiply], retries=3,
+            MODEL, instructions="Be short.", tools=[multiply], retries=3,
             capabilities=[ProcessHistory(trimmed)],
         )  # fmt: skip
         finish((await trimming.run(QUESTION)).output)
