@@ -106,14 +106,6 @@ class FlatAdvantage(Advantage):
         raise AssertionError
 
 
-class SwapsTurns(Advantage):
-    def of_turns(self, returns, groups):
-        return [[[0.0] for _ in range(len(group) + 1)] for group in returns]
-
-    def of_group(self, group):
-        raise AssertionError
-
-
 class NoScale(GroupScale):
     def scale(self, group):
         return None
@@ -136,7 +128,6 @@ CASES: list[tuple[dict[str, type], str]] = [
     ({"advantage": TextAdvantage}, "algorithm.advantage: TextAdvantage returned '1.0': expected a number"),
     ({"advantage": SetAdvantage}, "algorithm.advantage: SetAdvantage returned set: expected a list of 2"),
     ({"advantage": FlatAdvantage}, "algorithm.advantage: FlatAdvantage returned 2 values for 1"),
-    ({"advantage": SwapsTurns}, "algorithm.advantage: SwapsTurns returned 3 values for 2"),
     ({"seed_grpo": NoScale}, "algorithm.seed_grpo: NoScale returned None: expected a number"),
 ]
 """Parts, and a pattern of the message on 9 packed tokens of 2 sequences."""

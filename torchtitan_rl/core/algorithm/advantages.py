@@ -46,35 +46,6 @@ class Advantage(OwnConfig, ABC):
             for of_group, group in zip(rewards, groups, strict=True)
         ]
 
-    def of_turns(
-        self, returns: list[list[list[float | None]]], groups: list[Group[Episode]]
-    ) -> list[list[list[float]]]:
-        """The advantages of every sample, one for each of its returns. The k-th returns of a group share a baseline.
-
-        If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
-
-        Args:
-            returns: [group][sample][turn].
-        """
-        advantages: list[list[list[float]]] = []
-        longest = 0
-        for group in returns:
-            advantages.append([[] for _ in group])
-            for of_sample in group:
-                longest = max(longest, len(of_sample))
-        for k in range(longest):
-            of_turn: list[list[float | None]] = []
-            for group in returns:
-                of_turn.append(
-                    [of_sample[k] if k < len(of_sample) else None for of_sample in group]
-                )
-            found = numbers_from(self, "algorithm.advantage", self(of_turn, groups), of_turn)
-            for g, group in enumerate(returns):
-                for i, of_sample in enumerate(group):
-                    if k < len(of_sample):
-                        advantages[g][i].append(found[g][i])
-        return advantages
-
     def _with_shared_rules(
         self, rewards: list[float | None], episodes: list[Episode], step_rewards: list[float]
     ) -> list[float]:

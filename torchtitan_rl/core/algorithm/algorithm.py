@@ -258,40 +258,70 @@ class Algorithm(OwnConfig):
     def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any
         turn."""
-        return differ([self._returns(scored, scored.reward) for scored in samples])
-
-    def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
-        """The returns of a sample: with credit "turn" one for each turn; with "episode" the reward of the whole alone, which
-        `Advantage.of_turns` treats as that of a single turn."""
-        return turn_returns(scored, total) if self.config.credit == "turn" else [total]
+        if self.config.credit == "turn":
+            return differ([turn_returns(scored, scored.reward) for scored in samples])
+        return differ([[scored.reward] for scored in samples])
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        returns: list[list[list[float | None]]] = []  # [group][sample][return]
+        if self.config.credit == "turn":
+            self._set_turn_advantages(groups)
+            return
+        rewards: list[list[float | None]] = []  # [group][sample]
         for group in groups:
-            returns.append(
-                [
-                    self._returns(episode.scored, episode.credit.shaped_reward)
-                    for episode in group.samples
-                ]
-            )
-        # Checked, because a subclass may override `of_turns`: with another shape, credit would go to the wrong samples.
-        advantages = numbers_from(
-            self.advantage, "algorithm.advantage", self.advantage.of_turns(returns, groups), returns
-        )
-        for group, values in zip(groups, advantages, strict=True):
-            scale = 1.0
-            if self.seed_grpo is not None:
-                scale = numbers_from(
-                    self.seed_grpo, "algorithm.seed_grpo", self.seed_grpo.scale(group), 1.0
-                )
-            for episode, of_returns in zip(group.samples, values, strict=True):
-                scaled = [scale * value for value in of_returns]
-                episode.credit.advantage = scaled[0]
-                if len(scaled) > 1:
-                    episode.credit.turn_advantages = tuple(scaled)
-                    lengths = [turn.num_tokens for turn in episode.completion.turns]
-                    weighted = sum(value * n for value, n in zip(scaled, lengths, strict=True))
-                    episode.credit.advantage = weighted / max(sum(lengths), 1)
+            rewards.append([episode.credit.shaped_reward for episode in group.samples])
+        for group, advantages in zip(groups, self._compared(rewards, groups), strict=True):
+            scale = self._group_scale(group)
+            for episode, advantage in zip(group.samples, advantages, strict=True):
+                episode.credit.advantage = scale * advantage
+
+    def _compared(
+        self, rewards: list[list[float | None]], groups: list[Group[Episode]]
+    ) -> list[list[float]]:
+        """`algorithm.advantage` of [group][sample] rewards. Its shape is checked, because a subclass may override
+        `__call__`: with another shape, credit would go to the wrong samples."""
+        found = self.advantage(rewards, groups)
+        return numbers_from(self.advantage, "algorithm.advantage", found, rewards)
+
+    def _group_scale(self, group: Group[Episode]) -> float:
+        """The factor on all advantages of a group: `algorithm.seed_grpo`, or 1."""
+        if self.seed_grpo is None:
+            return 1.0
+        found = self.seed_grpo.scale(group)
+        return numbers_from(self.seed_grpo, "algorithm.seed_grpo", found, 1.0)
+
+    def _set_turn_advantages(self, groups: list[Group[Episode]]) -> None:
+        """Set an advantage for each turn. The k-th returns of a group share a baseline.
+
+        If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
+        """
+        returns: list[list[list[float | None]]] = []  # [group][sample][turn]
+        longest = 0
+        for group in groups:
+            returns.append([turn_returns(e.scored, e.credit.shaped_reward) for e in group.samples])
+            longest = max([longest, *map(len, returns[-1])])
+        by_turn: list[list[list[float]]] = []  # [turn][group][sample]
+        for k in range(longest):
+            of_turn: list[list[float | None]] = []  # [group][sample]
+            for of_group in returns:
+                of_turn.append([r[k] if k < len(r) else None for r in of_group])
+            by_turn.append(self._compared(of_turn, groups))
+        for g, group in enumerate(groups):
+            scale = self._group_scale(group)
+            for i, episode in enumerate(group.samples):
+                num_turns = len(returns[g][i])
+                advantages = [scale * by_turn[k][g][i] for k in range(num_turns)]
+                self._credit_turns(episode, advantages)
+
+    @staticmethod
+    def _credit_turns(episode: Episode, advantages: list[float]) -> None:
+        """Set the advantages of an episode's turns, and their mean over its tokens."""
+        credit = episode.credit
+        credit.advantage = advantages[0]
+        if len(advantages) > 1:
+            credit.turn_advantages = tuple(advantages)
+            lengths = [turn.num_tokens for turn in episode.completion.turns]
+            weighted = sum(value * n for value, n in zip(advantages, lengths, strict=True))
+            credit.advantage = weighted / max(sum(lengths), 1)
 
     def zero_gradient(self, episode: Episode) -> bool:
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
