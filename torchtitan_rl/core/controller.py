@@ -187,26 +187,8 @@ class Controller(Configurable):
             self._saved = services.checkpoints.save(step, last_step=step == self.config.num_steps)
 
     def _collect_episodes(self) -> list[Group[Episode]]:
-        """Sample, grade and credit the step's prompts. The algorithm may ask for more if it leaves groups out."""
-        step, scored = self.state.step, []
-        missing = self.config.num_prompts_per_step
-        for refill in range(1 + self.algorithm.refill_rounds):
-            new = self.services.prompts.next_batch(
-                self.in_flight.num_new(missing), first_idx=len(scored)
-            )
-            prompts = self.in_flight.admit(new)
-            self.services.check_replicated(step, prompts)
-            scored += self._sample_and_grade(
-                self.in_flight.sample(
-                    self.generator, prompts, needed=missing, step=step, round=refill
-                )
-            )
-            self.in_flight.gather(self.generator)
-            # A group may be left out by a filter, or because its rewards are all equal, which teaches nothing.
-            kept = [group for group in scored if self.algorithm.group_left_out(group) is None]
-            missing = self.config.num_prompts_per_step - len(kept)
-            if missing == 0:
-                break
+        """Sample, grade and credit the step's prompts."""
+        scored = self._sample_and_refill()
         self.generator.sleep()
         groups = draft_episodes(scored)
         for source in self.sources:
@@ -214,8 +196,33 @@ class Controller(Configurable):
                 source.score(groups)
         self.algorithm.assign_credit(groups)
         self.services.prompts.observe(groups)
-        self.services.observer.keep(groups, step=step, split="train")
+        self.services.observer.keep(groups, step=self.state.step, split="train")
         return groups
+
+    def _sample_and_refill(self) -> list[Group[ScoredCompletion]]:
+        """Sample and grade the step's prompts, and with `zero_variance` "refill" new ones for groups left out."""
+        scored: list[Group[ScoredCompletion]] = []
+        missing = self.config.num_prompts_per_step
+        for sampling_round in range(1 + self.algorithm.refill_rounds):
+            new = self.services.prompts.next_batch(
+                self.in_flight.num_new(missing), first_idx=len(scored)
+            )
+            prompts = self.in_flight.admit(new)
+            self.services.check_replicated(self.state.step, prompts)
+            groups = self.in_flight.sample(
+                self.generator,
+                prompts,
+                needed=missing,
+                step=self.state.step,
+                round=sampling_round,
+            )
+            scored += self._sample_and_grade(groups)
+            self.in_flight.gather(self.generator)
+            kept = [group for group in scored if self.algorithm.group_left_out(group) is None]
+            missing = self.config.num_prompts_per_step - len(kept)
+            if missing == 0:
+                break
+        return scored
 
     def _sample_and_grade(
         self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
