@@ -22,7 +22,8 @@ from dataclasses import replace  # noqa: E402
 from configs.debug import debug  # noqa: E402
 from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.core.trainer.packing import items_of, pack, plan_microbatches  # noqa: E402
+from torchtitan_rl.core.trainer.minibatches import items_of, plan_microbatches  # noqa: E402
+from torchtitan_rl.core.trainer.packing import pack  # noqa: E402
 from torchtitan_rl.core.types import Group, Prompt  # noqa: E402
 from torchtitan_rl.setup.build_grader import build_grader  # noqa: E402
 

@@ -87,10 +87,14 @@ def with_credit(parts: Parts, groups: list[Group[Completion]]) -> list[Group[Epi
 @contextmanager
 def marked(parts: Parts, marks: Marks) -> Iterator[None]:
     """Within this context an update marks its forwards, backwards and optimizer."""
-    loss, clip = parts.trainer._loss, trainer_module.clip_grad_norm_
+    trainer = parts.trainer
+    score, loss, clip = trainer.score, trainer.algorithm.loss, trainer_module.clip_grad_norm_
+
+    def marked_score(*args: object) -> object:
+        marks.put("forward")
+        return score(*args)
 
     def marked_loss(*args: object) -> object:
-        marks.put("forward")
         out = loss(*args)
         marks.put("backward")
         return out
@@ -100,12 +104,13 @@ def marked(parts: Parts, marks: Marks) -> Iterator[None]:
         marks.put("optimizer")
         return clip(*args, **kwargs)
 
-    parts.trainer._loss, trainer_module.clip_grad_norm_ = marked_loss, marked_clip
+    trainer.score, trainer.algorithm.loss = marked_score, marked_loss
+    trainer_module.clip_grad_norm_ = marked_clip
     try:
         yield
     finally:
         marks.put("end")
-        del parts.trainer._loss
+        del trainer.score, trainer.algorithm.loss
         trainer_module.clip_grad_norm_ = clip
 
 

@@ -25,11 +25,13 @@ from tests.gpu_rehearsal.device import Collective, Device, recording
 from tests.gpu_rehearsal.places import place
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer import packing, policy
+from torchtitan_rl.core.trainer import packing
+from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
 from torchtitan_rl.core.trainer.divergence import TeacherOutput
 from torchtitan_rl.core.trainer.reference import Reference
+from torchtitan_rl.core.trainer.score import TokenScores
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.library.distillation import Teacher
@@ -176,11 +178,11 @@ def _differing(trainer: Trainer, groups: list, device: Device) -> list[str]:
         named |= {f"layout.{f.name}": getattr(batch.layout, f.name) for f in fields(batch.layout)} | masks
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
-    on_device = [inputs(batch) for batch in trainer.pack_minibatch(groups).batches]
+    on_device = [inputs(batch) for batch in trainer.batcher.minibatch(groups).batches]
     packing.DEVICE_TYPE = "cpu"
     try:
         with _disable_current_modes():
-            on_cpu = [inputs(batch) for batch in trainer.pack_minibatch(groups).batches]
+            on_cpu = [inputs(batch) for batch in trainer.batcher.minibatch(groups).batches]
     finally:
         packing.DEVICE_TYPE = "cuda"
     out = []
@@ -221,18 +223,21 @@ def _ranks(layout: Layout, config: RunConfig, record: Rehearsal):  # noqa: ANN20
 def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, the gradient's norm, lists
     of other ranks."""
-    kept = policy.score, trainer_module.load_hf_weights, comm.all_gather_lists
-    clip = trainer_module.clip_grad_norm_
+    kept = trainer_module.score, trainer_module.load_hf_weights, comm.all_gather_lists
+    clip, teacher_output = trainer_module.clip_grad_norm_, trainer_module.teacher_output
 
-    def score(*args: object, **kwargs: object) -> tuple[Tensor, ...] | TeacherOutput:
+    def score(*args: object, **kwargs: object) -> TokenScores:
         record.forwards += 1
-        out = kept[0](*args, **kwargs)
-        # log pi, entropy, divergence, the teacher's most likely token
-        for tensor, value in zip(out, (-1.0, 1.0, 0.5, 7), strict=False):
-            if not isinstance(out, TeacherOutput):
+        scores = kept[0](*args, **kwargs)
+        for tensor, value in zip(scores, (-1.0, 1.0, 0.5, 7), strict=True):
+            if tensor is not None:
                 with _disable_current_modes():
                     tensor._true = torch.full(tuple(tensor.shape), value, dtype=tensor.dtype)
-        return out
+        return scores
+
+    def counted(*args: object, **kwargs: object) -> TeacherOutput:
+        record.forwards += 1
+        return teacher_output(*args, **kwargs)
 
     def all_gather_lists(mine: list, group: dist.ProcessGroup | None = None) -> list:
         ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
@@ -245,13 +250,15 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
             norm._true = torch.ones(())
         return norm
 
-    policy.score = trainer_module.score = score
+    score_module.score = trainer_module.score = score
+    trainer_module.teacher_output = counted
     trainer_module.clip_grad_norm_ = clip_grad_norm_
     trainer_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
     try:
         yield
     finally:
-        policy.score = trainer_module.score = kept[0]
+        score_module.score = trainer_module.score = kept[0]
+        trainer_module.teacher_output = teacher_output
         trainer_module.clip_grad_norm_ = clip
         trainer_module.load_hf_weights, comm.all_gather_lists = kept[1:]
 

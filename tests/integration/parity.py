@@ -32,8 +32,9 @@ from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, model_config, score  # noqa: E402
-from torchtitan_rl.core.types import Prompt, SequenceLayout  # noqa: E402
+from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
+from torchtitan_rl.core.trainer.score import score  # noqa: E402
+from torchtitan_rl.core.types import Prompt, SegmentLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
@@ -89,13 +90,11 @@ class EchoingConversations(Conversations):
         return [int(word) for word in messages[0]["content"].split()[:2]] + [99]
 
 
-def packed(
-    sequences: list[list[int]], multiple: int
-) -> tuple[torch.Tensor, SequenceLayout, torch.Tensor, torch.Tensor]:
+def packed(sequences: list[list[int]], multiple: int) -> tuple[torch.Tensor, SegmentLayout, torch.Tensor, torch.Tensor]:
     """(token_ids [T], layout, labels [T], mask [T])"""
     tokens = [t for s in sequences for t in s]
     padding = -len(tokens) % multiple
-    layout = SequenceLayout.of([*map(len, sequences), *[padding] * bool(padding)], device=device.DEVICE_TYPE)
+    layout = SegmentLayout.of([*map(len, sequences), *[padding] * bool(padding)], device=device.DEVICE_TYPE)
     labels = [t for s in sequences for t in [*s[1:], 0]] + [0] * padding
     mask = [m for s in sequences for m in [1] * (len(s) - 1) + [0]] + [0] * padding
     tokens, labels, mask = (torch.tensor(c, device=device.DEVICE_TYPE) for c in (tokens + [0] * padding, labels, mask))
@@ -125,7 +124,7 @@ def check_gradients(model, adapter, folder: str, dims: ParallelDims, dtype: str,
     size, rank = (batch.size(), batch.get_local_rank()) if batch else (1, 0)
     count = sum(len(s) - 1 for s in SEQUENCES)
     tokens, layout, labels, mask = packed(SEQUENCES[rank::size], 8 * dims.tp)
-    logprobs, _ = score(model, tokens, labels, layout, 1.0)
+    logprobs = score(model, tokens, labels, layout, 1.0).logprobs
     (logprobs * mask).sum().div(count).backward()
 
     begins = [0]
@@ -160,7 +159,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     def trainer_logprobs(ids: np.ndarray) -> np.ndarray:
         tokens, layout, labels, _ = packed([list(ids)], multiple)
         with torch.no_grad():
-            return score(model, tokens, labels, layout, 1.0)[0][: len(ids) - 1].cpu().numpy()
+            return score(model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1].cpu().numpy()
 
     prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
     turns = 0  # completions of several turns

@@ -29,7 +29,8 @@ from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, model_config, score  # noqa: E402
+from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
+from torchtitan_rl.core.trainer.score import score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
@@ -78,7 +79,7 @@ class Pair:
     def trainer_logprobs(self, ids: np.ndarray) -> np.ndarray:
         tokens, layout, labels, _ = packed([list(ids)], 8)
         with torch.no_grad():
-            return score(self.model, tokens, labels, layout, 1.0)[0][: len(ids) - 1].cpu().numpy()
+            return score(self.model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1].cpu().numpy()
 
     def push(self, weights: Weights) -> None:
         """Push as a run does at first: proven in full."""

@@ -20,7 +20,7 @@ from torchtitan_rl.core.types import (
     Normalizers,
     Prompt,
     ScoredCompletion,
-    SequenceLayout,
+    SegmentLayout,
     TrainBatch,
     flat,
 )
@@ -139,9 +139,9 @@ def pack(
     return TrainBatch(
         token_ids=whole["token_ids"],
         labels=whole["labels"],
-        layout=SequenceLayout.of(lengths, device="cpu"),
+        layout=SegmentLayout.of(lengths, device="cpu"),
         loss_mask=real["mask"],
-        scored=real["mask"].nonzero()[:, 0],
+        loss_positions=real["mask"].nonzero()[:, 0],
         sampler_logprobs=real["mu"],
         advantages=real["advantage"],
         sequence_ids=whole["sequence"],

@@ -20,8 +20,9 @@ from tests.parts.tiny import ODD_DIMENSIONS, scale_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config, score, score_only
-from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.score import score, score_only
+from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
@@ -127,12 +128,12 @@ def sequences() -> list[Tensor]:
     return [torch.randint(0, ODD_DIMENSIONS["vocab_size"], (n,), generator=random) for n in LENGTHS]
 
 
-def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor, SequenceLayout, Tensor]:
+def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor, SegmentLayout, Tensor]:
     """Sequences in one pack with padding: token ids, labels, layout and mask (1 where a label is a sequence's), [T] each."""
     tokens = torch.cat([*parts, torch.zeros(PADDING, dtype=torch.int64)])
     mask = torch.cat([torch.ones(len(tokens) - PADDING), torch.zeros(PADDING)])
     mask[torch.tensor([len(p) for p in parts]).cumsum(0) - 1] = 0
-    layout = SequenceLayout.of([*map(len, parts), PADDING], device="cpu", padding=PADDING)
+    layout = SegmentLayout.of([*map(len, parts), PADDING], device="cpu", padding=PADDING)
     return tokens, tokens.roll(-1), layout, mask
 
 
@@ -176,7 +177,7 @@ def stored_policy(folder: Path, checkpoint: Path) -> nn.Module:
 def backward(model: nn.Module, parts: list[Tensor], total: int) -> Tensor:
     """Add the gradients of Σ log π / total over the sequences. Returns their log-probabilities, [labels]."""
     tokens, labels, layout, mask = packed(parts)
-    logprobs, _ = score(model, tokens, labels, layout, 1.0)  # [T]
+    logprobs = score(model, tokens, labels, layout, 1.0).logprobs  # [T]
     (logprobs * mask).sum().div(total).backward()
     return logprobs.detach()[mask.bool()]
 
@@ -247,7 +248,7 @@ def engine(folder: Path, degree: int = 1):
 
 def logprobs_of(model: nn.Module, ids: Tensor) -> np.ndarray:
     """The policy's log-probabilities of ids[1:], [L - 1]."""
-    layout = SequenceLayout.of([len(ids)], device="cpu")
+    layout = SegmentLayout.of([len(ids)], device="cpu")
     return score_only(model, ids, ids.roll(-1), layout, 1.0)[:-1].numpy()
 
 

@@ -16,7 +16,8 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.core.trainer.policy import build_policy, model_config, score
+from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
@@ -84,7 +85,7 @@ class AdapterPair:
         """The policy's log-probabilities of ids[1:] at temperature 1, [L - 1]."""
         tokens, layout, labels, _ = packed([list(ids)], 8)
         with torch.no_grad():
-            return score(self.model, tokens, labels, layout, 1.0)[0][: len(ids) - 1].cpu().float().numpy()
+            return score(self.model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1].cpu().float().numpy()
 
     def worst_diff(self, step: int) -> float:
         """Largest difference in log-probability of engine and policy, over prompts and this rank's engine's samples."""

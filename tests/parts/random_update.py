@@ -7,7 +7,6 @@ label or a position that the packer puts in the wrong place shows in the gradien
 import math
 import random
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -30,8 +29,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.trainer.packing import split_groups
-from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.trainer.minibatches import Batcher, split_groups
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch, TurnRecord
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import (
@@ -221,17 +219,17 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
     ]  # fmt: skip
 
 
-class Planner(Trainer):
-    """The trainer's own planning and packing for one of several ranks, without a model."""
-
-    def __init__(self, algorithm: Algorithm, rng: random.Random) -> None:
-        self.algorithm = algorithm
-        self.config = Trainer.Config(max_tokens_per_microbatch=rng.choice([24, 60, 1000]))
-        self.dp_size, self.dp_rank = rng.choice([1, 1, 2, 3]), 0
-        self.pad_multiple, self.shares_prompts = rng.choice([1, 8]), rng.random() < 0.5
-        self._warned_of_size = True
-        self._model_spec = SimpleNamespace(model=SimpleNamespace(get_nparams_and_flops=lambda _, n: (0, 100 + n)))
-        self.model = None
+def random_batcher(algorithm: Algorithm, rng: random.Random) -> Batcher:
+    """The trainer's planning and packing, for the first of several ranks."""
+    return Batcher(
+        algorithm,
+        max_tokens=rng.choice([24, 60, 1000]),
+        num_ranks=rng.choice([1, 1, 2, 3]),
+        multiple=rng.choice([1, 8]),
+        shares_prompts=rng.random() < 0.5,
+        attention_cost=0.01,
+        rank=0,
+    )
 
 
 def score(model: Tensors, batch: TrainBatch, temperature: float, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,12 +250,12 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
         for episode, sample in zip(group.samples, plain["samples"]):
             episode.reference_logprobs = np.array(sample["reference"], dtype=np.float32)
     algorithm.assign_credit(groups)
-    planner, chunk = Planner(algorithm, rng), rng.choice([7, 1024])
+    batcher, chunk = random_batcher(algorithm, rng), rng.choice([7, 1024])
     for minibatch in split_groups(groups, settings["num_minibatches"]):
         loss = 0.0
-        for rank in range(planner.dp_size):
-            planner.dp_rank = rank
-            work = planner.pack_minibatch(minibatch)
+        for rank in range(batcher.num_ranks):
+            batcher.rank = rank
+            work = batcher.minibatch(minibatch)
             for place, batch in enumerate(work.batches):
                 if not settings["first_update"]:
                     batch.old_logprobs = score(old, batch, case["temperature"], chunk)[0].detach()

@@ -29,7 +29,7 @@ def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, fl
     if not groups:
         return {}
     learned: list[FloatArray] = []
-    for group, logprobs in zip(groups, trainer.score_tokens(trainer.model, groups), strict=True):
+    for group, logprobs in zip(groups, trainer.scorer.logprobs(trainer.model, groups), strict=True):
         learned.append(logprobs[group.prompt.demonstration.loss_mask])  # of [L]
     return {HELD_OUT_LOSS: float(-np.concatenate(learned).mean(dtype=np.float64))}  # of [tokens]
 
@@ -38,7 +38,10 @@ def held_out_divergence(
     trainer: "Trainer", sampled: "Mapping[EvaluationPass, Sequence[Group[Episode]]]"
 ) -> dict[str, float]:
     """Returns the mean divergence from the teacher over each pass's tokens; nothing if none is read. Collective."""
-    found = {f"{each.prefix}/divergence": trainer.divergence(of) for each, of in sampled.items()}
+    found = {
+        f"{each.prefix}/divergence": trainer.scorer.mean_divergence(of)
+        for each, of in sampled.items()
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -354,26 +354,26 @@ class Normalizers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SequenceLayout:
-    """The places of P token sequences in a pack of T tokens, one after another: every trace, and sequences of padding.
+class SegmentLayout:
+    """The places of P segments in a pack of T tokens, one after another: every trace, and segments of padding.
 
-    Here, and in attention, a sequence is one trace. For the loss all traces of a rollout are one (`TrainBatch`).
+    A segment is what attention sees as one text. For the loss all traces of a rollout are one sequence (`TrainBatch`).
 
-    A sequence may share its first tokens with an earlier one, its root. The pack then holds only its own tokens, whose
+    A segment may share its first tokens with an earlier one, its root. The pack then holds only its own tokens, whose
     positions begin above 0.
 
-    Example: own tokens [4, 2], and the second sequence shares 1 token with the first -> positions [0, 1, 2, 3, 1, 2],
+    Example: own tokens [4, 2], and the second segment shares 1 token with the first -> positions [0, 1, 2, 3, 1, 2],
     begins [0, 4], lengths [4, 3], roots [0, 0].
     """
 
     positions: Tensor
-    """[T] int64, each token's position in its sequence."""
+    """[T] int64, each token's position in its segment."""
     begins: Tensor
-    """[P] int64, the place of each sequence's first own token in the pack."""
+    """[P] int64, the place of each segment's first own token in the pack."""
     lengths: Tensor
-    """[P] int64, tokens of each sequence, shared ones included."""
+    """[P] int64, tokens of each segment, shared ones included."""
     roots: Tensor
-    """[P] int64, the place where each sequence's root begins; its own place if it shares no tokens."""
+    """[P] int64, the place where each segment's root begins; its own place if it shares no tokens."""
     host_lengths: list[int]
     """[P] `lengths` on the host, where they are read without waiting for the device."""
     padding: int = 0
@@ -387,12 +387,11 @@ class SequenceLayout:
         *,
         device: str,
         padding: int = 0,
-    ) -> "SequenceLayout":
-        """The layout of sequences with `own` [P] tokens of their own and `shared` [P] tokens in their root (default:
-        0).
+    ) -> "SegmentLayout":
+        """The layout of segments with `own` [P] tokens of their own and `shared` [P] tokens in their root (default: 0).
 
-        The root of a sequence with shared tokens is the nearest earlier sequence without any. The last sequences are
-        padding, `padding` tokens in all.
+        The root of a segment with shared tokens is the nearest earlier one without any. The last segments are padding,
+        `padding` tokens in all.
         """
         own_tokens = np.asarray(own, dtype=np.int64)  # [P]
         in_root = np.zeros_like(own_tokens)  # [P]
@@ -414,29 +413,29 @@ class SequenceLayout:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Tokens of the longest segment."""
         return max(self.host_lengths)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainBatch:
     """One packed micro-batch of whole sequences, on the device: T tokens with padding, S sequences. The traces of a
-    rollout are separate in the layout, and one sequence for the loss.
+    rollout are segments of the layout, and one sequence for the loss.
 
-    Position t holds token t and predicts `labels[t]`, the next token of the same sequence. All other [T] tensors
+    Position t holds token t and predicts `labels[t]`, the next token of the same segment. All other [T] tensors
     refer to that label.
     """
 
     token_ids: Tensor
     """[T] int64"""
     labels: Tensor
-    """[T] int64, the next token of the same sequence; 0 at its end."""
-    layout: SequenceLayout
-    """The places of the sequences, padding included."""
+    """[T] int64, the next token of the same segment; 0 at its end."""
+    layout: SegmentLayout
+    """The places of the segments, padding included."""
     loss_mask: Tensor
     """[T] float32, 1 where the policy sampled the label and the loss includes it."""
-    scored: Tensor
-    """[M] int64, the positions of `loss_mask`. On a device, finding them would make the host wait."""
+    loss_positions: Tensor
+    """[M] int64, where `loss_mask` is 1. On a device, finding them would make the host wait."""
     sampler_logprobs: Tensor
     """[T] float32, 0 where the label is not a completion token."""
     advantages: Tensor

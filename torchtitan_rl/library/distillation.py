@@ -173,6 +173,6 @@ class Teacher:
     def score(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
-            logprobs = self.trainer.score_tokens(self.model, groups)
+            logprobs = self.trainer.scorer.logprobs(self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):
             episode.credit.token_columns[LOGPROBS] = values

@@ -20,8 +20,9 @@ from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.trainer.hf import load_hf_weights
-from torchtitan_rl.core.trainer.policy import model_config, score
-from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.core.trainer.policy import model_config
+from torchtitan_rl.core.trainer.score import score
+from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models.hf_decoder import HFDecoder, longest_window
 from torchtitan_rl.resilience.out_of_memory import usable_bytes
 from torchtitan_rl.setup.start_checkpoint import START_CHECKPOINTS
@@ -125,8 +126,8 @@ def _policy_logprobs(model: "Decoder", spec: "ModelSpec", folder: Path, ids: Ten
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there is one process
         load_hf_weights(model, spec.state_dict_adapter(spec.model, None), str(folder))
-    layout = SequenceLayout.of([len(ids)], device="cpu")
-    logprobs, _ = score(model, ids, ids.roll(-1), layout, 1.0)  # [L]
+    layout = SegmentLayout.of([len(ids)], device="cpu")
+    logprobs = score(model, ids, ids.roll(-1), layout, 1.0).logprobs  # [L]
     return logprobs[:-1]
 
 

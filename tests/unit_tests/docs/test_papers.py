@@ -69,7 +69,7 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     if objective.policy_loss.sampled and not objective.policy_loss.needs_teacher:
         validate(config, world_size=1)
     trainer = trainers[objective.policy_loss.divergence_beta is not None]
-    trainer.algorithm = objective
+    trainer.algorithm = trainer.batcher.algorithm = objective
     trainer.config.num_minibatches = config.trainer.num_minibatches
     groups = draft_episodes(scored_step())
     if objective.needs_reference:

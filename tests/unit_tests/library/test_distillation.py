@@ -20,7 +20,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.inputs import Sequences
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer import packing
+from torchtitan_rl.core.trainer import minibatches, packing
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
@@ -41,7 +41,7 @@ def taught(groups, teacher=TEACHER, **loss):
     algorithm.assign_credit(drafted)
     step = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS))
     step.extend(flat(drafted))
-    step.groups, step.members = drafted, [m for g in drafted for m in packing.items_of([g], whole_groups=True)[0]]
+    step.groups, step.members = drafted, [m for g in drafted for m in minibatches.items_of([g], whole_groups=True)[0]]
     columns = algorithm.policy_loss.token_columns
     normalizers = normalizers_of(algorithm, step)
     return algorithm, step, packing.pack(step.members, normalizers=normalizers, multiple=16, token_columns=columns)
@@ -211,7 +211,7 @@ def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_hel
     made = trainer_of(student, ExactDistill.Config(), max_tokens_per_microbatch=40)
     made.load_teacher(spec, teacher)
     groups = draft_episodes(scored_step(num_prompts=3))
-    found = made.divergence(groups)
+    found = made.scorer.mean_divergence(groups)
     assert found == pytest.approx(dense_exact(folders, 1.0)[0], rel=1e-6)
     model, total, count = AutoModelForCausalLM.from_pretrained(teacher).double(), 0.0, 0
     for one in groups:

@@ -33,9 +33,9 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.core.trainer.policy import score
+from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.trainer.trainer import Trainer
-from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import (
@@ -117,10 +117,10 @@ def test_sliding_window_applies_across_a_shared_prompt(folder_of):
     alone = []
     for ids in wholes:
         tokens, labels, layout, _ = packed([ids])
-        alone.append(score(model, tokens, labels, layout, 1.0)[0][: len(ids) - 1])
+        alone.append(score(model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1])
     tokens = torch.cat([wholes[0], wholes[1][19:]])  # the second begins with the prompt's last token
-    layout = SequenceLayout.of([29, 10], [0, 19], device="cpu")
-    shared = score(model, tokens, tokens.roll(-1), layout, 1.0)[0]
+    layout = SegmentLayout.of([29, 10], [0, 19], device="cpu")
+    shared = score(model, tokens, tokens.roll(-1), layout, 1.0).logprobs
     torch.testing.assert_close(shared[:28], alone[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(shared[29:38], alone[1][19:], atol=1e-5, rtol=0)
     assert len(prompt) > WINDOW
@@ -176,7 +176,7 @@ def test_bfloat16_stays_near_float32(folder_of):
     trainer.config = replace(trainer.config, mixed_precision_param="bfloat16")
     rounded = trainer.load_policy()
     tokens, labels, layout, mask = packed(sequences())
-    exact, near = (score(m, tokens, labels, layout, 1.0)[0][mask.bool()] for m in (trainer.model, rounded))
+    exact, near = (score(m, tokens, labels, layout, 1.0).logprobs[mask.bool()] for m in (trainer.model, rounded))
     assert 0 < (exact - near).abs().max() < 0.3
 
 

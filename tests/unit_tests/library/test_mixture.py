@@ -13,8 +13,8 @@ from tests.parts.tiny import save_odd_checkpoint
 from tests.unit_tests.library.test_models import policy_of
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
-from torchtitan_rl.core.trainer.policy import score
-from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.core.trainer.score import score
+from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import hf_architecture, qwen3, spec_from_folder
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 
@@ -47,8 +47,8 @@ def test_packed_logprobs_equal_transformers_and_weights_round_trip(tmp_path, set
     total = sum(LENGTHS)
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 130, (total + PADDING,), generator=random)  # [T]
-    layout = SequenceLayout.of([*LENGTHS, PADDING], device="cpu", padding=PADDING)
-    ours, _ = score(model, tokens, tokens.roll(-1), layout, 1.0)  # [T]
+    layout = SegmentLayout.of([*LENGTHS, PADDING], device="cpu", padding=PADDING)
+    ours = score(model, tokens, tokens.roll(-1), layout, 1.0).logprobs  # [T]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     begin = 0
     for length in LENGTHS:

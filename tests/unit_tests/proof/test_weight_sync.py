@@ -17,8 +17,9 @@ from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config, score
-from torchtitan_rl.core.types import Completion, Prompt, SequenceLayout, flat
+from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.score import score
+from torchtitan_rl.core.types import Completion, Prompt, SegmentLayout, flat
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
@@ -76,8 +77,8 @@ class Pair:
     def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
         tokens = torch.tensor(list(ids), device=DEVICE_TYPE)
         with torch.no_grad():
-            layout = SequenceLayout.of([len(tokens)], device=DEVICE_TYPE)
-            return score(self.model, tokens, tokens.roll(-1), layout, temperature)[0][:-1].cpu().numpy()
+            layout = SegmentLayout.of([len(tokens)], device=DEVICE_TYPE)
+            return score(self.model, tokens, tokens.roll(-1), layout, temperature).logprobs[:-1].cpu().numpy()
 
     def of_completion(self, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
         """The policy's log-probabilities of a completion's tokens, [L]."""

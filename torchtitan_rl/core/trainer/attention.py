@@ -1,4 +1,4 @@
-"""Attention over packed sequences: FlashAttention for bfloat16 on a GPU, otherwise PyTorch's SDPA."""
+"""Attention inside the segments of a pack: FlashAttention for bfloat16 on a GPU, otherwise PyTorch's SDPA."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.core.device import compute_capability
-from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.core.types import SegmentLayout
 
 FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
 """The kernels that torch can use instead of its own FA2, and their module, by major compute capability. No pinned
@@ -70,25 +70,25 @@ class FlashVarlen(VarlenAttention):
 
 
 class PaddedBatch(NamedTuple):
-    """Some sequences of a pack as the rows of a right-padded batch."""
+    """Some segments of a pack as the rows of a right-padded batch."""
 
     source: Tensor
     """[R * W] the token of the pack in each cell of R rows. Padded cells hold token 0; they are neither attended to
     nor read back."""
     width: int
-    """W, the length of the longest of these sequences."""
+    """W, the length of the longest of these segments."""
 
 
 class PackedRows(NamedTuple):
-    """Index maps between a pack of T tokens and right-padded batches of its sequences."""
+    """Index maps between a pack of T tokens and right-padded batches of its segments."""
 
     batches: list[PaddedBatch]
     cell: Tensor
     """[T] the cell of each token of the pack. Cells are counted through all batches."""
 
     @classmethod
-    def of(cls, layout: SequenceLayout) -> "PackedRows":
-        """Returns the maps of a layout of P sequences. Does not synchronize with the device."""
+    def of(cls, layout: SegmentLayout) -> "PackedRows":
+        """Returns the maps of a layout of P segments. Does not synchronize with the device."""
         T, P, device = len(layout.positions), len(layout.host_lengths), layout.positions.device
         shared = layout.positions[layout.begins]  # [P]
         own_first = layout.begins - shared  # [P]
@@ -116,7 +116,7 @@ class PackedRows(NamedTuple):
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Returns the indices of `lengths` in batches. The longest of a batch is less than twice as long as its shortest.
 
-    Attention to a row takes the square of the batch's width, so one batch of 1 long and 100 short sequences would
+    Attention to a row takes the square of the batch's width, so one batch of 1 long and 100 short segments would
     mostly compute padding.
     """
     batches: list[list[int]] = []
@@ -130,11 +130,11 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class PackedSDPA(VarlenAttention):
-    """Causal float32 attention inside each packed sequence, with one `scaled_dot_product_attention` call for all
-    sequences of similar lengths.
+    """Causal float32 attention inside each segment, with one `scaled_dot_product_attention` call for all segments of
+    similar lengths.
 
-    The sequences become right-padded batches. Padded keys come after all queries of their row, so the causal mask
-    excludes them and the fused kernel needs no mask tensor. Each row contains the tokens that its sequence shares
+    The segments become right-padded batches. Padded keys come after all queries of their row, so the causal mask
+    excludes them and the fused kernel needs no mask tensor. Each row contains the tokens that its segment shares
     with others.
     """
 
@@ -181,7 +181,7 @@ class PackedSDPA(VarlenAttention):
         before = self.window_size[0]
         width = q.shape[2]
         band = None
-        if 0 <= before < width - 1:  # a sliding window, shorter than the longest sequence
+        if 0 <= before < width - 1:  # a sliding window, shorter than the longest segment
             band = torch.ones(width, width, dtype=torch.bool, device=q.device)  # [W, W]
             band = band.tril().triu(-before)  # [W, W]
         return F.scaled_dot_product_attention(
@@ -196,7 +196,7 @@ def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
     return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
-def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | VarlenMetadata:
+def attention_masks(model: Decoder, layout: SegmentLayout) -> PackedRows | VarlenMetadata:
     """Returns the `attention_masks` argument of the model's forward for a layout."""
     if shares_prompts(model):
         return PackedRows.of(layout)
@@ -206,6 +206,6 @@ def attention_masks(model: Decoder, layout: SequenceLayout) -> PackedRows | Varl
 
 
 def shares_prompts(model: Decoder) -> bool:
-    """Whether packed sequences may share their first tokens (see SequenceLayout). FlashAttention does not support
+    """Whether segments may share their first tokens (see SegmentLayout). FlashAttention does not support
     it."""
     return isinstance(model.config.first_attention.inner_attention, PackedSDPA.Config)

@@ -53,8 +53,8 @@ class _Constants(NamedTuple):
     beta: float
     temperature: float
     teacher_temperature: float
-    tokens: int
-    rows: int
+    chunk_tokens: int
+    chunk_rows: int
     group: dist.ProcessGroup | None
     first_row: int
 
@@ -114,7 +114,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         log_totals = hidden.new_full((2, len(hidden)), -math.inf, dtype=torch.float64)
         highest = hidden.new_full((len(hidden),), -math.inf, dtype=dtype)  # [T]
         best = torch.full_like(highest, -1, dtype=torch.int64)  # [T]
-        for rows in slices(len(weight), constants.rows):
+        for rows in slices(len(weight), constants.chunk_rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 for total, z in zip(log_totals, logits, strict=True):
                     total[tokens] = torch.logaddexp(total[tokens], z.logsumexp(-1).double())  # [C]
@@ -126,7 +126,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         log_totals = _sum_of_ranks(log_totals, constants.group).to(dtype)  # [2, T]
         # [2, T] the divergence and the student's KL
         sums = hidden.new_zeros(2, len(hidden), dtype=torch.float64)
-        for rows in slices(len(weight), constants.rows):
+        for rows in slices(len(weight), constants.chunk_rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
                 sums[:, tokens] += torch.stack(_divergence(log_p, log_q, constants.beta))  # [2, C]
@@ -145,16 +145,16 @@ class _ChunkedDivergence(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=log_totals.dtype)  # [T, D]
         learns = ctx.needs_input_grad[1]  # a frozen head's weight has no gradient
         grad_weight = torch.empty_like(weight) if learns else None  # [Vs, D]
-        for rows in slices(len(weight), constants.rows):
+        for rows in slices(len(weight), constants.chunk_rows):
             grad_block = torch.zeros_like(weight[rows], dtype=log_totals.dtype)  # [R, D]
             for tokens, *logits in _tiles(hidden, weight, TeacherOutput(*teacher), rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
                 # [C, R]
-                dz = _gradient(log_p, log_q, of_student[tokens, None], constants.beta)
-                dz = dz.mul_(scale[tokens]).to(hidden.dtype)
-                grad_hidden[tokens] += partial_product(dz, weight[rows])  # [C, D]
+                grad_logits = _gradient(log_p, log_q, of_student[tokens, None], constants.beta)
+                grad_logits = grad_logits.mul_(scale[tokens]).to(hidden.dtype)
+                grad_hidden[tokens] += partial_product(grad_logits, weight[rows])  # [C, D]
                 if learns:
-                    grad_block += partial_product(dz.T, hidden[tokens])  # [R, D]
+                    grad_block += partial_product(grad_logits.T, hidden[tokens])  # [R, D]
             if learns:
                 grad_weight[rows] = grad_block
         return grad_hidden.to(hidden.dtype), grad_weight, None, None
@@ -170,7 +170,7 @@ def _tiles(
     """
     ours, block = wide(hidden), wide(weight[rows]).T  # [T, D], [D, R]
     theirs, their_block = wide(teacher.hidden), wide(teacher.weight[rows]).T  # [T, Dt], [Dt, R]
-    for tokens in slices(len(hidden), constants.tokens):
+    for tokens in slices(len(hidden), constants.chunk_tokens):
         z = product(ours[tokens], block).div_(constants.temperature)  # [C, R]
         target = product(theirs[tokens], their_block).div_(constants.teacher_temperature)  # [C, R]
         yield tokens, z, target

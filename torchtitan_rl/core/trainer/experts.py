@@ -1,4 +1,4 @@
-"""Mixture of experts over packed sequences: exact in any dtype, without the padding of a pack, and measured."""
+"""Mixture of experts over a pack: exact in any dtype, without the padding of a pack, and measured."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.moe import GroupedExperts, MoE
 
-from torchtitan_rl.core.types import Metric, SequenceLayout
+from torchtitan_rl.core.types import Metric, SegmentLayout
 
 
 class ExactExperts(GroupedExperts):
@@ -100,7 +100,7 @@ def mixtures(model: Decoder) -> Iterator[PackedMoE]:
             yield layer.moe
 
 
-def route(model: Decoder, layout: SequenceLayout) -> None:
+def route(model: Decoder, layout: SegmentLayout) -> None:
     """Tell a model's mixtures which rows of the next forward, and of its backward, are padding."""
     for moe in mixtures(model):
         moe.padding = layout.padding

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torchtitan.config import Configurable
 
+from torchtitan_rl.core import comm
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.errors import SamplerFault
-from torchtitan_rl.core.types import FloatArray, LogprobDiff, TrainBatch
+from torchtitan_rl.core.types import Episode, FloatArray, Group, LogprobDiff, TrainBatch, flat
 
 EDGES = np.logspace(-8, 2, 101)
 """Edges of the histogram's bins. A quantile read from it is at most a quarter too high."""
@@ -193,3 +194,18 @@ def fill_logprob_diff(
             }
             member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
     return np.abs(signed[is_fresh])  # [fresh loss tokens]
+
+
+def share_logprob_diffs(groups: Sequence[Group[Episode]], *, mine: bool) -> None:
+    """Set every episode's `logprob_diff` on every rank, without the tokens' values of other ranks' episodes. Collective.
+
+    Args:
+        mine: whether this rank gives its own. Tensor-parallel ranks have the same.
+    """
+    episodes = flat(groups)
+    own: list[tuple[int, LogprobDiff]] = []
+    for i, episode in enumerate(episodes):
+        if mine and episode.logprob_diff is not None:
+            own.append((i, replace(episode.logprob_diff, tokens={})))
+    for i, diff in comm.all_gather_lists(own):
+        episodes[i].logprob_diff = episodes[i].logprob_diff or diff

@@ -50,22 +50,22 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a, b, out_dtype=torch.float32)
 
 
-def _statistics(z: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (peak, rest, weighted), [C] each, of logits z [C, R], which are overwritten.
+def _statistics(logits: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (peak, rest, weighted), [C] each, of a tile of logits [C, R], which is overwritten.
 
-    With u = (z - peak) / temperature, rest = Σ exp(u) - 1 and weighted = Σ u exp(u). `rest` is in float64, because it
+    With u = (logits - peak) / temperature, rest = Σ exp(u) - 1 and weighted = Σ u exp(u). `rest` is in float64, because it
     may be tiny compared with 1. All terms of `weighted` have the same sign, so nothing cancels. `sharpness` is
     log2(e) / temperature, for exp2, which takes a quarter of exp's time on a CPU.
     """
-    peak = z.amax(-1)  # [C]
-    u = z.sub_(peak[:, None]).mul_(sharpness)  # [C, R], in units of log 2
-    e = u.exp2()  # [C, R]
+    peak = logits.amax(-1)  # [C]
+    exponent = logits.sub_(peak[:, None]).mul_(sharpness)  # [C, R] u, in units of log 2
+    e = exponent.exp2()  # [C, R]
     rest = e.sum(-1, dtype=torch.float64) - 1  # [C]
-    return peak, rest, u.mul_(e).sum(-1).double() / LOG2_E
+    return peak, rest, exponent.mul_(e).sum(-1).double() / LOG2_E
 
 
 def _gradient(
-    z: Tensor,
+    logits: Tensor,
     peak: Tensor,
     log_total: Tensor,
     g_logprob: Tensor,
@@ -73,18 +73,20 @@ def _gradient(
     g_entropy: Tensor,
     sharpness: float,
 ) -> Tensor:
-    """Returns -p * (g_logprob + g_entropy * (log p + H)) in place of logits z [C, R]. The others are [C, 1]."""
-    u = z.sub_(peak).mul_(sharpness)  # [C, R]
-    p = u.exp2().mul_(torch.exp(-log_total))  # [C, R]
-    log_p = u.div_(LOG2_E).sub_(log_total)  # [C, R]
+    """Returns -p * (g_logprob + g_entropy * (log p + H)) in place of a tile of logits [C, R]. The others are [C, 1]."""
+    exponent = logits.sub_(peak).mul_(sharpness)  # [C, R]
+    p = exponent.exp2().mul_(torch.exp(-log_total))  # [C, R]
+    log_p = exponent.div_(LOG2_E).sub_(log_total)  # [C, R]
     return log_p.add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()  # [C, R]
 
 
 def _logprob_gradient(
-    z: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float
+    logits: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float
 ) -> Tensor:
     """`_gradient` without the entropy's gradient."""
-    return z.sub_(peak).mul_(sharpness).exp2_().mul_(-g_logprob * torch.exp(-log_total))  # [C, R]
+    return (
+        logits.sub_(peak).mul_(sharpness).exp2_().mul_(-g_logprob * torch.exp(-log_total))
+    )  # [C, R]
 
 
 # Compiled at the first call: one pass over the tile instead of several.
@@ -97,8 +99,8 @@ class _Constants(NamedTuple):
     """The arguments of `chunked_logprobs` that are not tensors."""
 
     temperature: float
-    tokens: int
-    rows: int
+    chunk_tokens: int
+    chunk_rows: int
     group: dist.ProcessGroup | None
     first: int
     compile: bool
@@ -115,7 +117,7 @@ def _tiles(
 
     mine: [C] bool, whether the label is one of these rows. row: [C, 1], the label's index among them, or 0.
     """
-    for tokens in slices(len(labels), constants.tokens):
+    for tokens in slices(len(labels), constants.chunk_tokens):
         row = labels[tokens] - (constants.first + rows.start)  # [C]
         mine = (row >= 0) & (row < rows.stop - rows.start)  # [C]
         yield tokens, mine, torch.where(mine, row, 0)[:, None]
@@ -141,7 +143,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         statistics = _compiled_statistics if constants.compile else _statistics
         sharpness = LOG2_E / constants.temperature
-        operand, blocks = wide(hidden), slices(len(weight), constants.rows)
+        operand, blocks = wide(hidden), slices(len(weight), constants.chunk_rows)
         # [3, blocks, T] peak, rest and weighted of each block
         own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)
         # [T] the label's logit if this rank has it
@@ -150,10 +152,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for i, rows in enumerate(blocks):
             block = wide(weight[rows])  # [R, D]
             for tokens, mine, row in _tiles(labels, rows, constants):
-                z = product(operand[tokens], block.T)  # [C, R]
-                chosen[tokens] += torch.where(mine, z.gather(-1, row)[:, 0], 0)
+                logits = product(operand[tokens], block.T)  # [C, R]
+                chosen[tokens] += torch.where(mine, logits.gather(-1, row)[:, 0], 0)
                 has_label[tokens] |= mine
-                for kind, values in zip(own, statistics(z, sharpness), strict=True):
+                for kind, values in zip(own, statistics(logits, sharpness), strict=True):
                     kind[i, tokens] = values  # [C]
         peak, log_total, entropy = _combine(own, constants)  # [T] each
         below_peak = all_reduce(torch.where(has_label, chosen - peak, 0), constants.group)  # [T]
@@ -180,17 +182,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
         learns = ctx.needs_input_grad[1]  # a frozen head's weight has no gradient
         grad_weight = torch.empty_like(weight) if learns else None  # [Vs, D]
-        for rows in slices(len(weight), constants.rows):
+        for rows in slices(len(weight), constants.chunk_rows):
             block = wide(weight[rows])  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
             for tokens, mine, row in _tiles(labels, rows, constants):
-                z = product(operand[tokens], block.T)  # [C, R]
-                dz = gradient(z, *(t[tokens] for t in per_token), sharpness)  # [C, R]
-                dz.scatter_add_(-1, row, torch.where(mine, g_logprobs[tokens], 0)[:, None])
-                dz = dz.to(hidden.dtype)
-                grad_hidden[tokens] += partial_product(dz, weight[rows])  # [C, D]
+                logits = product(operand[tokens], block.T)  # [C, R]
+                grad_logits = gradient(logits, *(t[tokens] for t in per_token), sharpness)  # [C, R]
+                grad_logits.scatter_add_(-1, row, torch.where(mine, g_logprobs[tokens], 0)[:, None])
+                grad_logits = grad_logits.to(hidden.dtype)
+                grad_hidden[tokens] += partial_product(grad_logits, weight[rows])  # [C, D]
                 if learns:
-                    grad_block += partial_product(dz.T, hidden[tokens])  # [R, D]
+                    grad_block += partial_product(grad_logits.T, hidden[tokens])  # [R, D]
             if learns:
                 grad_weight[rows] = grad_block.div_(constants.temperature)
         return grad_hidden.div_(constants.temperature).to(hidden.dtype), grad_weight, None, None
@@ -202,10 +204,10 @@ def partial_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp((z - peak) / temperature) and entropy, [T] each.
+    """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp((logits - peak) / temperature) and entropy, [T] each.
 
     A block's sums are relative to its own peak. They are rescaled to the highest peak of all blocks and ranks. The
-    result is the same on every rank. The entropy is log Σe - Σ u e / Σe. Neither term is negative.
+    result is the same on every rank. The entropy is log Σ exp(u) - Σ u exp(u) / Σ exp(u), u relative to that peak. Neither term is negative.
     """
     own_peak, rest, weighted = own  # [blocks, T] each
     peak = all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]

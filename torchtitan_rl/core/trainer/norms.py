@@ -17,28 +17,31 @@ BATCH = 2**20 if ON_CPU else 2**27
 CPU's threads takes as long as the work. On a GPU they take 1 GiB, and the fewer batches the fewer launches."""
 
 
-class MeasuredSteps:
-    """Takes the steps of any optimizer and measures the last one."""
+class StepNorms:
+    """Measures the last step of any optimizer."""
 
     def __init__(self, optimizer: OptimizersContainer) -> None:
+        """During a step there is a copy of the weights whose update cannot be computed from Adam's moments."""
         self._optimizer = optimizer
+        self._before: dict[Tensor, Tensor] = {}
         self._squares: dict[Tensor, Tensor] = {}
+        for one in optimizer:
+            if not _is_adam(one):
+                one.register_step_pre_hook(self._copy_weights)
+                one.register_step_post_hook(self._measure_change)
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Take a step. During it there is a copy of the weights whose update cannot be computed from Adam's moments."""
-        before: dict[Tensor, Tensor] = {}
-        for optimizer in self._optimizer:
-            if _is_adam(optimizer):
-                continue
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    before[p] = local_shard(p).clone()
-        self._optimizer.step()
-        self._squares = {}
-        for p in list(before):
-            # `pop` frees one copy at a time.
-            self._squares[p] = _sum_of_squares([local_shard(p) - before.pop(p)])
+    def _copy_weights(self, optimizer: Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                self._before[p] = local_shard(p).clone()
+
+    @torch.no_grad()
+    def _measure_change(self, optimizer: Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                # `pop` frees one copy at a time.
+                self._squares[p] = _sum_of_squares([local_shard(p) - self._before.pop(p)])
 
     @torch.no_grad()
     def update_and_weight_norm(self) -> tuple[float, float]:

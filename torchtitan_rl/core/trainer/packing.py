@@ -1,6 +1,5 @@
-"""Packs episodes into micro-batches of whole sequences, within a token budget, equally many on every rank."""
+"""Packs whole sequences into one row of tokens: a micro-batch. Each trace of a sequence is a segment of the row."""
 
-import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,101 +11,11 @@ from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.types import (
     Episode,
     FloatArray,
-    Group,
     Member,
     Normalizers,
-    SequenceLayout,
+    SegmentLayout,
     TrainBatch,
 )
-
-Item = list[Member]
-"""Sequences that must share a micro-batch: a single one, or a whole group."""
-
-
-def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Item]:
-    """Returns the episodes in the loss, one by one or by groups. Episodes without sampled tokens are left out."""
-    items: list[Item] = []
-    for group in groups:
-        members = [
-            Member(group.prompt, episode)
-            for episode in group.samples
-            if episode.in_loss and episode.completion.loss_mask.any()
-        ]
-        if not whole_groups:
-            items += [[member] for member in members]
-        elif members:
-            items.append(members)
-    return items
-
-
-def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
-    """Split the groups with a loss into at most `num_parts` mini-batches with equal numbers of groups, to within one.
-
-    No mini-batch is empty, because AdamW's momentum alone would move the policy.
-    """
-    learning = [group for group in groups if any(episode.in_loss for episode in group.samples)]
-    num_parts = min(num_parts, len(learning))
-    return [learning[part::num_parts] for part in range(num_parts)]
-
-
-def plan_microbatches(
-    items: Sequence[Item], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
-) -> list[list[list[Member]]]:
-    """Assign items to ranks and split each rank's share into micro-batches.
-
-    Args:
-        max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own.
-        attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
-
-    Returns:
-        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
-        Ranks with too few items get empty ones. Without items no rank has any.
-
-    Assigning the largest item first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969).
-    """
-    costs = [_cost(item, attention_cost) for item in items]
-    shares: list[list[Item]] = [[] for _ in range(num_ranks)]
-    loads = [(0.0, rank) for rank in range(num_ranks)]
-    for i in sorted(range(len(items)), key=lambda i: (-costs[i], i)):
-        load, rank = heapq.heappop(loads)
-        shares[rank].append(items[i])
-        heapq.heappush(loads, (load + costs[i], rank))
-    plans = [_first_fit(share, max_tokens) for share in shares]
-    most = max(len(plan) for plan in plans)
-    for plan in plans:
-        while len(plan) < most:
-            plan.append([])
-    return plans
-
-
-def _cost(item: Item, attention_cost: float) -> float:
-    cost = 0.0
-    for member in item:
-        for n in member.trace_lengths:
-            cost += n + attention_cost * n * n / 2
-    return cost
-
-
-def _first_fit(items: list[Item], max_tokens: int) -> list[list[Member]]:
-    """First-fit decreasing: each item goes into the first micro-batch with enough room."""
-    microbatches: list[list[Member]] = []
-    used: list[int] = []  # tokens of each
-    for item in sorted(items, key=num_tokens, reverse=True):  # stable
-        size = num_tokens(item)
-        for i, tokens in enumerate(used):
-            if tokens + size <= max_tokens:
-                microbatches[i] += item
-                used[i] += size
-                break
-        else:
-            microbatches.append([*item])
-            used.append(size)
-    return microbatches
-
-
-def num_tokens(members: Sequence[Member]) -> int:
-    """Returns the tokens of these sequences."""
-    return sum(member.num_tokens for member in members)
 
 
 def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, int, int]:
@@ -151,7 +60,7 @@ def _in_order(members: Sequence[Member], share_prompts: bool) -> list[Member]:
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Trace]:
     """Returns the members' traces in their order in the pack.
 
-    The prompt's last token is not shared, because it predicts a different token in each sequence. A group's later
+    The prompt's last token is not shared, because it predicts a different token in each completion. A group's later
     traces, which have no prompt, come after the first traces of all its members, which share the prompt.
     """
     laid_out: list[_Trace] = []
@@ -199,70 +108,61 @@ def pack(
 ) -> TrainBatch:
     """Returns one micro-batch, padded to a positive multiple of `multiple` tokens.
 
-    Padding forms sequences of its own without a loss. None is longer than the longest member, so that attention needs
+    Padding forms segments of its own without a loss. None is longer than the longest member, so that attention needs
     no wider rows. An empty micro-batch consists of padding only.
 
     Args:
         share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start
-            with the prompt's last token, at its position in the prompt (see SequenceLayout).
+            with the prompt's last token, at its position in the prompt (see SegmentLayout).
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
     members = _in_order(members, share_prompts)
     traces = _laid_out(members, share_prompts)
     shared = np.array([trace.shared for trace in traces], dtype=np.int64)  # [traces]
     lengths = np.array([trace.length for trace in traces], dtype=np.int64)  # [traces]
-    own_lengths = lengths - shared  # [traces], as of `SequenceLayout.of`
+    own_lengths = lengths - shared  # [traces], as of `SegmentLayout.of`
     padding_lengths = _padding_lengths(own_lengths, shared, multiple)
     row = _Row(traces, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
+
+    def at_labels(values: Sequence[np.ndarray]) -> Tensor:
+        """Values [L] of each member's completion tokens -> [T] float32 on the device."""
+        return _on_device(row.at_labels(values))
+
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
-    fresh_mask = None
-    if any(completion.token_versions is not None for completion in completions):
-        fresh_mask = _on_device(
-            row.at_labels([completion.fresh_mask for completion in completions])
-        )
-    reference_logprobs = None
-    if members and all(episode.reference_logprobs is not None for episode in episodes):
-        reference_logprobs = _on_device(
-            row.at_labels([episode.reference_logprobs for episode in episodes])
-        )
     loss_mask = row.at_labels([completion.loss_mask for completion in completions])  # [T]
     group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
+    sequence_ids = np.repeat(
+        [*(trace.sequence for trace in traces), len(members)], [*own_lengths, row.padding]
+    )  # [T]
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, own_lengths)),
-        layout=SequenceLayout.of(
+        layout=SegmentLayout.of(
             [*own_lengths, *padding_lengths],
             [*shared, *[0] * len(padding_lengths)],
             device=DEVICE_TYPE,
             padding=row.padding,
         ),
         loss_mask=_on_device(loss_mask),
-        scored=_on_device(np.flatnonzero(loss_mask)),
-        fresh_mask=fresh_mask,
-        sampler_logprobs=_on_device(
-            row.at_labels([completion.sampler_logprobs for completion in completions])
-        ),
-        advantages=_on_device(row.at_labels([token_advantages(episode) for episode in episodes])),
-        sequence_ids=_on_device(
-            np.repeat(
-                [*(trace.sequence for trace in traces), len(members)],
-                [*own_lengths, row.padding],
-            )
-        ),
+        loss_positions=_on_device(np.flatnonzero(loss_mask)),
+        sampler_logprobs=at_labels([completion.sampler_logprobs for completion in completions]),
+        advantages=at_labels([token_advantages(episode) for episode in episodes]),
+        sequence_ids=_on_device(sequence_ids),
         group_ids=_on_device(group_ids),
         members=members,
         normalizers=normalizers,
-        reference_logprobs=reference_logprobs,
     )
-    credits = [episode.credit for episode in episodes]
+    if any(completion.token_versions is not None for completion in completions):
+        batch.fresh_mask = at_labels([completion.fresh_mask for completion in completions])
+    if members and all(episode.reference_logprobs is not None for episode in episodes):
+        batch.reference_logprobs = at_labels([episode.reference_logprobs for episode in episodes])
     for name in sequence_columns:
-        values = np.array([credit.columns[name] for credit in credits], dtype=np.float32)  # [S]
+        values = np.array([e.credit.columns[name] for e in episodes], dtype=np.float32)  # [S]
         batch.columns[name] = _on_device(values)
     for name in token_columns:
-        values = [credit.token_columns[name] for credit in credits]  # [L] each
-        batch.token_columns[name] = _on_device(row.at_labels(values))
+        batch.token_columns[name] = at_labels([e.credit.token_columns[name] for e in episodes])
     return batch
 
 
@@ -324,7 +224,7 @@ def token_advantages(episode: Episode) -> FloatArray:
 
 
 def _padding_lengths(own_lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:
-    """Lengths of the sequences of padding after traces with these own and shared tokens, [traces] each."""
+    """Lengths of the segments of padding after traces with these own and shared tokens, [traces] each."""
     filled = int(own_lengths.sum())
     padding = -filled % multiple if filled else multiple
     longest = int((own_lengths + shared).max(initial=0)) or padding
@@ -336,7 +236,7 @@ def _padding_lengths(own_lengths: np.ndarray, shared: np.ndarray, multiple: int)
 
 
 def _shifted(values: np.ndarray, own_lengths: np.ndarray) -> np.ndarray:
-    """Returns the next token's value in the same sequence, [T] -> [T]; 0 at each sequence's end and on padding."""
+    """Returns the next token's value in the same segment, [T] -> [T]; 0 at each segment's end and on padding."""
     shifted = np.append(values[1:], 0).astype(values.dtype)
     shifted[np.cumsum(own_lengths) - 1] = 0
     shifted[int(own_lengths.sum()) :] = 0

@@ -4,7 +4,6 @@ import dataclasses
 from types import SimpleNamespace
 
 import torch
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -16,15 +15,9 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.trainer.attention import (
-    attention_config,
-    attention_masks,
-    describe_attention,
-)
-from torchtitan_rl.core.trainer.divergence import TeacherOutput
-from torchtitan_rl.core.trainer.experts import packed_moe, route
+from torchtitan_rl.core.trainer.attention import attention_config, describe_attention
+from torchtitan_rl.core.trainer.experts import packed_moe
 from torchtitan_rl.core.trainer.head import LogprobHead
-from torchtitan_rl.core.types import SequenceLayout
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -113,63 +106,3 @@ def model_config(
         in_dst_shardings=sharding.in_dst_shardings,
     )
     return config
-
-
-def score(
-    model: Decoder,
-    token_ids: Tensor,
-    labels: Tensor,
-    layout: SequenceLayout,
-    temperature: float,
-    at: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Returns log pi(label) and entropy at the sampling temperature, [T] each, for packed tokens. One forward.
-
-    Within the head's `comparing` the two values of a `Divergence` from the teacher follow, [T] each.
-
-    Args:
-        token_ids, labels: [T] int64.
-        layout: the places of the sequences.
-        at: [M] int64, the positions whose results are wanted; the others are 0 and take no work. None: all.
-    """
-    masks = attention_masks(model, layout)
-    route(model, layout)
-    with model.lm_head.scoring(labels, temperature, at):
-        return model(token_ids[None], layout.positions[None], masks)  # [T] each
-
-
-@torch.no_grad()
-def score_only(
-    model: Decoder,
-    token_ids: Tensor,
-    labels: Tensor,
-    layout: SequenceLayout,
-    temperature: float,
-    at: Tensor | None = None,
-) -> Tensor:
-    """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights.
-
-    FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here.
-    They would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next
-    backward would gather the head once more, because FSDP2 still counts on a backward of this forward.
-    """
-    logprobs, _ = score(model, token_ids, labels, layout, temperature, at)
-    model.reset_iter_state()
-    return logprobs
-
-
-@torch.no_grad()
-def teacher_output(
-    model: Decoder,
-    token_ids: Tensor,
-    labels: Tensor,
-    layout: SequenceLayout,
-    temperature: float,
-    at: Tensor,
-) -> TeacherOutput:
-    """Returns what the divergence reads of a frozen model at the positions `at` [M]. Its head stays gathered until
-    `model.reset_iter_state()`, so that the student's backward can read it."""
-    with model.lm_head.teaching():
-        output = score(model, token_ids, labels, layout, temperature, at)
-    model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
-    return output

@@ -23,6 +23,6 @@ class Reference:
         """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
         lora = self.trainer.lora
         with lora.off(self.model) if lora else nullcontext():
-            logprobs = self.trainer.score_tokens(self.model, groups)
+            logprobs = self.trainer.scorer.logprobs(self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):
             episode.reference_logprobs = values

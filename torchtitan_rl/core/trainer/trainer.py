@@ -1,7 +1,7 @@
 """The trainer: turns a step's episodes into an update of the sharded policy."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,64 +15,37 @@ from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shares_prompts
+from torchtitan_rl.core.trainer.episode_scores import EpisodeScorer, comparison, keep_comparisons
 from torchtitan_rl.core.trainer.experts import routing_metrics
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
-from torchtitan_rl.core.trainer.gate import LogprobDiffs, diff_rows, fill_logprob_diff
+from torchtitan_rl.core.trainer.gate import (
+    LogprobDiffs,
+    diff_rows,
+    fill_logprob_diff,
+    share_logprob_diffs,
+)
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.norms import MeasuredSteps
+from torchtitan_rl.core.trainer.minibatches import Batcher, MiniBatch, split_groups
+from torchtitan_rl.core.trainer.norms import StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
-from torchtitan_rl.core.trainer.packing import (
-    Item,
-    completion_values,
-    count_work,
-    items_of,
-    num_tokens,
-    pack,
-    plan_microbatches,
-    split_groups,
-)
-from torchtitan_rl.core.trainer.policy import (
-    build_policy,
-    keep_weights,
-    model_config,
-    score,
-    score_only,
-    teacher_output,
-)
+from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, model_config
+from torchtitan_rl.core.trainer.score import TokenScores, score, score_only, teacher_output
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
     Episode,
     FloatArray,
     Group,
     IntArray,
-    Member,
     Metric,
-    SequenceLayout,
+    SegmentLayout,
     TrainBatch,
-    flat,
 )
-
-Plan = list[list[list[Member]]]
-"""[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
-
-
-class _MiniBatch(NamedTuple):
-    """The micro-batches of one optimizer step. Every data-parallel rank has equally many."""
-
-    plan: Plan
-    num_forward_only: int
-    """The first micro-batches have no gradient. They get a forward, for metrics and the logprob check, and no
-    backward."""
-    batches: list[TrainBatch]
-    """This rank's. At least one gets a backward."""
 
 
 class _Step(NamedTuple):
@@ -89,24 +62,8 @@ class _Forward(NamedTuple):
     """The results of one micro-batch's forward."""
 
     out: LossOutput
-    logprobs: Tensor
-    """[T] log pi of the labels, with gradient."""
-    entropy: Tensor
-    """[T] H(pi), without gradient."""
-    compared: list[Tensor]
-    """With a teacher [2, T] float64: the divergence from it and its most likely token; otherwise empty."""
-
-
-@dataclass
-class _Counts:
-    """The work of one pass over the step, of all ranks."""
-
-    rank_tokens: list[int]
-    """Tokens in the forwards of each data-parallel rank."""
-    forward: FloatArray
-    """[3] the sum of `packing.count_work` over the forwards."""
-    backward: FloatArray
-    """[3] the same over the backwards."""
+    scores: TokenScores
+    """[T] each, without gradient."""
 
 
 class Trainer(Configurable):
@@ -156,11 +113,10 @@ class Trainer(Configurable):
         self.model = self.load_policy()
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
-        self.shares_prompts = shares_prompts(self.model)
-        self._teacher: Decoder | None = None
+        self.teacher: Decoder | None = None
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
-        self._steps = MeasuredSteps(self.optimizer)
+        self._norms = StepNorms(self.optimizer)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(
             optimizers=self.optimizer, training_steps=num_steps
@@ -168,8 +124,17 @@ class Trainer(Configurable):
         self._settings: list[dict[str, Any]] = []
         for group in self.param_groups():
             self._settings.append({k: v for k, v in group.items() if k != "params"})
-        self._warned_of_size = False
         self._find_ranks()
+        self.batcher = Batcher(
+            algorithm,
+            max_tokens=config.max_tokens_per_microbatch,
+            multiple=self.pad_multiple,
+            attention_cost=self._attention_cost(),
+            shares_prompts=shares_prompts(self.model),
+            num_ranks=self.dp_size,
+            rank=self.dp_rank,
+        )
+        self.scorer = EpisodeScorer(self)
 
     def _find_ranks(self) -> None:
         """Set this rank's place among the data-parallel and tensor-parallel ranks, and their groups."""
@@ -180,7 +145,13 @@ class Trainer(Configurable):
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
         self._all_ranks = dist.group.WORLD if dist.get_world_size() > 1 else None
         tp_mesh = dims.get_optional_mesh("tp")
-        self._is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
+        self.is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
+
+    def _attention_cost(self) -> float:
+        """The cost of attending to one token, relative to one token's other work, by torchtitan's count of FLOPs."""
+        _, without_attention = self._model_spec.model.get_nparams_and_flops(self.model, 0)
+        _, with_attention = self._model_spec.model.get_nparams_and_flops(self.model, 1)
+        return with_attention / without_attention - 1
 
     def load_policy(self) -> Decoder:
         """Returns a sharded model with the start's weights, and with adapters if the policy has them. Collective."""
@@ -193,8 +164,8 @@ class Trainer(Configurable):
 
     def load_teacher(self, model_spec: ModelSpec, folder: Path) -> None:
         """Load the frozen model from which a loss with `divergence_beta` takes the policy's divergence. Collective."""
-        self._teacher = self.load_frozen(model_spec, folder)
-        self.shares_prompts = self.shares_prompts and shares_prompts(self._teacher)
+        self.teacher = self.load_frozen(model_spec, folder)
+        self.batcher.shares_prompts = self.batcher.shares_prompts and shares_prompts(self.teacher)
 
     def _load(
         self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
@@ -248,7 +219,7 @@ class Trainer(Configurable):
         """
         config = self.config
         minibatches = [
-            self.pack_minibatch(part) for part in split_groups(groups, config.num_minibatches)
+            self.batcher.minibatch(part) for part in split_groups(groups, config.num_minibatches)
         ]
         single_step = config.num_epochs * len(minibatches) == 1
         sampled = self.algorithm.policy_loss.sampled
@@ -263,15 +234,15 @@ class Trainer(Configurable):
                 metrics += step.metrics
                 norms.append(step.grad_norm)
                 num_applied += step.applied
-        update_norm, weight_norm = self._steps.update_and_weight_norm() if norms else (0.0, 0.0)
+        update_norm, weight_norm = self._norms.update_and_weight_norm() if norms else (0.0, 0.0)
         self.finite.check_weights(weight_norm)
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
         metrics.append(routing_metrics(self.model, self.dp_group))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
-        self._share_logprob_diffs(groups)
-        counts = self._count_work(minibatches)
+        share_logprob_diffs(groups, mine=self.is_tp_leader)
+        counts = self.batcher.count(minibatches)
         packed = 0
         for minibatch in minibatches:
             packed += sum(batch.token_ids.numel() for batch in minibatch.batches)
@@ -287,10 +258,10 @@ class Trainer(Configurable):
             forward_only_tokens=config.num_epochs * int(counts.forward[0] - counts.backward[0]),
             packed_tokens=packed,
             padding_tokens=packed - counts.rank_tokens[self.dp_rank],
-            metrics=metrics if self._is_tp_leader else [],
+            metrics=metrics if self.is_tp_leader else [],
         )
 
-    def _keep_old_logprobs(self, minibatches: list[_MiniBatch]) -> None:
+    def _keep_old_logprobs(self, minibatches: list[MiniBatch]) -> None:
         """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
         sampler's."""
         batches: list[TrainBatch] = []
@@ -298,9 +269,18 @@ class Trainer(Configurable):
         for minibatch in minibatches:
             batches += minibatch.batches
         for batch in batches:
-            batch.old_logprobs = self._score(self.model, batch)  # [T]
+            inputs = (
+                batch.token_ids,
+                batch.labels,
+                batch.layout,
+                self.temperature,
+                batch.loss_positions,
+            )
+            batch.old_logprobs = score_only(self.model, *inputs)  # [T]
             rows.append(diff_rows(batch, batch.old_logprobs))
-        self._check_logprobs(batches, _on_host(rows))
+        if rows:
+            [rows] = _on_host(rows)
+        self._check_logprobs(batches, rows)
 
     def _check_logprobs(
         self, batches: Sequence[TrainBatch], rows: Sequence[Tensor], others: Sequence[str] = ()
@@ -311,34 +291,16 @@ class Trainer(Configurable):
             diffs.add(fill_logprob_diff(batch, values.numpy(), others))
         self.logprob_gate.check(diffs.merged(self._all_ranks))
 
-    def _optimizer_step(self, minibatch: _MiniBatch, *, check_logprobs: bool) -> _Step:
+    def _optimizer_step(self, minibatch: MiniBatch, *, check_logprobs: bool) -> _Step:
         """Run forward and backward over a mini-batch, then the optimizer.
-
-        Until the last backward has been launched the host waits for nothing, so a GPU always has work.
 
         Args:
             check_logprobs: fill `logprob_diff` and check it, because the policy is still the one that sampled.
         """
+        forwards = self._forward_backward(minibatch)
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
-        outputs: list[LossOutput] = []
-        rows: list[Tensor] = []  # [5, T] each
-        compared: list[Tensor] = []  # [2, T] each
-        for i, batch in enumerate(minibatch.batches):
-            has_backward = i >= minibatch.num_forward_only
-            # FSDP still awaits a backward of the forward-only batches before this one: see `score_only`.
-            after_forward_only = i > 0 and i == minibatch.num_forward_only
-            if after_forward_only and not self._keeps_weights:
-                self.model.reset_iter_state()
-            with torch.set_grad_enabled(has_backward):
-                out, logprobs, entropy, of_teacher = self._forward(batch)
-            if has_backward:
-                keep_weights(self.model, self._keeps_weights and batch is not minibatch.batches[-1])
-                out.loss.backward()
-            loss += out.loss.detach()
-            outputs.append(out)
-            compared += of_teacher
-            if check_logprobs:
-                rows.append(diff_rows(batch, logprobs.detach(), entropy=entropy))
+        for forward in forwards:
+            loss += forward.out.loss.detach()
         if self.dp_group is not None:
             dist.all_reduce(loss, group=self.dp_group)
         norm = clip_grad_norm_(
@@ -347,72 +309,67 @@ class Trainer(Configurable):
             foreach=True,
             ep_enabled=self.parallel_dims.ep_enabled,
         )  # 0-d
-        numbers = [out.tally.numbers() for out in outputs]
-        on_host = iter(_on_host([loss, norm, *numbers, *compared, *rows]))
-        total, grad_norm = float(next(on_host)), float(next(on_host))
-        metrics: list[dict[str, Metric]] = []
-        for out in outputs:
-            metrics.append(out.read(next(on_host)))
-        if compared:
-            for batch in minibatch.batches:
-                self._keep_compared(batch, next(on_host))
+        numbers = [forward.out.tally.numbers() for forward in forwards]
+        compared: list[Tensor] = []  # [2, T] each
+        if self.teacher is not None:
+            compared = [comparison(forward.scores) for forward in forwards]
+        rows: list[Tensor] = []  # [5, T] each
         if check_logprobs:
-            self._check_logprobs(minibatch.batches, list(on_host), ["entropy"])
-        applied = self.finite.allows(total, grad_norm)
+            for batch, (_, scores) in zip(minibatch.batches, forwards, strict=True):
+                rows.append(diff_rows(batch, scores.logprobs, entropy=scores.entropy))
+        (loss, norm), numbers, compared, rows = _on_host([loss, norm], numbers, compared, rows)
+        metrics = [
+            forward.out.read(values) for forward, values in zip(forwards, numbers, strict=True)
+        ]
+        if compared:
+            keep_comparisons(minibatch.batches, compared, self.batcher.shares_prompts)
+        if check_logprobs:
+            self._check_logprobs(minibatch.batches, rows, ["entropy"])
+        applied = self.finite.allows(float(loss), float(norm))
         if applied:
-            self._steps.step()
+            self.optimizer.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
-        if self._teacher is not None:
-            self._teacher.reset_iter_state()  # frees its head
-        return _Step(grad_norm, applied, metrics)
+        return _Step(float(norm), applied, metrics)
 
-    def _forward(self, batch: TrainBatch) -> _Forward:
-        """Returns a micro-batch's loss. One forward of the policy, and one of the teacher if the loss reads the
-        divergence."""
-        if self._teacher is None:
-            inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
-            logprobs, entropy = score(self.model, *inputs)  # [T] each
-            compared = []
-        else:
-            logprobs, entropy, divergence, best = self._compare(batch)  # [T] each
-            batch = replace(batch, token_columns={**batch.token_columns, DIVERGENCE: divergence})
-            compared = [_comparison(divergence, best)]
-        out = self.algorithm.loss(batch, logprobs, entropy)
-        return _Forward(out, logprobs, entropy.detach(), compared)
+    def _forward_backward(self, minibatch: MiniBatch) -> list[_Forward]:
+        """Run the micro-batches. The host waits for nothing, so a GPU always has work."""
+        forwards: list[_Forward] = []
+        for i, batch in enumerate(minibatch.batches):
+            has_backward = i >= minibatch.num_forward_only
+            # FSDP still awaits a backward of the forward-only batches before this one: see `score_only`.
+            after_forward_only = i > 0 and i == minibatch.num_forward_only
+            if after_forward_only and not self._keeps_weights:
+                self.model.reset_iter_state()
+            with torch.set_grad_enabled(has_backward):
+                scores = self.score(batch)  # [T] each
+                if scores.divergence is not None:
+                    columns = {**batch.token_columns, DIVERGENCE: scores.divergence}
+                    batch = replace(batch, token_columns=columns)
+                out = self.algorithm.loss(batch, scores.logprobs, scores.entropy)
+            if has_backward:
+                is_last = i == len(minibatch.batches) - 1
+                keep_weights(self.model, self._keeps_weights and not is_last)
+                out.loss.backward()
+            forwards.append(_Forward(out, scores.detached()))
+        self.free_teacher()
+        return forwards
 
-    def _compare(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns log pi and H(pi) of a micro-batch, the divergence from the teacher, and the teacher's most likely
-        token, [T] each."""
-        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
-        beta = self.algorithm.policy_loss.divergence_beta
-        with self.model.lm_head.comparing(teacher_output(self._teacher, *inputs), beta):
+    def score(self, batch: TrainBatch) -> TokenScores:
+        """Returns what the policy says of a micro-batch's loss tokens: one forward, and one of the teacher if the loss
+        reads the divergence from it."""
+        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_positions
+        if self.teacher is None:
             return score(self.model, *inputs)
+        beta = self.algorithm.policy_loss.divergence_beta
+        output = teacher_output(
+            self.teacher, batch.token_ids, batch.layout, self.temperature, batch.loss_positions
+        )
+        return score(self.model, *inputs, teacher=output, beta=beta)
 
-    def _keep_compared(self, batch: TrainBatch, compared: Tensor) -> None:
-        """Give the episodes their part of `_Forward.compared` [2, T], which is on the host now."""
-        for name, values in zip((DIVERGENCE, TEACHER_TOKEN), compared, strict=True):
-            found = completion_values(batch, values, share_prompts=self.shares_prompts)  # [L] each
-            for member, of_member in zip(batch.members, found, strict=True):
-                member.episode.credit.token_columns[name] = of_member
-
-    @torch.no_grad()
-    def divergence(self, groups: Sequence[Group[Episode]]) -> float | None:
-        """Returns the mean divergence from the teacher over sampled tokens; None if the loss reads none. Collective.
-
-        The episodes of this rank's micro-batches keep the divergence of their tokens.
-        """
-        if self._teacher is None:
-            return None
-        total = count = 0.0
-        items = items_of(groups, whole_groups=False)
-        for batch in self._pack(self._plan(items), groups, share_prompts=self.shares_prompts):
-            *_, divergence, best = self._compare(batch)  # [T] each
-            self._keep_compared(batch, _comparison(divergence, best).cpu())
-            total += float((divergence * batch.loss_mask).sum())
-            count += float(batch.loss_mask.sum())
-            self.model.reset_iter_state()
-        self._teacher.reset_iter_state()
-        return self._sum(total) / max(self._sum(count), 1.0)
+    def free_teacher(self) -> None:
+        """Free the memory of the teacher's head, which `score` keeps for the backward."""
+        if self.teacher is not None:
+            self.teacher.reset_iter_state()
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
@@ -442,137 +399,21 @@ class Trainer(Configurable):
         merged: dict[str, float] = {}
         for key in keys:
             found = [m[key] for m in metrics if key in m]
-            total = self._sum(sum(float(m.value) * m.weight for m in found))
-            weight = self._sum(sum(m.weight for m in found))
+            total = self.sum(sum(float(m.value) * m.weight for m in found))
+            weight = self.sum(sum(m.weight for m in found))
             if weight:
                 merged[key] = total / weight
         return merged
-
-    def score_tokens(self, model: Decoder, groups: Sequence[Group[Episode]]) -> list[FloatArray]:
-        """Returns the log-probability that `model` gives each token of each episode's completion, [L]. Collective.
-
-        Every rank gets those of all episodes, in the groups' order. An episode without sampled tokens gets zeros.
-        """
-        items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
-        index = {id(episode): i for i, episode in enumerate(flat(groups))}
-        mine: list[tuple[int, FloatArray]] = []
-        shares = shares_prompts(model)
-        for batch in self._pack(self._plan(items), groups, share_prompts=shares):
-            logprobs = self._score(model, batch)  # [T]
-            found = completion_values(batch, logprobs, share_prompts=shares)  # [L] each
-            for member, values in zip(batch.members, found, strict=True):
-                mine.append((index[id(member.episode)], values))
-        # [L] each
-        scored = [np.zeros_like(episode.completion.sampler_logprobs) for episode in flat(groups)]
-        for i, logprobs in comm.all_gather_lists(mine if self._is_tp_leader else []):
-            scored[i] = logprobs
-        return scored
 
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Returns log pi of token_ids[1:] at temperature 1, [L - 1], for the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
-        layout = SequenceLayout.of([len(tokens)], device=DEVICE_TYPE)
+        layout = SegmentLayout.of([len(tokens)], device=DEVICE_TYPE)
         logprobs = score_only(self.model, tokens, tokens.roll(-1), layout, 1.0)  # [T]
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
-    def _share_logprob_diffs(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set every episode's `logprob_diff` on every rank, without the tokens' values of other ranks' episodes."""
-        episodes = flat(groups)
-        mine = [
-            (i, replace(e.logprob_diff, tokens={}))
-            for i, e in enumerate(episodes)
-            if e.logprob_diff is not None
-        ]
-        for i, diff in comm.all_gather_lists(mine if self._is_tp_leader else []):
-            episodes[i].logprob_diff = episodes[i].logprob_diff or diff
-
-    def _score(self, model: Decoder, batch: TrainBatch) -> Tensor:
-        # [T]
-        return score_only(
-            model, batch.token_ids, batch.labels, batch.layout, self.temperature, batch.scored
-        )
-
-    def pack_minibatch(self, groups: Sequence[Group[Episode]]) -> _MiniBatch:
-        """Plan and pack the groups of one optimizer step."""
-        loss = self.algorithm.policy_loss
-        forward_only: list[Item] = []
-        learning: list[Item] = []
-        for item in items_of(groups, whole_groups=loss.whole_groups):
-            if all(self.algorithm.zero_gradient(member.episode) for member in item):
-                forward_only.append(item)
-            else:
-                learning.append(item)
-        without_backward = self._plan(forward_only)
-        with_backward = self._plan(learning)
-        plan: Plan = []
-        for rank in range(self.dp_size):
-            # An empty micro-batch if there is nothing to learn: AdamW needs a gradient, even of zeros, on every rank.
-            plan.append(without_backward[rank] + (with_backward[rank] or [[]]))
-        batches = self._pack(
-            plan,
-            groups,
-            share_prompts=self.shares_prompts,
-            sequence_columns=loss.sequence_columns,
-            token_columns=loss.token_columns,
-        )
-        return _MiniBatch(plan, len(without_backward[0]), batches)
-
-    def _plan(self, items: list[Item]) -> Plan:
-        """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget."""
-        budget = self.config.max_tokens_per_microbatch
-        largest = max(items, key=num_tokens, default=[])
-        if num_tokens(largest) > budget and not self._warned_of_size:
-            self._warned_of_size = True
-            kind = "group" if len(largest) > 1 else "sequence"
-            progress(
-                f"trainer.max_tokens_per_microbatch {budget}: the {kind} of {largest[0].name} has "
-                f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
-            )
-        _, without_attention = self._model_spec.model.get_nparams_and_flops(self.model, 0)
-        _, with_attention = self._model_spec.model.get_nparams_and_flops(self.model, 1)
-        cost = with_attention / without_attention - 1
-        return plan_microbatches(
-            items, num_ranks=self.dp_size, max_tokens=budget, attention_cost=cost
-        )
-
-    def _pack(
-        self,
-        plan: Plan,
-        groups: Sequence[Group[Episode]],
-        *,
-        share_prompts: bool,
-        sequence_columns: Sequence[str] = (),
-        token_columns: Sequence[str] = (),
-    ) -> list[TrainBatch]:
-        """Returns this rank's micro-batches, with these columns of the credit."""
-        normalizers = self.algorithm.normalizers(groups)
-        return [
-            pack(
-                members,
-                normalizers=normalizers,
-                multiple=self.pad_multiple,
-                share_prompts=share_prompts,
-                sequence_columns=sequence_columns,
-                token_columns=token_columns,
-            )
-            for members in plan[self.dp_rank]
-        ]
-
-    def _count_work(self, minibatches: list[_MiniBatch]) -> _Counts:
-        """Returns the work of all ranks in one pass."""
-        counts = _Counts([0] * self.dp_size, np.zeros(3), np.zeros(3))
-        for minibatch in minibatches:
-            for rank, microbatches in enumerate(minibatch.plan):
-                for i, members in enumerate(microbatches):
-                    work = np.array(count_work(members, share_prompts=self.shares_prompts))  # [3]
-                    counts.rank_tokens[rank] += int(work[0])
-                    counts.forward += work
-                    if i >= minibatch.num_forward_only:
-                        counts.backward += work
-        return counts
-
-    def _sum(self, value: float) -> float:
+    def sum(self, value: float) -> float:
         """Returns the sum over data-parallel ranks."""
         if self.dp_group is None:
             return value
@@ -581,15 +422,9 @@ class Trainer(Configurable):
         return float(tensor)
 
 
-def _comparison(divergence: Tensor, best: Tensor) -> Tensor:
-    """Returns two [T] tensors as one, [2, T] float64, so that the host waits for both at once."""
-    return torch.stack([divergence.detach().double(), best.double()])
-
-
-def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the tensors on the host, for which it waits once, in their dtypes (float32 or float64)."""
-    if not tensors:
-        return []
-    flat = torch.cat([t.detach().double().flatten() for t in tensors]).cpu()  # [elements of all]
-    parts = flat.split([t.numel() for t in tensors])
-    return [part.view(t.shape).to(t.dtype) for part, t in zip(parts, tensors, strict=True)]
+def _on_host(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Returns the lists with their tensors on the host, for which it waits once. Their dtypes are float32 or float64."""
+    tensors = [tensor for one in lists for tensor in one]
+    numbers = torch.cat([tensor.detach().double().flatten() for tensor in tensors]).cpu()
+    parts = iter(numbers.split([tensor.numel() for tensor in tensors]))
+    return [[next(parts).view(t.shape).to(t.dtype) for t in one] for one in lists]

@@ -6,7 +6,6 @@ names. The forward is transformers' own, so each detail of a family is computed 
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -121,15 +120,6 @@ class ScaledHead(LogprobHead):
     def __init__(self, config: LogprobHead.Config, scale: float) -> None:
         super().__init__(config)
         self.scale = scale
-
-    def scoring(self, labels: Tensor, temperature: float, at: Tensor | None = None) -> AbstractContextManager[None]:
-        """Like `LogprobHead.scoring`. A scale is the inverse of a temperature, so hidden states are not rounded again."""
-        return super().scoring(labels, temperature / self.scale, at)
-
-    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Like `LogprobHead.forward`."""
-        found = super().forward(input)
-        return found * self.scale if self._target is None else found
 
 
 class HFDecoder(Decoder):

@@ -13,7 +13,7 @@ from torchtitan_rl.core.trainer.attention import (
     flash_attention,
     similar_lengths,
 )
-from torchtitan_rl.core.types import SequenceLayout
+from torchtitan_rl.core.types import SegmentLayout
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2], [2, 40, 3, 21, 20, 1, 7]])
@@ -23,7 +23,7 @@ def test_packed_attention_equals_causal_attention_of_each_sequence(lengths):
     q = torch.randn(1, T, heads, width, requires_grad=True)
     k, v = (torch.randn(1, T, kv_heads, width, requires_grad=True) for _ in range(2))
     attention = PackedSDPA.Config().build()
-    found = attention(q, k, v, attention_masks=PackedRows.of(SequenceLayout.of(lengths, device="cpu")), enable_gqa=True)
+    found = attention(q, k, v, attention_masks=PackedRows.of(SegmentLayout.of(lengths, device="cpu")), enable_gqa=True)
     rows, begin = [], 0
     for n in lengths:
         part = [t[:, begin : begin + n].transpose(1, 2) for t in (q, k, v)]
@@ -43,7 +43,7 @@ def test_batches_hold_sequences_of_similar_lengths():
 
 def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy():
     torch.manual_seed(0)
-    layout = SequenceLayout.of([5, 2, 1, 3, 1], [0, 2, 2, 0, 1], device="cpu")
+    layout = SegmentLayout.of([5, 2, 1, 3, 1], [0, 2, 2, 0, 1], device="cpu")
     assert layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 1]
     whole = [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 7, 8, 9, 10, 8, 11]  # each sequence with all of its tokens
     own = [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 16]  # the places there of the pack's
@@ -51,7 +51,7 @@ def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy():
     qkv = [torch.randn(1, 12, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
     attention = PackedSDPA.Config().build()
     found = attention(*qkv, attention_masks=PackedRows.of(layout), enable_gqa=True)
-    rows = PackedRows.of(SequenceLayout.of(lengths, device="cpu"))
+    rows = PackedRows.of(SegmentLayout.of(lengths, device="cpu"))
     expected = attention(*(t[:, whole] for t in qkv), attention_masks=rows, enable_gqa=True)[:, own]
     torch.testing.assert_close(found, expected)
     weights = torch.randn_like(found)

@@ -8,7 +8,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torchtitan_rl.core.trainer import norms
-from torchtitan_rl.core.trainer.norms import MeasuredSteps
+from torchtitan_rl.core.trainer.norms import StepNorms
 
 
 @pytest.fixture(params=[1, 8])
@@ -62,15 +62,15 @@ def test_update_norm_of_adamw_excludes_weight_decay(world_size, fused, monkeypat
     monkeypatch.setattr(norms, "BATCH", 4)  # a weight is several
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0.5, fused=fused)
-    steps = MeasuredSteps(Container([optimizer]))
-    assert steps.update_and_weight_norm() == pytest.approx((0, float(whole(model).norm())))
+    norms_of = StepNorms(Container([optimizer]))
+    assert norms_of.update_and_weight_norm() == pytest.approx((0, float(whole(model).norm())))
     assert not optimizer.state, "an entry for a parameter would be taken for the state of a step"
     for _ in range(4):
         gradients(model)
         decayed = (1 - 1e-2 * 0.5) * whole(model)
-        steps.step()
+        optimizer.step()
         expected = float((whole(model) - decayed).norm()), float(whole(model).norm())
-        assert steps.update_and_weight_norm() == pytest.approx(expected, rel=1e-5)
+        assert norms_of.update_and_weight_norm() == pytest.approx(expected, rel=1e-5)
 
 
 def by_shape(model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -91,31 +91,35 @@ def by_shape(model: nn.Module) -> list[torch.optim.Optimizer]:
 )
 def test_update_norm_of_other_optimizers_is_the_change_of_weights(world_size, optimizers):
     model = small_model()
-    steps = MeasuredSteps(Container(optimizers(model)))
+    container = Container(optimizers(model))
+    norms_of = StepNorms(container)
     for _ in range(3):
         gradients(model)
         before = whole(model)
-        steps.step()
+        container.step()
         expected = float((whole(model) - before).norm()), float(whole(model).norm())
-        assert steps.update_and_weight_norm() == pytest.approx(expected, rel=1e-4)
+        assert norms_of.update_and_weight_norm() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("world_size", [1], indirect=True)
 def test_update_norm_combines_muon_and_adamw(world_size):
     model = small_model()
-    steps = MeasuredSteps(Container(by_shape(model)))
+    container = Container(by_shape(model))
+    norms_of = StepNorms(container)
     for _ in range(3):
         gradients(model)
         before = whole(model)
-        steps.step()
+        container.step()
         change = float((whole(model) - before).norm())
-        assert steps.update_and_weight_norm()[0] == pytest.approx(change, rel=2e-3)  # AdamW's is without weight decay
+        assert norms_of.update_and_weight_norm()[0] == pytest.approx(
+            change, rel=2e-3
+        )  # AdamW's is without weight decay
 
 
 def test_non_finite_weight_gives_a_non_finite_norm(world_size):
     weight = nn.Parameter(torch.tensor([1.0, float("nan")]))
-    steps = MeasuredSteps(Container([torch.optim.AdamW([weight])]))
-    assert not torch.isfinite(torch.tensor(steps.update_and_weight_norm()[1]))
+    norms_of = StepNorms(Container([torch.optim.AdamW([weight])]))
+    assert not torch.isfinite(torch.tensor(norms_of.update_and_weight_norm()[1]))
 
 
 @pytest.mark.parametrize("world_size", [8], indirect=True)

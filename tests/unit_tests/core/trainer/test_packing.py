@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtitan_rl.core.trainer.packing import count_work, items_of, pack, plan_microbatches, split_groups
+from torchtitan_rl.core.trainer.minibatches import items_of, plan_microbatches, split_groups
+from torchtitan_rl.core.trainer.packing import count_work, pack
 from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
 
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)

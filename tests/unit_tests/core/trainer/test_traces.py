@@ -14,15 +14,8 @@ from torchtitan_rl.core.algorithm.losses import Clip, SeqMeanTokenMean, SeqSumCo
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection, TokenTruncate
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.trainer.gate import diff_rows, fill_logprob_diff
-from torchtitan_rl.core.trainer.packing import (
-    count_work,
-    items_of,
-    label_places,
-    num_tokens,
-    pack,
-    plan_microbatches,
-    token_advantages,
-)
+from torchtitan_rl.core.trainer.minibatches import items_of, num_tokens, plan_microbatches
+from torchtitan_rl.core.trainer.packing import count_work, label_places, pack, token_advantages
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord, flat
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce, SequenceMask, SequenceTruncate, TokenMask

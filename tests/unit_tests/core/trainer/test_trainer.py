@@ -235,7 +235,7 @@ def test_turns_whose_advantages_cancel_out_have_a_gradient():
 @pytest.mark.parametrize("algorithm", [Algorithm.Config(), Algorithm.Config(entropy_coef=0.01)])
 def test_reported_flops_bound_those_counted_by_torch(build, algorithm, shares_prompts):
     trainer = build(algorithm)
-    trainer.shares_prompts = shares_prompts
+    trainer.batcher.shares_prompts = shares_prompts
     groups = credited(trainer)
     with FlopCounterMode(display=False) as counter:
         report = trainer.update(groups)

@@ -1,0 +1,237 @@
+"""Divides a step's episodes into mini-batches, and these into micro-batches within a token budget, equally many on every
+rank."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.events import progress
+from torchtitan_rl.core.trainer.packing import count_work, pack
+from torchtitan_rl.core.types import Episode, FloatArray, Group, Member, TrainBatch
+
+Item = list[Member]
+"""Sequences that must share a micro-batch: a single one, or a whole group."""
+
+Plan = list[list[list[Member]]]
+"""[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
+
+
+class MiniBatch(NamedTuple):
+    """The micro-batches of one optimizer step. Every data-parallel rank has equally many."""
+
+    plan: Plan
+    num_forward_only: int
+    """The first micro-batches have no gradient. They get a forward, for metrics and the logprob check, and no
+    backward."""
+    batches: list[TrainBatch]
+    """This rank's. At least one gets a backward."""
+
+
+@dataclass
+class Counts:
+    """The work of one pass over the step, of all ranks."""
+
+    rank_tokens: list[int]
+    """Tokens in the forwards of each data-parallel rank."""
+    forward: FloatArray
+    """[3] the sum of `packing.count_work` over the forwards."""
+    backward: FloatArray
+    """[3] the same over the backwards."""
+
+
+class Batcher:
+    """Makes this rank's micro-batches."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        max_tokens: int,
+        multiple: int,
+        attention_cost: float,
+        shares_prompts: bool,
+        num_ranks: int,
+        rank: int,
+    ) -> None:
+        """
+        Args:
+            max_tokens: the budget of one micro-batch.
+            multiple: a micro-batch is padded to a multiple of so many tokens.
+            attention_cost: see `plan_microbatches`.
+            shares_prompts: store a prompt's tokens once for all its completions in a micro-batch.
+            num_ranks, rank: of the data-parallel ranks.
+        """
+        self.algorithm = algorithm
+        self.max_tokens = max_tokens
+        self.multiple = multiple
+        self.attention_cost = attention_cost
+        self.shares_prompts = shares_prompts
+        self.num_ranks = num_ranks
+        self.rank = rank
+        self._warned_of_size = False
+
+    def minibatch(self, groups: Sequence[Group[Episode]]) -> MiniBatch:
+        """Plan and pack the groups of one optimizer step."""
+        loss = self.algorithm.policy_loss
+        forward_only: list[Item] = []
+        learning: list[Item] = []
+        for item in items_of(groups, whole_groups=loss.whole_groups):
+            if all(self.algorithm.zero_gradient(member.episode) for member in item):
+                forward_only.append(item)
+            else:
+                learning.append(item)
+        without_backward = self._plan(forward_only)
+        with_backward = self._plan(learning)
+        plan: Plan = []
+        for rank in range(self.num_ranks):
+            # An empty micro-batch if there is nothing to learn: AdamW needs a gradient, even of zeros, on every rank.
+            plan.append(without_backward[rank] + (with_backward[rank] or [[]]))
+        normalizers = self.algorithm.normalizers(groups)
+        batches: list[TrainBatch] = []
+        for members in plan[self.rank]:
+            batch = pack(
+                members,
+                normalizers=normalizers,
+                multiple=self.multiple,
+                share_prompts=self.shares_prompts,
+                sequence_columns=loss.sequence_columns,
+                token_columns=loss.token_columns,
+            )
+            batches.append(batch)
+        return MiniBatch(plan, len(without_backward[0]), batches)
+
+    def forward_only(
+        self, groups: Sequence[Group[Episode]], *, shares_prompts: bool
+    ) -> list[TrainBatch]:
+        """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
+        items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
+        normalizers = self.algorithm.normalizers(groups)
+        return [
+            pack(
+                members,
+                normalizers=normalizers,
+                multiple=self.multiple,
+                share_prompts=shares_prompts,
+            )
+            for members in self._plan(items)[self.rank]
+        ]
+
+    def _plan(self, items: list[Item]) -> Plan:
+        """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget."""
+        largest = max(items, key=num_tokens, default=[])
+        if num_tokens(largest) > self.max_tokens and not self._warned_of_size:
+            self._warned_of_size = True
+            kind = "group" if len(largest) > 1 else "sequence"
+            progress(
+                f"trainer.max_tokens_per_microbatch {self.max_tokens}: the {kind} of {largest[0].name} has "
+                f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
+            )
+        return plan_microbatches(
+            items,
+            num_ranks=self.num_ranks,
+            max_tokens=self.max_tokens,
+            attention_cost=self.attention_cost,
+        )
+
+    def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
+        """Returns the work of all ranks in one pass."""
+        counts = Counts([0] * self.num_ranks, np.zeros(3), np.zeros(3))
+        for minibatch in minibatches:
+            for rank, microbatches in enumerate(minibatch.plan):
+                for i, members in enumerate(microbatches):
+                    work = np.array(count_work(members, share_prompts=self.shares_prompts))  # [3]
+                    counts.rank_tokens[rank] += int(work[0])
+                    counts.forward += work
+                    if i >= minibatch.num_forward_only:
+                        counts.backward += work
+        return counts
+
+
+def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Item]:
+    """Returns the episodes in the loss, one by one or by groups. Episodes without sampled tokens are left out."""
+    items: list[Item] = []
+    for group in groups:
+        members = [
+            Member(group.prompt, episode)
+            for episode in group.samples
+            if episode.in_loss and episode.completion.loss_mask.any()
+        ]
+        if not whole_groups:
+            items += [[member] for member in members]
+        elif members:
+            items.append(members)
+    return items
+
+
+def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
+    """Split the groups with a loss into at most `num_parts` mini-batches with equal numbers of groups, to within one.
+
+    No mini-batch is empty, because AdamW's momentum alone would move the policy.
+    """
+    learning = [group for group in groups if any(episode.in_loss for episode in group.samples)]
+    num_parts = min(num_parts, len(learning))
+    return [learning[part::num_parts] for part in range(num_parts)]
+
+
+def plan_microbatches(
+    items: Sequence[Item], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
+) -> Plan:
+    """Assign items to ranks and split each rank's share into micro-batches.
+
+    Args:
+        max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own.
+        attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
+
+    Returns:
+        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
+        Ranks with too few items get empty ones. Without items no rank has any.
+
+    Assigning the largest item first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969).
+    """
+    costs = [_cost(item, attention_cost) for item in items]
+    shares: list[list[Item]] = [[] for _ in range(num_ranks)]
+    loads = [(0.0, rank) for rank in range(num_ranks)]
+    for i in sorted(range(len(items)), key=lambda i: (-costs[i], i)):
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(items[i])
+        heapq.heappush(loads, (load + costs[i], rank))
+    plans = [_first_fit(share, max_tokens) for share in shares]
+    most = max(len(plan) for plan in plans)
+    for plan in plans:
+        while len(plan) < most:
+            plan.append([])
+    return plans
+
+
+def _cost(item: Item, attention_cost: float) -> float:
+    cost = 0.0
+    for member in item:
+        for n in member.trace_lengths:
+            cost += n + attention_cost * n * n / 2
+    return cost
+
+
+def _first_fit(items: list[Item], max_tokens: int) -> list[list[Member]]:
+    """First-fit decreasing: each item goes into the first micro-batch with enough room."""
+    microbatches: list[list[Member]] = []
+    used: list[int] = []  # tokens of each
+    for item in sorted(items, key=num_tokens, reverse=True):  # stable
+        size = num_tokens(item)
+        for i, tokens in enumerate(used):
+            if tokens + size <= max_tokens:
+                microbatches[i] += item
+                used[i] += size
+                break
+        else:
+            microbatches.append([*item])
+            used.append(size)
+    return microbatches
+
+
+def num_tokens(members: Sequence[Member]) -> int:
+    """Returns the tokens of these sequences."""
+    return sum(member.num_tokens for member in members)

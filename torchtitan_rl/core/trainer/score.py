@@ -1,0 +1,142 @@
+"""Asks a model for the log-probabilities and entropies of packed tokens: one forward, without [T, V] logits."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torchtitan.models.common.decoder import Decoder
+
+from torchtitan_rl.core.trainer.attention import attention_masks
+from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
+from torchtitan_rl.core.trainer.experts import route
+from torchtitan_rl.core.trainer.head import HeadInput
+from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
+from torchtitan_rl.core.types import SegmentLayout
+
+Answer = TypeVar("Answer")
+
+
+class TokenScores(NamedTuple):
+    """What a forward says of T labels; 0 at the positions that were not asked for."""
+
+    logprobs: Tensor
+    """[T] log pi(label) at the sampling temperature."""
+    entropy: Tensor
+    """[T] H(pi) in nats."""
+    divergence: Tensor | None = None
+    """[T] the divergence from a teacher; None without one."""
+    teacher_token: Tensor | None = None
+    """[T] int64, the teacher's most likely token; None without a teacher."""
+
+    def detached(self) -> "TokenScores":
+        """The same values without gradient."""
+        return TokenScores(*(None if values is None else values.detach() for values in self))
+
+
+def score(
+    model: Decoder,
+    token_ids: Tensor,
+    labels: Tensor,
+    layout: SegmentLayout,
+    temperature: float,
+    only: Tensor | None = None,
+    *,
+    teacher: TeacherOutput | None = None,
+    beta: float = 1.0,
+) -> TokenScores:
+    """Returns log pi(label) and entropy at the sampling temperature, and the divergence from a teacher if there is one.
+
+    Args:
+        token_ids, labels: [T] int64.
+        layout: the places of the segments.
+        only: [M] int64, the positions whose results are wanted; the others are 0 and take no work. None: all.
+        teacher: of the wanted positions, [M, Dt].
+        beta: as `chunked_divergence` has it.
+    """
+    head = model.lm_head
+
+    def answer(head_input: HeadInput) -> TokenScores:
+        hidden, weight, group, first_row, scale = head_input
+        hidden = _at(hidden, only)  # [M, D]
+        # A scale is the inverse of a temperature, so hidden states are not rounded again.
+        tiles = {
+            "temperature": temperature / scale,
+            "chunk_tokens": head.chunk_tokens,
+            "group": group,
+            "first_row": first_row,
+        }
+        found = chunked_logprobs(
+            hidden, weight, _at(labels, only), compile=head.compile_chunks, **tiles
+        )  # [M] each
+        if teacher is not None:
+            weight, known = _shared_rows(weight, teacher)  # [Vs', D]
+            found += chunked_divergence(hidden, weight, known, beta=beta, **tiles)  # [M] each
+        if only is None:
+            return TokenScores(*found)
+        return TokenScores(*(t.new_zeros(len(labels)).index_copy(0, only, t) for t in found))
+
+    return _forward(model, token_ids, layout, answer)
+
+
+def _shared_rows(weight: Tensor, teacher: TeacherOutput) -> tuple[Tensor, TeacherOutput]:
+    """The rows of the vocabulary that both heads have. A head may be padded with rows of no token, and a family's
+    sizes are padded differently."""
+    rows = min(len(weight), len(teacher.weight))
+    if rows < len(weight):
+        weight = weight[:rows]
+    return weight, teacher._replace(weight=teacher.weight[:rows])
+
+
+def _at(tensor: Tensor, only: Tensor | None) -> Tensor:
+    """The rows [M, ...] of a tensor [T, ...]; all of them for None."""
+    return tensor if only is None else tensor.index_select(0, only)
+
+
+@torch.no_grad()
+def score_only(
+    model: Decoder,
+    token_ids: Tensor,
+    labels: Tensor,
+    layout: SegmentLayout,
+    temperature: float,
+    only: Tensor | None = None,
+) -> Tensor:
+    """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights.
+
+    FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here.
+    They would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next
+    backward would gather the head once more, because FSDP2 still counts on a backward of this forward.
+    """
+    scores = score(model, token_ids, labels, layout, temperature, only)
+    model.reset_iter_state()
+    return scores.logprobs
+
+
+@torch.no_grad()
+def teacher_output(
+    model: Decoder, token_ids: Tensor, layout: SegmentLayout, temperature: float, only: Tensor
+) -> TeacherOutput:
+    """Returns what the divergence reads of a frozen model at the positions `only` [M]. Its head stays gathered until
+    `model.reset_iter_state()`, so that the student's backward can read it."""
+
+    def answer(head_input: HeadInput) -> TeacherOutput:
+        hidden = _at(head_input.hidden, only)  # [M, Dt]
+        return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
+
+    output = _forward(model, token_ids, layout, answer)
+    model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
+    return output
+
+
+def _forward(
+    model: Decoder,
+    token_ids: Tensor,
+    layout: SegmentLayout,
+    question: Callable[[HeadInput], Answer],
+) -> Answer:
+    """One forward of the packed tokens [T], whose head answers `question`."""
+    masks = attention_masks(model, layout)
+    route(model, layout)
+    with model.lm_head.asked(question):
+        return model(token_ids[None], layout.positions[None], masks)
