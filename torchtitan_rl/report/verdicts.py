@@ -246,6 +246,17 @@ def _tools(run: Run) -> Iterator[Verdict]:
     yield Verdict(level, f"{made}; of them failed {failed[0]} → {failed[1]}", key)
 
 
+def _experts(run: Run) -> Iterator[Verdict]:
+    key = "moe/largest_load"
+    (_, loads), (_, dead) = run.points(key), run.points("moe/dead_experts")
+    if not loads or not dead:
+        return
+    (first, last, _), unused = _ends(loads), _ends(dead)[1]
+    level = "warn" if unused > _ends(dead)[0] + 1 or last > 2 * first else "plain"
+    busiest = f"the busiest expert of a layer takes {_figure(first)} → {_figure(last)} times the mean"
+    yield Verdict(level, f"{busiest}; {_figure(unused)} experts had no token, in all layers", key)
+
+
 def _gradient(run: Run) -> Iterator[Verdict]:
     key = "optimizer/grad_norm"
     steps, values = run.points(key)
@@ -338,7 +349,7 @@ def _log(run: Run) -> Iterator[Verdict]:
 
 
 _JUDGES: tuple[Callable[[Run], Iterator[Verdict]], ...] = (
-    _reward, _accuracy, _taught, _entropy, _groups, _sampler, _length, _tools, _gradient, _time, _numbers, _samples, _log,
+    _reward, _accuracy, _taught, _entropy, _groups, _sampler, _length, _tools, _experts, _gradient, _time, _numbers, _samples, _log,
 )  # fmt: skip
 
 

@@ -88,6 +88,15 @@ def test_tool_calls_are_told_with_the_share_that_failed():
     assert not [v for v in verdicts(run_of({key: [0.0] * 20 for key in series})) if "tool" in v.text]
 
 
+def test_experts_that_lose_their_tokens_are_a_warning():
+    even = {"moe/largest_load": [2.5] * 20, "moe/dead_experts": [0.0] * 20}
+    found = line(run_of(even), "busiest expert")
+    assert found.level == "plain"
+    assert "takes 2.5 → 2.5 times the mean; 0 experts had no token" in found.text
+    assert line(run_of(even | {"moe/dead_experts": [0.0] * 10 + [5.0] * 10}), "busiest expert").level == "warn"
+    assert line(run_of(even | {"moe/largest_load": [2.5] * 10 + [6.0] * 10}), "busiest expert").level == "warn"
+
+
 def test_entropy_that_collapses_is_a_warning_with_its_step():
     found = line(run_of({"policy/entropy": [1.0] * 10 + [0.01] * 10}), "entropy")
     assert found.level == "warn"
