@@ -10,16 +10,20 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-TURNS = 4
-
 
 async def slow_agent(client: AsyncOpenAI, task: dict[str, Any]) -> None:
     """Asks the policy, and answers each turn after a random time, as SlowTool does."""
     dice, messages = random.Random(task["seed"]), [{"role": "user", "content": "begin"}]
-    for _ in range(TURNS):
-        response = await client.chat.completions.create(model="policy", messages=messages)
+    tools = {"tools": task["tools"]} if task.get("tools") else {}
+    for _ in range(task["turns"]):
+        response = await client.chat.completions.create(model="policy", messages=messages, **tools)
+        message = response.choices[0].message
         await asyncio.sleep(dice.uniform(0, task["most_seconds"]))
-        messages += [response.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            messages.append({"role": "user", "content": task["says"]})
+        for call in message.tool_calls or ():
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": task["says"]})
 
 
 async def main() -> None:

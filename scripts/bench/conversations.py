@@ -32,9 +32,9 @@ import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
-from scripts.bench.agent_server import TURNS, slow_agent  # noqa: E402
+from scripts.bench.agent_server import slow_agent  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.core.generator import SamplingConfig, sampling_round  # noqa: E402
 from torchtitan_rl.core.generator import generator as generators  # noqa: E402
 from torchtitan_rl.core.types import Prompt, flat  # noqa: E402
 from torchtitan_rl.library.agents import AgentEnvironment  # noqa: E402
@@ -45,6 +45,7 @@ from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
+TURNS = 4
 STOP_TOKENS = list(range(200, 210))
 """One token in 32 of the vocabulary: a random policy's turns are some 30 tokens long."""
 
@@ -100,7 +101,8 @@ class AgentTalk(Talk):
     agent = staticmethod(agent_here)
 
     def environment(self, prompt: Prompt, *, seed: int) -> Environment:
-        return AgentEnvironment(self.agent, task={"seed": seed, "most_seconds": self.most_seconds})
+        task = {"seed": seed, "most_seconds": self.most_seconds, "turns": TURNS, "says": "go on"}
+        return AgentEnvironment(self.agent, task=task)
 
 
 class AgentTalkApart(AgentTalk):
@@ -112,21 +114,21 @@ class AgentTalkApart(AgentTalk):
 def lock_step(conversations, engine, environments, share, *, wait_for_answers, seeded) -> Iterator[int]:
     """In place of `roll_out`: one turn of all conversations after the other."""
     for answer in environments.answers(wait=True, all=True):
-        conversations[answer.place].append_answer(answer)
-    places = going = range(len(conversations))
+        conversations[answer.conversation_idx].append_answer(answer)
+    going = range(len(conversations))
     while going:
-        for place in going:
-            engine.add(place, conversations[place], seeded=True)
+        for index in going:
+            engine.add(index, conversations[index], seeded=True)
         while engine.busy:
             for sampled in engine.step():
-                conversations[sampled.place].append_turn(sampled)
-        for place in going:
-            environments.step_async(place)
+                conversations[sampled.conversation_idx].append_turn(sampled)
+        for index in going:
+            environments.step_async(index)
         answers = environments.answers(wait=True, all=True)
         for answer in answers:
-            conversations[answer.place].append_answer(answer)
-        going = [answer.place for answer in answers if answer.end is None]
-    yield from places
+            conversations[answer.conversation_idx].append_answer(answer)
+        going = [answer.conversation_idx for answer in answers if answer.end is None]
+    yield from range(len(conversations))
 
 
 def make_generator(folder: Path, *, max_model_len: int = 512):
@@ -146,9 +148,9 @@ def make_generator(folder: Path, *, max_model_len: int = 512):
 
 LOOPS = {
     "lock-step": (lock_step, Talk),
-    "continuous": (generators.roll_out, Talk),
-    "agents": (generators.roll_out, AgentTalk),
-    "agents apart": (generators.roll_out, AgentTalkApart),
+    "continuous": (sampling_round.roll_out, Talk),
+    "agents": (sampling_round.roll_out, AgentTalk),
+    "agents apart": (sampling_round.roll_out, AgentTalkApart),
 }
 
 
@@ -164,7 +166,7 @@ class Played(NamedTuple):
 
 def play(name: str, generator, tokenizer, prompts: list[Prompt], most_seconds: float) -> Played:
     """Plays all conversations with one of the loops."""
-    generators.roll_out, task = LOOPS[name]
+    sampling_round.roll_out, task = LOOPS[name]
     generator.environments = Conversations.Config().build(
         members={"": task(most_seconds)},
         tokenizer=tokenizer,

@@ -235,7 +235,10 @@ class AgentEnvironment(FittedEnvironment):
         return False
 
     def _reply(self, said: Message) -> None:
-        context, turn = len(self._conversation.context), len(self._conversation.last.token_ids)
+        conversation = self._conversation
+        context, turn = len(conversation.trace.token_ids), len(conversation.last.token_ids)
+        if conversation.current == 0:
+            context += len(conversation.prompt.token_ids)
         response = completion(self._turns, said, prompt_tokens=context - turn, completion_tokens=turn)
         content, media_type = body_of(self._request, response)
         self._session.reply(self._number, content, media_type=media_type)

@@ -134,7 +134,7 @@ class Session:
         except AgentError as error:
             self._fail(str(error))
             return _refused(413, str(error))
-        path = request.url.path
+        path = request.scope["path"]
         if kept := self._undelivered.pop((path, body), None):
             return kept
         one = await self._joined(request, path, body)
