@@ -2,10 +2,9 @@
 
 import functools
 import math
-from bisect import bisect_left
-from itertools import pairwise
-from statistics import fmean
 from typing import Literal
+
+import numpy as np
 
 Trend = Literal["rose", "fell", "unclear", "too few"]
 
@@ -34,16 +33,16 @@ def trend(values: list[float]) -> Trend:
     n = len(values)
     if n < MIN_STEPS:
         return "too few"
-    line, *curved = _polynomials(n)
-    centred = [value - fmean(values) for value in values]
-    slope = _dot(line, centred)
-    total = _dot(centred, centred)
-    if total <= 1e-18 * n * max(abs(value) for value in values) ** 2:  # constant
+    basis = _polynomials(n)
+    centred = np.array(values) - np.mean(values)  # [n]
+    slope = basis[:, 0] @ centred
+    total = centred @ centred
+    if total <= 1e-18 * n * np.abs(values).max() ** 2:  # constant
         return "unclear"
     if n < _T[0][0]:
         clear = abs(slope) / math.sqrt(total) > _limit(_CORRELATION, n)
     else:
-        clear = abs(slope) > _limit(_T, n) * _standard_error(centred, [line, *curved])
+        clear = abs(slope) > _limit(_T, n) * _standard_error(centred, basis)
     return ("rose" if slope > 0 else "fell") if clear else "unclear"
 
 
@@ -52,15 +51,10 @@ def differ(share_a: float, n_a: int, share_b: float, n_b: int) -> float:
 
     Example: differ(0.5, 100, 0.7, 100) is 0.006
     """
+    from scipy.stats import fisher_exact  # takes a second to import
+
     right_a, right_b = round(share_a * n_a), round(share_b * n_b)
-    right, total = right_a + right_b, n_a + n_b
-
-    def log_chance(k: int) -> float:
-        return _log_choose(n_a, k) + _log_choose(n_b, right - k) - _log_choose(total, right)
-
-    seen = log_chance(right_a)
-    chances = (log_chance(k) for k in range(max(0, right - n_b), min(n_a, right) + 1))
-    return min(1.0, sum(math.exp(chance) for chance in chances if chance <= seen + 1e-7))
+    return float(fisher_exact([[right_a, n_a - right_a], [right_b, n_b - right_b]]).pvalue)
 
 
 def differ_paired(only_a: int, only_b: int) -> float:
@@ -75,50 +69,33 @@ def differ_paired(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
 
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
 def _limit(table: tuple[tuple[int, float], ...], n: int) -> float:
     """The limit for n values, linear in 1/n between the table's entries."""
-    place = bisect_left(table, (n, 0.0))
-    if place in (0, len(table)):
-        return table[min(place, len(table) - 1)][1]
-    (n0, low), (n1, high) = table[place - 1 : place + 1]
-    share = (1 / n0 - 1 / n) / (1 / n0 - 1 / n1)
-    return low + share * (high - low)
+    numbers, limits = zip(*table)
+    return float(np.interp(-1 / n, [-1 / number for number in numbers], limits))
 
 
-def _standard_error(centred: list[float], basis: list[list[float]]) -> float:
-    """Of the coefficient of the basis's first vector, with autocorrelated residuals."""
-    n, fitted = len(centred), len(basis) + 1
-    rest = centred
-    for vector in basis:
-        weight = _dot(vector, rest)
-        rest = [value - weight * v for value, v in zip(rest, vector)]
-    squares = _dot(rest, rest)
+def _standard_error(centred: np.ndarray, basis: np.ndarray) -> float:
+    """Of the coefficient of the basis's first column, with autocorrelated residuals.
+
+    Args:
+        centred: [n] values with mean 0.
+        basis: [n, 3] from `_polynomials`.
+    """
+    n, fitted = len(centred), basis.shape[1] + 1
+    rest = centred - basis @ (basis.T @ centred)  # [n]
+    squares = rest @ rest
     if squares == 0:
         return 0.0
-    found = sum(a * b for a, b in pairwise(rest)) / squares
+    found = rest[:-1] @ rest[1:] / squares
     bias = fitted * (1 + 2 * max(found, 0.0)) / n  # each fitted coefficient lowers the autocorrelation that is found
     r = min(0.95, max(0.0, found + bias))
     return math.sqrt(squares / (n - fitted) * (1 + r) / (1 - r))
 
 
 @functools.cache
-def _polynomials(n: int) -> list[list[float]]:
-    """Orthonormal polynomials of degrees 1 to 3 over n steps; each also has mean 0."""
-    steps = [2 * i / (n - 1) - 1 for i in range(n)]
-    basis = [[1 / math.sqrt(n)] * n]
-    for degree in (1, 2, 3):
-        vector = [step**degree for step in steps]
-        for former in basis:
-            weight = _dot(former, vector)
-            vector = [v - weight * f for v, f in zip(vector, former)]
-        size = math.sqrt(_dot(vector, vector))
-        basis.append([v / size for v in vector])
-    return basis[1:]
-
-
-def _dot(a: list[float], b: list[float]) -> float:
-    return sum(x * y for x, y in zip(a, b))
+def _polynomials(n: int) -> np.ndarray:
+    """Orthonormal polynomials of degrees 1 to 3 over n steps, [n, 3]; each also has mean 0. The first one rises."""
+    steps = np.linspace(-1, 1, n)
+    basis, _ = np.linalg.qr(np.vander(steps, 4, increasing=True))  # [n, 4]
+    return basis[:, 1:] * np.sign(basis[-1, 1])

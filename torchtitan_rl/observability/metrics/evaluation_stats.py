@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
+from scipy.special import betaincinv
 
 from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
@@ -86,38 +87,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     prompts = len(of) / effect
     right, wrong = share * prompts, (1 - share) * prompts
     # Less than a millionth of a prompt is none, because rounding may leave such a mean.
-    low = _beta_quantile(0.025, right, wrong + 1) if right > 1e-6 else 0.0
-    high = _beta_quantile(0.975, right + 1, wrong) if wrong > 1e-6 else 1.0
+    low = float(betaincinv(right, wrong + 1, 0.025)) if right > 1e-6 else 0.0
+    high = float(betaincinv(right + 1, wrong, 0.975)) if wrong > 1e-6 else 1.0
     return low, high
-
-
-def _beta_quantile(share: float, a: float, b: float) -> float:
-    """The quantile of the beta distribution, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _beta_distribution(middle, a, b) < share else (low, middle)
-    return (low + high) / 2
-
-
-def _beta_distribution(x: float, a: float, b: float) -> float:
-    """The beta distribution's mass below x: the regularised incomplete beta function, by Lentz's continued fraction."""
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - _beta_distribution(1.0 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    tiny = 1e-300
-    c, d, fraction = 1.0, 0.0, 1.0
-    for i in range(1000):
-        m = i // 2
-        if i == 0:
-            term = 1.0
-        elif i % 2 == 0:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1.0 / ((1.0 + term * d) or tiny)
-        c = (1.0 + term / c) or tiny
-        fraction *= c * d
-        if abs(1.0 - c * d) < 1e-12:
-            break
-    return math.exp(log_front) * (fraction - 1.0) / a
