@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from torchtitan_rl.common.left_processes import find_marked
 from torchtitan_rl.resilience import job_processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,7 @@ class Job:
 
     def left(self, patience_s=3):
         deadline = time.monotonic() + patience_s
-        while (left := job_processes.find_marked(self.mark)) and time.monotonic() < deadline:
+        while (left := find_marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return left
 
@@ -181,7 +182,7 @@ def test_hanging_rank_is_shown_with_its_stack_and_the_job_ends_at_the_timeout(tm
 def test_suspended_rank_is_reported_as_stopped(tmp_path):
     job = Job(tmp_path, "run")
     job.wait_for_step_3()
-    rank = next(p for p in job_processes.find_marked(job.mark) if f"{p}" in open_rank(job, 0))
+    rank = next(p for p in find_marked(job.mark) if f"{p}" in open_rank(job, 0))
     os.kill(rank, signal.SIGSTOP)
     deadline = time.monotonic() + 15
     while "is stopped by a signal: kill -CONT" not in job.log.read_text() and time.monotonic() < deadline:
@@ -196,7 +197,7 @@ def test_suspended_rank_is_reported_as_stopped(tmp_path):
 
 def open_rank(job, rank):
     """The process ids of a rank of the job."""
-    entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in job_processes.find_marked(job.mark))
+    entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in find_marked(job.mark))
     return [str(p) for p, environment in entries if f"RANK={rank}".encode() in environment]
 
 
@@ -204,7 +205,7 @@ def open_rank(job, rank):
 def test_killed_launcher_leaves_no_process_even_in_another_session(tmp_path):
     job = Job(tmp_path, "child")
     job.wait_for_step_3()
-    assert len(job_processes.find_marked(job.mark)) >= 6
+    assert len(find_marked(job.mark)) >= 6
     (job.folder / "config.json").write_text("{}")  # without it there is no report
     job.process.kill()
     job.process.wait()
@@ -305,7 +306,7 @@ def test_lost_node_ends_the_other_node_with_a_reason(tmp_path):
     first.wait_for_step_3()
     while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
         time.sleep(0.1)
-    for pid in job_processes.find_marked(second.mark):
+    for pid in find_marked(second.mark):
         os.kill(pid, signal.SIGKILL)
     second.process.wait()
     deadline = time.monotonic() + 50

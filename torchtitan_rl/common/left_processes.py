@@ -1,6 +1,6 @@
-"""Ends the processes that a call has left behind, also those that are no longer in its process group (daemons).
+"""Ends the processes that a call or a job has left behind, also those that are no longer in its process group (daemons).
 
-Each call has a mark of its own in the environment, which its processes inherit. /proc shows the environment with which a process
+Each has a mark of its own in the environment, which its processes inherit. /proc shows the environment with which a process
 was started, so the mark stays when the process changes its group, its session or its parent.
 """
 
@@ -22,23 +22,27 @@ def new_mark() -> str:
     return uuid.uuid4().hex
 
 
-def kill_marked_since(mark: str, first_pid: int) -> None:
-    """Kill all processes that were started with `mark`. `first_pid` is the first of them, which may have ended."""
-    entry = f"{CALL_VARIABLE}={mark}".encode()
+def find_marked(entry: str, first_pid: int = 0) -> list[int]:
+    """Ids of the other living processes that were started with `entry` ("NAME=value") in their environment.
+
+    Args:
+        first_pid: the first of them, which may have ended. Lower ids are left out, until the kernel begins again at the lowest.
+    """
+    last = int(Path("/proc/loadavg").read_text().split()[-1])
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    later = [pid for pid in pids if pid != os.getpid() and (pid > first_pid or last < first_pid)]
+    return [pid for pid in later if entry.encode() in _environment(pid)]
+
+
+def kill_marked(entry: str, first_pid: int = 0) -> None:
+    """Kill the processes of `find_marked`, and those that they start meanwhile."""
     for _ in range(MOST_ROUNDS):
-        found = [pid for pid in _pids_since(first_pid) if entry in _environment(pid)]
+        found = find_marked(entry, first_pid)
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         if not found:
             return
-
-
-def _pids_since(first: int) -> list[int]:
-    """Ids of the processes that were started after process `first`: higher ones, until the kernel begins again at the lowest."""
-    last = int(Path("/proc/loadavg").read_text().split()[-1])
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    return [pid for pid in pids if pid > first or last < first]
 
 
 def _environment(pid: int) -> list[bytes]:

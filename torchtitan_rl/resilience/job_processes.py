@@ -1,10 +1,12 @@
-"""The processes of a job on this node: found by a mark in their environment, whatever their parent is by now, and ended."""
+"""The processes of a job on this node: their states, their signals, and their end with the launcher."""
 
 import ctypes
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+
+from torchtitan_rl.common.left_processes import kill_marked
 
 WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
 """The environment variable that names the folder of the ranks' statuses, if a launcher watches. All processes of a job on this node
@@ -72,29 +74,6 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
-
-
-def find_marked(mark: str) -> list[int]:
-    """Ids of all other living processes that were started with the entry `mark` ("NAME=value") in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            of_job = mark.encode() in (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if of_job and int(folder.name) != os.getpid() and is_alive(int(folder.name)):
-            found.append(int(folder.name))
-    return found
-
-
-def kill_marked(mark: str) -> None:
-    """Kill the processes of `find_marked`, and those that they start meanwhile."""
-    for _ in range(20):
-        pids = find_marked(mark)
-        for pid in pids:
-            send_signal(pid, signal.SIGKILL)
-        if not pids:
-            return
 
 
 def send_signal(pid: int, number: int) -> None:

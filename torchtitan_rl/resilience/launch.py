@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from torchtitan_rl.common.left_processes import find_marked, kill_marked
 from torchtitan_rl.common.secret_variables import hide_from_proc
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.resilience import job_processes, out_of_memory
@@ -105,7 +106,7 @@ class Launcher:
 
     def close(self) -> None:
         """Kill the job's remaining processes and remove the folder with their statuses."""
-        job_processes.kill_marked(self.mark)
+        kill_marked(self.mark)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -125,7 +126,7 @@ class Launcher:
             for pid in ranks:
                 job_processes.send_signal(pid, number)
             return
-        for pid in job_processes.find_marked(self.mark):  # still importing: SIGINT would print a traceback there
+        for pid in find_marked(self.mark):  # still importing: SIGINT would print a traceback there
             job_processes.send_signal(pid, signal.SIGTERM)
 
     def _check_exits(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked_since, new_mark
+from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked, new_mark
 from torchtitan_rl.library.agents.protocol import AgentError, AgentFailed, Outcome
 from torchtitan_rl.library.environments.checks import described
 from torchtitan_rl.library.environments.threads import event_loop
@@ -108,7 +108,7 @@ class RunningCommand:
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()  # what it has started and left
         code = self._process.wait()
-        kill_marked_since(self._mark, self._process.pid)
+        kill_marked(f"{CALL_VARIABLE}={self._mark}", self._process.pid)
         self._reader.join(STOP_SECONDS)
         try:
             self._session.end(self._outcome(code))

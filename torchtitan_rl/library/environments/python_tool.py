@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked_since, new_mark
+from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked, new_mark
 from torchtitan_rl.library.environments.tools import Tool
 
 COMMAND = (sys.executable, "-I", "-")
@@ -101,7 +101,7 @@ def _run(source: bytes, limits: ProgramLimits, command: Sequence[str], folder: s
         with contextlib.suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        kill_marked_since(mark, process.pid)
+        kill_marked(f"{CALL_VARIABLE}={mark}", process.pid)
     if code == -signal.SIGXCPU:
         return f"used more than {limits.cpu_seconds} s of CPU time"
     if code < 0:
