@@ -48,9 +48,7 @@ def _counts(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _missing(run: Run) -> Iterator[dict[str, str]]:
-    algorithm = run.config.get("algorithm")
-    loss = algorithm.get("loss") if isinstance(algorithm, dict) else None
-    demonstrated = isinstance(loss, dict) and str(loss.get("class")).endswith(":Nll")
+    demonstrated = str(run.setting("algorithm.loss.class")).endswith(":Nll")
     for key in EXPECTED if any(run.steps) else ():  # step 0 is an evaluation
         if key not in run.series and not (demonstrated and key.startswith(OF_SAMPLES)):
             yield {"key": key, "state": "missing", "why": "every run should have it"}

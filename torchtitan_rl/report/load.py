@@ -100,8 +100,15 @@ class Run:
     @property
     def total_steps(self) -> int | None:
         """The configured number of steps; None if the config does not say."""
-        total = self.config.get("num_steps")
+        total = self.setting("num_steps")
         return total if isinstance(total, int) else None
+
+    def setting(self, path: str) -> Any:
+        """A field of the config; None if there is none. Example: setting("evaluation.num_prompts") == 256"""
+        found: Any = self.config
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
 
     @property
     def finished(self) -> bool:

@@ -180,7 +180,7 @@ def _described(run: Run) -> dict[str, Any]:
         "total": run.total_steps,
         "finished": run.finished,
         "stored": run.num_stored_rows,
-        "charts": _own_charts(run.config),
+        "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
         "ending": _plain(ending(run)),
         "started_s": run.end.started_s if run.end else {},
@@ -192,13 +192,10 @@ def _described(run: Run) -> dict[str, Any]:
     }
 
 
-def _own_charts(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The charts of `metrics.charts`, in the form of overview.js's FIRST."""
-    found = []
-    for text in (config.get("metrics") or {}).get("charts") or []:
-        title, _, keys = text.partition("=")
-        found.append({"title": title, "keys": [[key, key] for key in keys.split(",")]})
-    return found
+def _own_chart(text: str) -> dict[str, Any]:
+    """A chart of `metrics.charts`, in the form of overview.js's FIRST."""
+    title, _, keys = text.partition("=")
+    return {"title": title, "keys": [[key, key] for key in keys.split(",")]}
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -281,7 +278,7 @@ def _columns(rows: list[tuple[int, Row]]) -> dict[str, Any]:
     names = dict.fromkeys(column for _, row in rows for column in row if column not in _LEFT_OUT)
     found = {"run": _packed([run for run, _ in rows]), _NAME: _packed([_name(row) for _, row in rows])}
     for name in names:
-        found[name] = _packed([_cell(row.get(name)) for _, row in rows])
+        found[name] = _packed([_plain(row.get(name)) for _, row in rows])
     return found
 
 
@@ -302,14 +299,6 @@ def _packed(cells: list[Any]) -> dict[str, Any]:
         by_code = dict(zip(codes, cells))
         return {"codes": codes, "words": [by_code[code] for code in range(len(words))]}
     return {"cells": cells}
-
-
-def _cell(cell: Any) -> Any:
-    if isinstance(cell, float):
-        return _rounded(cell)
-    if isinstance(cell, str):
-        return _shortened(cell, CELL_CHARACTERS)
-    return _plain(cell)
 
 
 def _plain(value: Any) -> Any:

@@ -41,8 +41,7 @@ def verdicts(run: Run) -> list[Verdict]:
 
 def _held_out_prompts(run: Run) -> int | None:
     """The number of held-out prompts in an evaluation; None if the config does not say."""
-    found = run.config.get("evaluation")
-    count = found.get("num_prompts") if isinstance(found, dict) else None
+    count = run.setting("evaluation.num_prompts")
     return count if isinstance(count, int) and count > 0 else None
 
 
@@ -205,18 +204,12 @@ def _sampler(run: Run) -> Iterator[Verdict]:
     worst, where = max(values), steps[values.index(max(values))]
     mean = run.points("sampler/logprob_diff/mean")[1]
     average = f", {_figure(fmean(mean))} on average" if mean else ""
-    bound = _bound(run)
+    bound = number(run.setting("trainer.logprob_gate.max_diff"))
     text = f"log-probs of trainer and sampler differ by at most {_figure(worst)} nats (step {where}){average}"
     if bound is not None and worst > bound:
         yield Verdict("warn", f"{text}; above trainer.logprob_gate.max_diff = {_figure(bound)}", key)
     else:
         yield Verdict("good" if worst < 0.01 else "plain", text, key)
-
-
-def _bound(run: Run) -> float | None:
-    trainer = run.config.get("trainer")
-    gate = trainer.get("logprob_gate") if isinstance(trainer, dict) else None
-    return number(gate.get("max_diff")) if isinstance(gate, dict) else None
 
 
 def _length(run: Run) -> Iterator[Verdict]:
