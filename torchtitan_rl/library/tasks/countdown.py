@@ -1,7 +1,6 @@
 """countdown: reach a target with the four operations, using each given number once."""
 
 import ast
-import hashlib
 import operator
 import random
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchtitan_rl.core.config import number
 from torchtitan_rl.library.answers import last_tagged
 from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.tasks.procedural import ProceduralTask, asked
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.types import Prompt
@@ -21,8 +21,6 @@ _SYMBOLS = dict(zip(_OPERATIONS.values(), "+-*/", strict=True))
 _LONGEST = 200
 """Maximum characters of an expression. The longest right answer has about 50."""
 
-_HELD_OUT_ONE_IN = 8
-
 
 class _Problem(NamedTuple):
     numbers: list[int]
@@ -31,11 +29,14 @@ class _Problem(NamedTuple):
     """One expression that reaches the target."""
 
 
-class Countdown(Task):
+class Countdown(ProceduralTask):
     """Prompts with a few numbers and a target.
 
     The reward is 1 for an expression that reaches it, plus 0.1 for the format.
     """
+
+    name = "countdown"
+    more_with = "a larger task.max_numbers"
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
@@ -47,23 +48,6 @@ class Countdown(Task):
 
         largest: int = number(99, least=10)
         """Largest number in a prompt; the smallest is 1. Targets are at most ten times as large."""
-
-    def train_example(self, index: int, *, seed: int) -> Example:
-        """Returns a problem that is not held out."""
-        rng = random.Random(f"countdown/{seed}/{index}")
-        while _is_held_out(drawn := self._draw(rng)):
-            pass
-        return self._example(*drawn)
-
-    def held_out_examples(self, num: int) -> list[Example]:
-        """Returns `num` different problems from the held-out eighth, independent of the run's seed."""
-        rng = random.Random("countdown/held_out")
-        chosen: dict[tuple[int, ...], _Problem] = {}
-        while len(chosen) < num:
-            drawn = self._draw(rng)
-            if _is_held_out(drawn):
-                chosen.setdefault((drawn.target, *sorted(drawn.numbers)), drawn)
-        return [self._example(*drawn) for drawn in chosen.values()]
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         return (self.correct, self.format)
@@ -85,7 +69,7 @@ class Countdown(Task):
         """Returns whether the expression uses the prompt's numbers and reaches its target."""
         return reaches(answer, prompt.columns["numbers"], prompt.columns["target"])
 
-    def _draw(self, rng: random.Random) -> "_Problem":
+    def draw(self, rng: random.Random) -> _Problem:
         """Returns random numbers and a reachable target, found by combining two numbers at a time until one is left."""
         while True:
             numbers = [
@@ -106,18 +90,17 @@ class Countdown(Task):
             if 0 < target <= 10 * self.config.largest and target not in numbers:
                 return _Problem(numbers, int(target), expression[1:-1])
 
-    def _example(self, numbers: list[int], target: int, expression: str) -> Example:
+    def key(self, problem: _Problem) -> str:
+        return f"{sorted(problem.numbers)}={problem.target}"
+
+    def example(self, problem: _Problem) -> Example:
+        numbers, target, expression = problem
         question = (
             f"Using the numbers {numbers}, write an expression that equals {target}. Use each number exactly once, and "
             "only +, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, "
             "for example <answer>(1 + 2) * 3</answer>."
         )
-        return Example(
-            text=question + "\n",
-            messages=[{"role": "user", "content": question}],
-            expected_answer=expression,  # one of many right answers
-            columns={"numbers": numbers, "target": target},
-        )
+        return asked(question, expression, numbers=numbers, target=target)  # one of many right answers
 
 
 def reaches(expression: str | None, numbers: Sequence[int], target: int) -> bool:
@@ -155,8 +138,3 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
         used.append(node.value)
         return Fraction(node.value)
     raise ValueError("not arithmetic")
-
-
-def _is_held_out(drawn: _Problem) -> bool:
-    key = f"{sorted(drawn.numbers)}={drawn.target}"
-    return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0

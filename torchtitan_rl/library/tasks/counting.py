@@ -3,6 +3,7 @@
 import random
 
 from torchtitan_rl.library.task import Example
+from torchtitan_rl.library.tasks.procedural import asked
 from torchtitan_rl.library.tasks.sum_digits import SumDigits
 
 MOST = 48
@@ -12,16 +13,10 @@ MOST = 48
 class Counting(SumDigits):
     """Prompts with two integers. The answer is the integer after the second; the format and the rewards are SumDigits's."""
 
-    def _draw(self, rng: random.Random) -> tuple[int, ...]:
+    def draw(self, rng: random.Random) -> tuple[int, ...]:
         first = rng.randint(1, 50)
         return first, first + min(MOST, int(4 * rng.paretovariate(1.0)))
 
-    def _example(self, operands: tuple[int, ...]) -> Example:
-        first, last = operands
-        prompt = f"Count from {first} to {last}."
-        return Example(
-            text=prompt + "\n",
-            expected_answer=str(last + 1),
-            messages=[{"role": "user", "content": prompt}],
-            columns={"operands": [first, last]},
-        )
+    def example(self, problem: tuple[int, ...]) -> Example:
+        first, last = problem
+        return asked(f"Count from {first} to {last}.", str(last + 1), operands=[first, last])

@@ -1,6 +1,5 @@
 """guess_number: find a number in a few guesses, each answered "higher" or "lower"."""
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.library.environments import Environment, Message, Turn, environment_reward
 from torchtitan_rl.library.task import Example, RewardFunction, Task
+from torchtitan_rl.library.tasks.procedural import ProceduralTask, asked, is_held_out
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.types import Prompt
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 LOWEST, HIGHEST = 10, 99
 """The range of all numbers, inclusive."""
 
-_HELD_OUT_ONE_IN = 8
 
-
-class GuessNumber(Task):
+class GuessNumber(ProceduralTask):
     """Find a secret among `span` consecutive numbers. The reward is 1 for success, minus `guess_cost` per wrong guess.
 
     conversations.max_turns is the number of guesses: k guesses always suffice for 2^k - 1 numbers.
     """
+
+    name = "guess_number"
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
@@ -35,22 +35,15 @@ class GuessNumber(Task):
         guess_cost: float = number(0.05, least=0)
         """Amount subtracted from the reward for each wrong guess."""
 
-    def train_example(self, index: int, *, seed: int) -> Example:
-        """Returns a game that is not held out."""
-        rng = random.Random(f"guess_number/{seed}/{index}")
-        while _is_held_out(drawn := self._draw(rng)):
-            pass
-        return self._example(*drawn)
-
     def held_out_examples(self, num: int) -> list[Example]:
         """Returns `num` different games from the held-out eighth, independent of the run's seed."""
         lowest = range(LOWEST, HIGHEST - self.config.span + 2)
         games = [(low, low + place) for low in lowest for place in range(self.config.span)]
-        games = [game for game in games if _is_held_out(game)]
+        games = [game for game in games if is_held_out(self.key(game))]
         expect(
             num <= len(games), "evaluation.num_prompts", num, f"at most the {len(games)} held-out games", "Lower it."
         )
-        return [self._example(*game) for game in random.Random("guess_number/held_out").sample(games, num)]
+        return [self.example(game) for game in random.Random("guess_number/held_out").sample(games, num)]
 
     def environment(self, prompt: "Prompt") -> Environment:
         """Returns the opponent who knows the prompt's number."""
@@ -63,18 +56,15 @@ class GuessNumber(Task):
         """Returns the last guess."""
         return _number(text.rpartition("\n")[2])
 
-    def _draw(self, rng: random.Random) -> tuple[int, int]:
+    def draw(self, rng: random.Random) -> tuple[int, int]:
+        """Returns the lowest number of a prompt and the secret."""
         low = rng.randint(LOWEST, HIGHEST - self.config.span + 1)
         return low, low + rng.randrange(self.config.span)
 
-    def _example(self, low: int, secret: int) -> Example:
-        question = f"Guess my number from {low} to {low + self.config.span - 1}."
-        return Example(
-            text=question + "\n",
-            messages=[{"role": "user", "content": question}],
-            expected_answer=str(secret),
-            columns={"low": low, "high": low + self.config.span - 1},
-        )
+    def example(self, problem: tuple[int, int]) -> Example:
+        low, secret = problem
+        high = low + self.config.span - 1
+        return asked(f"Guess my number from {low} to {high}.", str(secret), low=low, high=high)
 
 
 class HigherLower(Environment):
@@ -100,8 +90,3 @@ def _user_message(text: str) -> Message:
 def _number(text: str) -> str | None:
     """Returns the number without leading zeros, or None if the text is not a number."""
     return str(int(text)) if re.fullmatch(r"[0-9]{1,9}", text := text.strip()) else None
-
-
-def _is_held_out(game: tuple[int, int]) -> bool:
-    key = hashlib.blake2b(str(game).encode(), digest_size=8).digest()
-    return key[0] % _HELD_OUT_ONE_IN == 0

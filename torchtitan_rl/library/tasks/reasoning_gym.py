@@ -1,6 +1,5 @@
 """reasoning_gym: any of its hundred procedurally generated tasks, or a weighted mix, scored by their own scorers."""
 
-import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import last_tagged
 from torchtitan_rl.library.references import did_you_mean
 from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.tasks.procedural import asked, is_held_out
 
 if TYPE_CHECKING:
     from reasoning_gym.dataset import ProceduralDataset
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _NUM_DRAWS = 10_000
 """Number of different questions per task. Some tasks generate them all at construction."""
-
-_HELD_OUT_ONE_IN = 8
 
 
 class ReasoningGym(Task):
@@ -53,7 +51,7 @@ class ReasoningGym(Task):
 
     def train_example(self, index: int, *, seed: int) -> Example:
         """Returns a question that is not held out."""
-        return next(e for e in self._draws(f"{seed}/{index}") if not _is_held_out(e))
+        return next(e for e in self._draws(f"{seed}/{index}") if not is_held_out(e.text))
 
     def held_out_examples(self, num: int) -> list[Example]:
         """Returns `num` different questions from the held-out eighth, independent of the run's seed."""
@@ -61,7 +59,7 @@ class ReasoningGym(Task):
         for _, example in zip(range(1000 * num), self._draws("held_out")):
             if len(chosen) == num:
                 break
-            if _is_held_out(example):
+            if is_held_out(example.text):
                 chosen.setdefault(example.text, example)
         names = list(self._weights)
         expect(
@@ -100,12 +98,7 @@ class ReasoningGym(Task):
 
     def _example(self, entry: dict[str, Any]) -> Example:
         question = "\n\n".join(filter(None, [entry["question"].strip(), self.config.instruction]))
-        return Example(
-            text=question + "\n",
-            messages=[{"role": "user", "content": question}],
-            expected_answer=entry["answer"] or "",
-            columns={"entry": entry},
-        )
+        return asked(question, entry["answer"] or "", entry=entry)
 
     def _settings(self, name: str) -> dict[str, Any]:
         own = f"{name}."
@@ -129,10 +122,6 @@ def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
         return create_dataset(name, seed=0, size=_NUM_DRAWS, **settings)
     except (TypeError, ValueError, AssertionError) as error:
         raise UserError(f"task.settings = {settings!r}: expected valid settings for {name}, but: {error}.") from error
-
-
-def _is_held_out(example: Example) -> bool:
-    return hashlib.blake2b(example.text.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
 def _parsed(value: str) -> Any:

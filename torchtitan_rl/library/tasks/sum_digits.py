@@ -1,6 +1,5 @@
 """sum_digits: add a few two-digit integers and write the sum after an [ANSWER] tag."""
 
-import hashlib
 import random
 import re
 from collections.abc import Sequence
@@ -8,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.errors import expect
 from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.library.tasks.procedural import ProceduralTask, asked
 
 SMALLEST, LARGEST = 10, 99
 """The range of all operands, inclusive."""
@@ -20,15 +19,16 @@ ANSWER_TAG = "[ANSWER]"
 # prevents "132.5" and "1,320" from being read as 132 and 1.
 ANSWER = re.compile(re.escape(ANSWER_TAG) + r"\s*([+-]?[0-9]{1,18})(?![.,]?[0-9])")
 
-_HELD_OUT_ONE_IN = 8
 
-
-class SumDigits(Task):
+class SumDigits(ProceduralTask):
     """Prompts with a few integers in 10-99 to add. The reward is +1 or -1 for the sum, plus 0.2 for the format.
 
     The format is exactly one [ANSWER] tag with an integer after it; it is rewarded even if the sum is wrong. The last
     tag counts as the answer, so guessing several sums gains nothing.
     """
+
+    name = "sum_digits"
+    more_with = "a larger task.max_integers"
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
@@ -51,40 +51,8 @@ class SumDigits(Task):
 
             return ensure_checkpoint(debug_task().build(), sums(), cache_root)
 
-    def train_example(self, index: int, *, seed: int) -> Example:
-        """Returns a random training example, a pure function of (seed, index)."""
-        rng = random.Random(f"sum_digits/{seed}/{index}")
-        while is_held_out(operands := self._draw(rng)):
-            pass
-        return self._example(operands)
-
-    def held_out_examples(self, num: int) -> list[Example]:
-        """Returns `num` examples of distinct sums, independent of the run's seed. 47 + 85 and 85 + 47 count as one."""
-        rng = random.Random("sum_digits/held_out")
-        chosen: dict[tuple[int, ...], Example] = {}
-        repeated = 0
-        # In a pool of P sums, even the rarest kind (two equal operands) is missed by 50 P draws with probability e^-25.
-        while len(chosen) < num and repeated < 50 * (len(chosen) + 100):
-            if is_held_out(operands := self._draw(rng)):
-                repeated = repeated + 1 if tuple(sorted(operands)) in chosen else 0
-                chosen.setdefault(tuple(sorted(operands)), self._example(operands))
-        expect(
-            len(chosen) == num, "evaluation.num_prompts", num,
-            f"at most {len(chosen)}, the distinct held-out prompts of this task",
-            "Ask for fewer; sum_digits has more with a larger task.max_integers.",
-        )  # fmt: skip
-        return list(chosen.values())
-
     def reward_functions(self) -> Sequence[RewardFunction]:
         return (self.correct, self.format)
-
-    def correct(self, *, completions: list, expected_answer: list[str], **_) -> list[float]:
-        """+1 for the right sum, -1 for a wrong one or none."""
-        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
-        return [
-            1.0 if self.is_correct(answer, expected) else -1.0
-            for answer, expected in zip(answers, expected_answer, strict=True)
-        ]
 
     def format(self, *, completions: list, **_) -> list[float]:
         """0.2 for exactly one tag with an integer after it, else 0."""
@@ -94,20 +62,18 @@ class SumDigits(Task):
         """Returns the integer after the last tag, as `tagged_integer` reads it."""
         return tagged_integer(text)
 
-    def _draw(self, rng: random.Random) -> tuple[int, ...]:
-        """Returns random operands from either split."""
+    def draw(self, rng: random.Random) -> tuple[int, ...]:
+        """Returns random operands."""
         count = rng.randint(self.config.min_integers, self.config.max_integers)
         return tuple(rng.randint(SMALLEST, LARGEST) for _ in range(count))
 
-    def _example(self, operands: tuple[int, ...]) -> Example:
-        question = f"What is {' + '.join(map(str, operands))}?"
-        prompt = f"{question} {self.config.instruction}".rstrip()
-        return Example(
-            text=prompt + "\n",
-            expected_answer=str(sum(operands)),
-            messages=[{"role": "user", "content": prompt}],
-            columns={"operands": list(operands)},
-        )
+    def key(self, problem: tuple[int, ...]) -> str:
+        """Returns the operands in order: 47 + 85 and 85 + 47 count as one."""
+        return "+".join(map(str, sorted(problem)))
+
+    def example(self, problem: tuple[int, ...]) -> Example:
+        question = f"What is {' + '.join(map(str, problem))}? {self.config.instruction}".rstrip()
+        return asked(question, str(sum(problem)), operands=list(problem))
 
 
 def tagged_integer(text: str) -> str | None:
@@ -119,12 +85,6 @@ def tagged_integer(text: str) -> str | None:
 def debug_task() -> SumDigits.Config:
     """Returns the task of the config `debug`. Its starting policy knows the format."""
     return SumDigits.Config(min_integers=2, max_integers=2, instruction="")
-
-
-def is_held_out(operands: Sequence[int]) -> bool:
-    """Returns whether these operands are held out: one in eight, independent of their order and the run's seed."""
-    key = "+".join(map(str, sorted(operands)))
-    return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % _HELD_OUT_ONE_IN == 0
 
 
 def is_well_formed(text: str) -> bool:

@@ -19,7 +19,8 @@ from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
 from torchtitan_rl.library.starts.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
-from torchtitan_rl.library.tasks.sum_digits import debug_task, is_held_out
+from torchtitan_rl.library.tasks.procedural import is_held_out
+from torchtitan_rl.library.tasks.sum_digits import debug_task
 
 DIMENSIONS = {"vocab_size": 320, "dim": 64, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "head_dim": 32}
 TINY = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions=DIMENSIONS)
@@ -53,7 +54,7 @@ def test_warm_start_text_uses_the_training_split_and_the_configured_share_of_mis
     right = {True: 0, False: 0}
     for example, completion in _worked(TASK, TINY, 0, 3000):
         left, added = example.columns["operands"]
-        assert not is_held_out((left, added))
+        assert not is_held_out(TASK.key((left, added)))
         if left % 10 + added % 10 >= 10:
             right[completion.endswith(f" {left + added}")] += 1
     assert right[False] / sum(right.values()) == pytest.approx(0.56, abs=0.05)
