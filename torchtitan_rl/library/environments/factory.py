@@ -17,7 +17,7 @@ from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.environments.checks import described
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Environment
-from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, EnvironmentPool, Limits
+from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, EnvironmentPool
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
@@ -183,16 +183,7 @@ class Conversations(Configurable):
 
     def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
         """Returns a pool that makes an environment for each conversation that has one; the first ones are under way."""
-        config = self.config
-        limits = Limits(
-            turns=config.max_turns,
-            traces=config.max_traces,
-            seconds=config.time_limit_seconds or math.inf,
-            call_seconds=config.call_seconds or math.inf,
-            answer_characters=config.max_answer_characters,
-            open=config.max_open,
-        )
-        pool = EnvironmentPool(limits, on_failure=config.on_failure)
+        pool = EnvironmentPool(self.config)
         for index, conversation in enumerate(conversations):
             if may_answer(self._members[conversation.prompt.task]):
                 template = self._templates[conversation.prompt.task]

@@ -6,8 +6,8 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import TrainingStopped
@@ -25,6 +25,9 @@ from torchtitan_rl.library.environments.interface import Environment, Message, T
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
 
+if TYPE_CHECKING:
+    from torchtitan_rl.library.environments.factory import Conversations
+
 logger = logging.getLogger(__name__)
 
 ERROR_CHARACTERS = 2000
@@ -40,31 +43,15 @@ class ConversationError(TrainingStopped):
     """An environment raised, timed out, or returned an invalid value."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Limits of the conversations. An infinite time means no limit."""
-
-    turns: int
-    """Turns of the policy."""
-    traces: int
-    """Token sequences of one rollout."""
-    seconds: float
-    """Time of the whole conversation."""
-    call_seconds: float
-    """Time of one call of the environment."""
-    answer_characters: int
-    """Length of one message from the environment."""
-    open: int
-    """Environments that are open at once."""
-
-
 class EnvironmentSession:
     """The environment of one conversation. `open`, `step` and `close` run in the conversation's own thread."""
 
-    def __init__(self, conversation: Conversation, make: Make, template: ChatTemplate, limits: Limits) -> None:
+    def __init__(
+        self, conversation: Conversation, make: Make, template: ChatTemplate, limits: "Conversations.Config"
+    ) -> None:
         self.conversation = conversation
         self.worker = Worker()
-        self.ends_at = time.monotonic() + limits.seconds
+        self.ends_at = time.monotonic() + (limits.time_limit_seconds or math.inf)
         self._make = make
         self._environment: Environment | None = None
         self._kind = "the environment"
@@ -80,7 +67,7 @@ class EnvironmentSession:
             return Answer(index)
         self._kind = f"environment {type(self._environment).__name__}"
         opening = resolve(self._environment.reset())
-        opening_messages = checked_messages(opening, self._limits.answer_characters)
+        opening_messages = checked_messages(opening, self._limits.max_answer_characters)
         before = prompt.messages
         if isinstance(opening, Context):
             before = []
@@ -134,14 +121,14 @@ class EnvironmentSession:
         last = self.conversation.last
         text = self._templates[0].policy_text(last.token_ids) if self._environment.special_tokens else last.text
         message: Message = {"role": "assistant", "content": text}
-        return checked_turn(resolve(self._environment.step(message)), self._limits.answer_characters)
+        return checked_turn(resolve(self._environment.step(message)), self._limits.max_answer_characters)
 
     def _what_follows(self, turn: Turn) -> dict[str, Any]:
         """Fields of the `Answer`: the tokens that the policy reads next and their trace, or why the conversation is over."""
         conversation = self.conversation
         if turn.done:
             return {"end": turn.finish_reason}
-        if len(conversation.turns) + 1 >= self._limits.turns:
+        if len(conversation.turns) + 1 >= self._limits.max_turns:
             return {"end": "max_turns"}
         if time.monotonic() > self.ends_at:
             return {"end": "time"}
@@ -158,7 +145,7 @@ class EnvironmentSession:
     def _new_trace(self, context: Context) -> dict[str, Any]:
         """Fields of the `Answer` that opens a trace, or why the conversation is over."""
         number = len(self._templates)
-        if number >= self._limits.traces:
+        if number >= self._limits.max_traces:
             return {"end": "max_traces"}
         parent = self.conversation.current if context.parent is None else context.parent
         template = self._templates[parent]
@@ -179,12 +166,12 @@ class _Overdue(Exception):
 class EnvironmentPool:
     """Runs environments, each in its own thread, and collects their answers. `index` is the conversation's in the call.
 
-    At most `limits.open` environments are open at once. The next one is made when another has been closed.
+    At most `max_open` environments are open at once. The next one is made when another has been closed.
     """
 
-    def __init__(self, limits: Limits, *, on_failure: Literal["raise", "none"]) -> None:
+    def __init__(self, limits: "Conversations.Config") -> None:
         self._limits = limits
-        self._on_failure = on_failure
+        self._call_seconds = limits.call_seconds or math.inf
         self._has_warned = False
         self.indices: list[int] = []
         """Conversations that were added."""
@@ -241,7 +228,7 @@ class EnvironmentPool:
             self._arrived(blocks=True)
 
     def _open_waiting(self) -> None:
-        while self._waiting and len(self._sessions) + len(self._closing) < self._limits.open:
+        while self._waiting and len(self._sessions) + len(self._closing) < self._limits.max_open:
             index, conversation, make, template = self._waiting.popleft()
             session = self._sessions[index] = EnvironmentSession(conversation, make, template, self._limits)
             self._call(index, lambda session=session, index=index: session.open(index))
@@ -287,11 +274,11 @@ class EnvironmentPool:
         Raises ConversationError if on_failure is raise.
         """
         overdue = isinstance(error, _Overdue)
-        limit = f"took longer than conversations.call_seconds, {self._limits.call_seconds:g} s"
+        limit = f"took longer than conversations.call_seconds, {self._call_seconds:g} s"
         reason = limit if overdue else head_and_tail(escaped(described(error)), ERROR_CHARACTERS)
         failed = f"{self._sessions[index].name} failed: {reason}."
         self._start_close(index, "env_error", waits=not overdue)
-        if self._on_failure == "raise":
+        if self._limits.on_failure == "raise":
             raise ConversationError(
                 f"{failed} Correct it, or set conversations.on_failure none to continue without a reward for such "
                 "samples."
@@ -306,14 +293,14 @@ class EnvironmentPool:
 
     def _call(self, index: int, function: Callable[[], Answer]) -> None:
         session = self._sessions[index]
-        self._due[index] = min(time.monotonic() + self._limits.call_seconds, session.ends_at)
+        self._due[index] = min(time.monotonic() + self._call_seconds, session.ends_at)
         session.worker.call(function, lambda result: self._results.put((index, False, result)))
 
     def _start_close(self, index: int, reason: FinishReason, *, waits: bool = True) -> None:
         """Starts closing an environment. It counts as open until it is closed or late, unless `waits` is False."""
         session = self._sessions.pop(index)
         if waits:
-            deadline = time.monotonic() + min(self._limits.call_seconds, CLOSE_SECONDS)
+            deadline = time.monotonic() + min(self._call_seconds, CLOSE_SECONDS)
             self._closing[index] = (deadline, session)
         session.worker.call(lambda: session.close(reason), lambda result: self._results.put((index, True, result)))
         session.worker.close()

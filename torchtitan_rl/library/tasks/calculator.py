@@ -36,9 +36,6 @@ class Calculator(ProceduralTask):
         instruction: str = "Write [ANSWER] and then the product, for example: [ANSWER] 550"
         """Text after the question in each prompt. Leave it empty for a policy that already knows the format."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-
     def held_out_examples(self, num: int) -> list[Example]:
         """Returns `num` different products from the held-out eighth, independent of the run's seed."""
         pairs = [(a, b) for a in range(SMALLEST, LARGEST + 1) for b in range(a, LARGEST + 1)]
