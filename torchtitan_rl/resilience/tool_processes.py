@@ -23,7 +23,7 @@ def in_processes(tools: Sequence[Callable[..., Any]], size: int, *, seconds: flo
             not inspect.iscoroutinefunction(tool), "in_processes", tool.__name__, "functions",
             "Leave coroutine functions as they are: their time limit cancels them.",
         )  # fmt: skip
-    pool = WorkerPool([functools.partial(_call, tool) for tool in tools], size)
+    pool = WorkerPool([lambda arguments, tool=tool: tool(**arguments) for tool in tools], size)
 
     def in_worker(index: int) -> Callable[..., Any]:
         @functools.wraps(tools[index])
@@ -33,7 +33,3 @@ def in_processes(tools: Sequence[Callable[..., Any]], size: int, *, seconds: flo
         return call
 
     return [in_worker(index) for index in range(len(tools))]
-
-
-def _call(tool: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    return tool(**arguments)

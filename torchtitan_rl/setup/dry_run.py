@@ -15,7 +15,7 @@ from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.dump_folder import lock_existing
-from torchtitan_rl.setup.memory import GIB, choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
+from torchtitan_rl.setup.memory import GIB, choose_by_memory, fsdp_shards, gpu_memory_bytes, memory_warning, teacher_spec
 from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
@@ -104,9 +104,7 @@ def _run_folder(config: "RunConfig") -> str:
 def _layout(config: "RunConfig", world_size: int) -> str:
     """The ranks of policy and engines, and the sequences and updates of a step, as text."""
     p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
-    shards = p.data_parallel_shard_degree
-    if shards < 1:
-        shards = world_size // (p.tensor_parallel_degree * p.data_parallel_replicate_degree)
+    shards = fsdp_shards(config, world_size)
     prompts, n = config.num_prompts_per_step, config.sampling.n
     updates = config.trainer.num_epochs * config.trainer.num_minibatches
     return (

@@ -76,16 +76,17 @@ def gpu_memory_bytes() -> int | None:
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
 
 
-def meta_model(model_spec: ModelSpec, lora: Lora | None = None) -> Decoder:
-    """Returns the model without weights, in one process on no device, for its names, shapes and modules.
+def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int = 1) -> Decoder:
+    """Returns the model without weights, in float32 and in one process on no device, for its names, shapes and modules.
 
     Args:
         lora: adds adapters.
+        seq_len: the most tokens that it can score.
     """
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
-    training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
-    config = model_config(model_spec, parallelism, training, 1, False)
+    training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
+    config = model_config(model_spec, parallelism, training, seq_len, False)
     with torch.device("meta"):
         return (lora.convert(config) if lora else config).build()
 
@@ -103,7 +104,7 @@ def communicators(config: "RunConfig", *, world_size: int) -> dict[str, int]:
     torch's and vLLM's own.
     """
     p = config.trainer.parallelism
-    shards, replicas = _shards(config, world_size), p.data_parallel_replicate_degree
+    shards, replicas = fsdp_shards(config, world_size), p.data_parallel_replicate_degree
     engine = config.generator.tensor_parallel_degree if config.needs_engine else 1
     ranks = {
         "default": world_size,
@@ -125,7 +126,7 @@ def communicators(config: "RunConfig", *, world_size: int) -> dict[str, int]:
     }
 
 
-def _shards(config: "RunConfig", world_size: int) -> int:
+def fsdp_shards(config: "RunConfig", world_size: int) -> int:
     """The ranks over which FSDP shards."""
     p = config.trainer.parallelism
     if p.data_parallel_shard_degree >= 1:
@@ -144,7 +145,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     shape, trainer = _Shape.of(config.model_spec), config.trainer
     p = trainer.parallelism
     tp, width = p.tensor_parallel_degree, BYTES[trainer.mixed_precision_param]
-    shards = _shards(config, world_size)
+    shards = fsdp_shards(config, world_size)
     cuda = CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(communicators(config, world_size=world_size).values())
     state = shape.parameters / (shards * tp)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
@@ -261,13 +262,18 @@ def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | N
 
 def _engine_bytes(config: "RunConfig") -> tuple[float, float]:
     """Bytes of an engine's weights, and of one token in its KV cache, on each of its ranks."""
-    shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
-    cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    width, cached = BYTES[config.generator.dtype], _cached_values(config)
     degree = config.generator.tensor_parallel_degree
     parameters, rank = _Shape.of(config.model_spec).parameters, config.trainer.lora.rank
     if rank:  # the buffers have room for the next larger of vLLM's ranks
         parameters += _adapter_sizes(config)[1] * room_for(rank) / rank
     return width * parameters / degree, width * cached / degree
+
+
+def _cached_values(config: "RunConfig") -> int:
+    """Numbers of one token in a KV cache: its keys and values in all layers."""
+    shape = hf_architecture(config.model_spec.model)
+    return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
 
 
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
@@ -309,8 +315,7 @@ def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | Non
 
 def footprint_of(config: "RunConfig", *, model: Decoder, world_size: int) -> Footprint:
     """The bytes that generation must read and the FLOPs of a token, for this model on `world_size` ranks."""
-    shape, width = hf_architecture(config.model_spec.model), BYTES[config.generator.dtype]
-    cached = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    width, cached = BYTES[config.generator.dtype], _cached_values(config)
     engine_ranks = config.generator.tensor_parallel_degree
     dtypes = config.trainer.mixed_precision_param, config.generator.dtype
     parameters = sum(p.numel() for p in model.parameters())  # tied ones once

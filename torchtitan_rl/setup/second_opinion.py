@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torchtitan.config import ParallelismConfig, TrainingConfig
-from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.trainer.hf import load_hf_weights
-from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models.hf_decoder import HFDecoder, longest_window
 from torchtitan_rl.resilience.out_of_memory import usable_bytes
+from torchtitan_rl.setup.memory import meta_model
 from torchtitan_rl.setup.start_checkpoint import START_CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
     model, bounds = spec.model, "(docs/models.md#compared-with-transformers)"
     length = min(max(TOKENS, longest_window(model) + 16), MOST_TOKENS, model.max_seq_len)
     ids = torch.randint(0, model.vocab_size, (length,), generator=random)  # [L]
-    policy = _on_meta(spec, length)
+    policy = meta_model(spec, seq_len=length)
     parameters = sum(p.numel() for p in policy.parameters())
     if parameters > min(PARAMETERS, usable_bytes() // (4 * MEMORY_SHARE)):
         return f"not compared with transformers: its {parameters:,} parameters are too many here {bounds}"
@@ -102,16 +100,6 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
         f"the policy's log-probabilities of {length - 1} random tokens are those of transformers to {largest:.1e} "
         f"({time.monotonic() - began:.1f} s)"
     )
-
-
-def _on_meta(spec: "ModelSpec", length: int) -> "Decoder":
-    """Returns the policy's model for one process in float32, without weights."""
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    set_spmd_backend(parallelism.spmd_backend)
-    training = TrainingConfig(seq_len=length, mixed_precision_param="float32")
-    config = model_config(spec, parallelism, training, MOST_TOKENS, False)
-    with torch.device("meta"):
-        return config.build()
 
 
 @torch.no_grad()
