@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.observability.recorder import Recorder
     from torchtitan_rl.resilience.checkpoint_folder import Resume
     from torchtitan_rl.resilience.checkpointer import Checkpointer
-    from torchtitan_rl.setup.build_parts import Parts, Prepared
+    from torchtitan_rl.setup.build_parts import Parts
+    from torchtitan_rl.setup.build_task import Prepared
     from torchtitan_rl.setup.run_config import RunConfig
 
 WRONG_INPUT, STOPPED = 2, 3

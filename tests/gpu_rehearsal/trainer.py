@@ -36,7 +36,7 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
-from torchtitan_rl.resilience.checkpointer import PolicyState
+from torchtitan_rl.resilience.checkpointer import policy_state
 from torchtitan_rl.setup.build_parts import build_trainer
 from torchtitan_rl.setup.memory import communicators, memory_need, teacher_spec
 from torchtitan_rl.setup.run_config import RunConfig
@@ -163,7 +163,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     if trainer.lora:
         trainer.lora.policy_shards.checksums(torch.bfloat16)
     phase("sync")
-    states = [PolicyState(trainer.model).state_dict(), trainer.optimizer.state_dict()]
+    states = [policy_state(trainer.model), trainer.optimizer.state_dict()]
     off = [t for t in tree_leaves(states) if isinstance(t, Tensor) and t.device.type != "cuda"]
     assert not off, f"a checkpoint's state is not on the device: {off[:3]}"
     phase("checkpoint")

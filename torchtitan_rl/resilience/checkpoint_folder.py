@@ -71,10 +71,7 @@ class CheckpointFolder:
 
     def best(self) -> int | None:
         """The step of the checkpoint that is kept as the best; None if there is none."""
-        try:
-            return json.loads((self.path / BEST).read_text())["step"]
-        except (OSError, ValueError, KeyError):
-            return None
+        return self._noted(BEST)
 
     def mark_best(self, step: int) -> None:
         """Exempt the checkpoint of `step` from `purge`, in place of the former best."""
@@ -91,10 +88,7 @@ class CheckpointFolder:
 
     def going_back_to(self) -> int | None:
         """The step of the last `go_back_to`, until later checkpoints are set aside; None if there is none."""
-        try:
-            return json.loads((self.path / GOING_BACK).read_text())["step"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        return self._noted(GOING_BACK)
 
     def go_back_to(self, step: int) -> None:
         """Store that a job restarted before its first step continues from `step`, not from later checkpoints."""
@@ -102,6 +96,13 @@ class CheckpointFolder:
             (self.path / GOING_BACK).write_text(json.dumps({"step": step}) + "\n")
         else:
             (self.path / GOING_BACK).unlink(missing_ok=True)
+
+    def _noted(self, name: str) -> int | None:
+        """The step that a file of the folder names; None without a readable one."""
+        try:
+            return json.loads((self.path / name).read_text())["step"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def _delete(self, folder: Path) -> None:
         if folder.exists():  # rename first: a kill in the middle must not leave half a checkpoint under its name

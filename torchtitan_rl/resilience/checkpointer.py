@@ -26,20 +26,15 @@ ROOM = 1.02
 """Bytes on the disk for each byte of tensors. The rest is the index and the small values."""
 
 
-class PolicyState:
-    """The model's trained parameters as a checkpoint's state: the sharded tensors themselves, so that saving and loading copy nothing.
+def policy_state(model: nn.Module) -> dict[str, Tensor]:
+    """Every trained parameter by its plain name; tied ones once. A frozen base is not stored.
 
-    torchtitan's own wrapper keeps its first state dict. A hook gathers and splits the fused query, key and value weights in it,
-    so each rank would hold a whole float32 copy of them (5.5 GiB for 14B). Here they stay fused, like their optimizer state.
+    They are the sharded tensors themselves, so that saving and loading copy nothing. torchtitan's own wrapper keeps its first
+    state dict. A hook gathers and splits the fused query, key and value weights in it, so each rank would hold a whole float32
+    copy of them (5.5 GiB for 14B). Here they stay fused, like their optimizer state.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Every trained parameter by its plain name; tied ones once. A frozen base is not stored."""
-        trained = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
-        return {canonical_fqn(name): p.detach() for name, p in trained}
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return {canonical_fqn(name): p.detach() for name, p in trained}
 
 
 class Checkpointer(Configurable):
@@ -67,7 +62,7 @@ class Checkpointer(Configurable):
         self.folder = CheckpointFolder(run_folder)
         self.config_fields = config_fields or {}
         self._check_folder = check_folder
-        self.model = PolicyState(trainer.model)
+        self._model = trainer.model
         self.states = {
             "optimizer": trainer.optimizer,
             safe_load.DATA: prompts,
@@ -174,11 +169,11 @@ class Checkpointer(Configurable):
         self.folder.purge(self.config.keep_latest_k)
 
     def _state(self) -> dict[str, Any]:
-        return {**self.states, **self.model.state_dict()}
+        return {**self.states, **policy_state(self._model)}
 
     def _bytes(self) -> int:
         """Estimated size of a checkpoint: the weights of all ranks and two moments of each."""
-        weights = self.model.state_dict().values()
+        weights = policy_state(self._model).values()
         return int(ROOM * 3 * sum(w.numel() * w.element_size() for w in weights))
 
     def _on_rank_0(self, act: Callable[[], Any]) -> Any:

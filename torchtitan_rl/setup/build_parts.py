@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -32,9 +32,9 @@ from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
-from torchtitan_rl.setup.build_grader import build_grader, find_scorers
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_prompts import build_prompts
-from torchtitan_rl.setup.build_task import build_task
+from torchtitan_rl.setup.build_task import Prepared, check_parts
 from torchtitan_rl.setup.installation import check_environment
 from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
 from torchtitan_rl.setup.node import engine_start_note
@@ -43,7 +43,7 @@ from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
-from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
+from torchtitan_rl.setup.validation import check_model, schedule_warning
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,22 +51,13 @@ if TYPE_CHECKING:
 
     from torchtitan_rl.core.algorithm import Algorithm
     from torchtitan_rl.core.generator.generator import Generator
-    from torchtitan_rl.core.grading.grader import Grader, Scorers
+    from torchtitan_rl.core.grading.grader import Grader
     from torchtitan_rl.core.services import Source
     from torchtitan_rl.core.types import IntArray, Prompt
     from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
-    from torchtitan_rl.library.task import Task
     from torchtitan_rl.proof.weight_sync import WeightSync
     from torchtitan_rl.setup.run_config import RunConfig
-
-
-class Prepared(NamedTuple):
-    """The parts that were built while the config was checked."""
-
-    task: "Task"
-    scorers: "dict[str, Scorers]"
-    """See `build_grader.find_scorers`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,19 +104,13 @@ def prepare(config: "RunConfig") -> Prepared:
     """
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
-    validate(config, world_size=world_size)
-    task = build_task(config.task)
-    samples = config.samples_training
-    scorers = find_scorers(
-        config.grader, task, required=samples, only_watched=bool(config.teacher) or config.eval_only or not samples
-    )
-    check_task(config, task)
+    prepared = check_parts(config, world_size=world_size)
     missing = missing_start(config)
     check_model(config, world_size=world_size)
     if missing is not None:
         # Their errors, before the minute it takes.
         _, held_out, _ = build_prompts(config, config.task.build(), missing.tokenizer())
-        try_objective(config, held_out[0], [reward.name for of_task in scorers.values() for reward in of_task.rewards])
+        try_objective(config, held_out[0], [reward.name for of_task in prepared.scorers.values() for reward in of_task.rewards])
         prepare_start(config)
     if config.teacher:
         prepare_teacher(config, load_tokenizer(config.hf_assets_path))
@@ -139,7 +124,7 @@ def prepare(config: "RunConfig") -> Prepared:
         events.progress(said)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
-    return Prepared(task, scorers)
+    return prepared
 
 
 def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder: Path = Path()) -> Parts:

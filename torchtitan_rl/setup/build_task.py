@@ -1,10 +1,36 @@
-"""Builds the run's task and tries its methods once, so that a wrong one is named before anything starts."""
+"""Builds the run's task and finds what scores it: a wrong one is named before anything starts."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
+from torchtitan_rl.setup.build_grader import find_scorers
+from torchtitan_rl.setup.validation import check_task, validate
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.grading.grader import Scorers
+    from torchtitan_rl.setup.run_config import RunConfig
+
+
+class Prepared(NamedTuple):
+    """The parts that were built while the config was checked."""
+
+    task: Task
+    scorers: "dict[str, Scorers]"
+    """See `build_grader.find_scorers`."""
+
+
+def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
+    """Check the config, as far as it needs no model, and build its task. Raises UserError as `validate`."""
+    validate(config, world_size=world_size)
+    task = build_task(config.task)
+    samples = config.samples_training
+    scorers = find_scorers(
+        config.grader, task, required=samples, only_watched=bool(config.teacher) or config.eval_only or not samples
+    )
+    check_task(config, task)
+    return Prepared(task, scorers)
 
 
 def build_task(config: Task.Config) -> Task:

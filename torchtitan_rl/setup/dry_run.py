@@ -11,9 +11,9 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.observability.machine import bfloat16_warning
-from torchtitan_rl.setup.build_grader import build_grader, find_scorers
+from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_prompts import build_prompts
-from torchtitan_rl.setup.build_task import build_task
+from torchtitan_rl.setup.build_task import check_parts
 from torchtitan_rl.setup.dump_folder import lock_existing
 from torchtitan_rl.setup.memory import GIB, choose_by_memory, fsdp_shards, gpu_memory_bytes, memory_warning, teacher_spec
 from torchtitan_rl.setup.resume import choose_resume
@@ -21,7 +21,7 @@ from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
-from torchtitan_rl.setup.validation import check_model, check_task, schedule_warning, validate
+from torchtitan_rl.setup.validation import check_model, schedule_warning
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.grading import Grader
@@ -37,13 +37,7 @@ _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}"
 
 def show_run(config: "RunConfig", *, world_size: int) -> None:
     """Print layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
-    validate(config, world_size=world_size)
-    task = build_task(config.task)
-    samples = config.samples_training
-    scorers = find_scorers(
-        config.grader, task, required=samples, only_watched=bool(config.teacher) or config.eval_only or not samples
-    )
-    check_task(config, task)
+    task, scorers = check_parts(config, world_size=world_size)
     tokenizer = _tokenizer(config)
     if config.teacher:
         _show("teacher", _teacher(config, tokenizer))

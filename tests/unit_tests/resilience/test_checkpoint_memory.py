@@ -14,7 +14,7 @@ from torchtitan.components.checkpointer import ModelWrapper
 
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core.trainer.hf import hf_weights
-from torchtitan_rl.resilience.checkpointer import PolicyState
+from torchtitan_rl.resilience.checkpointer import policy_state
 from torchtitan_rl.resilience.stored_weights import stored_hf_weights
 from torchtitan_rl.setup.memory import meta_model
 
@@ -51,14 +51,14 @@ def bytes_beside(state, model):
 
 def test_the_state_is_the_sharded_parameters_themselves():
     model = sharded_model()
-    state = PolicyState(model).state_dict()
+    state = policy_state(model)
     assert bytes_beside(state, model) == 0
     assert all(isinstance(t, DTensor) for t in state.values())
     assert sum(t.numel() for t in state.values()) == sum(p.numel() for p in model.parameters())
 
 
 def test_torchtitans_wrapper_keeps_a_copy_of_every_query_key_and_value_weight():
-    """The reason for PolicyState; when this fails, torchtitan has mended it."""
+    """The reason for policy_state; when this fails, torchtitan has mended it."""
     model = sharded_model()
     held = ModelWrapper(model).cached_state_dict
     fused = sum(p.nbytes for name, p in model.named_parameters() if "wqkv" in name)
@@ -67,17 +67,15 @@ def test_torchtitans_wrapper_keeps_a_copy_of_every_query_key_and_value_weight():
 
 def test_saved_and_loaded_into_another_model_in_place(tmp_path):
     first, second = sharded_model(0), sharded_model(1)
-    dcp.save(PolicyState(first).state_dict(), checkpoint_id=str(tmp_path))
-    state = PolicyState(second)
-    loaded = state.state_dict()
-    dcp.load(loaded, checkpoint_id=str(tmp_path))
+    dcp.save(policy_state(first), checkpoint_id=str(tmp_path))
+    dcp.load(policy_state(second), checkpoint_id=str(tmp_path))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(local(a), local(b))
 
 
 def test_export_reads_the_stored_policy_block_by_block(tmp_path):
     spec, model = tiny_spec(), sharded_model()
-    dcp.save(PolicyState(model).state_dict(), checkpoint_id=str(tmp_path))
+    dcp.save(policy_state(model), checkpoint_id=str(tmp_path))
     adapter = spec.state_dict_adapter(spec.model, None)
     found = dict(stored_hf_weights(meta_model(spec), adapter, tmp_path, torch.bfloat16))
     expected = dict(hf_weights(model, adapter, torch.bfloat16))

@@ -13,19 +13,26 @@ logger = logging.getLogger(__name__)
 
 
 class _FileSink(Sink):
-    """An append-only file; each step in it is complete or absent."""
+    """Append-only files; each step in them is complete or absent."""
 
     waits_for_disk = True
 
-    def __init__(self, context: SinkContext, name: str, end: bytes) -> None:
+    def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
-        self._file = LineFile(context.run_folder / name, end)
+        self._files: list[LineFile] = []
+
+    def open(self, name: str, end: bytes) -> LineFile:
+        """Opens a file of the run's folder."""
+        self._files.append(LineFile(self.context.run_folder / name, end))
+        return self._files[-1]
 
     def rewind(self, step: int) -> None:
-        self._file.rewind(step)
+        for file in self._files:
+            file.rewind(step)
 
     def close(self) -> None:
-        self._file.close()
+        for file in self._files:
+            file.close()
 
 
 class JsonlSink(_FileSink):
@@ -38,9 +45,10 @@ class JsonlSink(_FileSink):
     modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
 
     def __init__(self, context: SinkContext) -> None:
-        super().__init__(context, f"metrics{context.suffix}.jsonl", b"\n")
+        super().__init__(context)
+        self._file = self.open(f"metrics{context.suffix}.jsonl", b"\n")
         of_rank = context.mode == "per_rank_reduce"  # otherwise the local sink writes the rows of all ranks
-        self._rows = LineFile(context.run_folder / f"samples{context.suffix}.jsonl", END_OF_BATCH) if of_rank else None
+        self._rows = self.open(f"samples{context.suffix}.jsonl", END_OF_BATCH) if of_rank else None
 
     def write(self, record: StepRecord) -> None:
         """Appends one line with the step's values."""
@@ -55,16 +63,6 @@ class JsonlSink(_FileSink):
             value = [{column: cell for column, cell in row.items() if column != TOKENS} for row in value]
         self._file.append(step, [{"key": key, "value": plain(value)}])
 
-    def rewind(self, step: int) -> None:
-        super().rewind(step)
-        if self._rows is not None:
-            self._rows.rewind(step)
-
-    def close(self) -> None:
-        super().close()
-        if self._rows is not None:
-            self._rows.close()
-
 
 class LocalSink(_FileSink):
     """Writes one line per row of a sample table, with its full text. At the byte budget it warns and stops.
@@ -73,7 +71,8 @@ class LocalSink(_FileSink):
     """
 
     def __init__(self, context: SinkContext) -> None:
-        super().__init__(context, STORE_FILE, END_OF_BATCH)
+        super().__init__(context)
+        self._file = self.open(STORE_FILE, END_OF_BATCH)
         self._full = False
 
     def write(self, record: StepRecord) -> int:

@@ -24,7 +24,7 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
-from torchtitan_rl.resilience.checkpointer import PolicyState
+from torchtitan_rl.resilience.checkpointer import policy_state
 
 DOCS = Path(__file__).parents[4] / "docs"
 
@@ -46,7 +46,7 @@ def build(folder):
 def test_checkpoint_after_a_probe_has_the_sharded_master_weights(build):
     trainer = build(mixed_precision_param="bfloat16")
     trainer.token_logprobs(np.arange(1, 9))
-    state = PolicyState(trainer.model).state_dict()
+    state = policy_state(trainer.model)
     assert {name: t.dtype for name, t in state.items()} == dict.fromkeys(state, torch.float32)
     assert all(isinstance(t, DTensor) for t in state.values())
 
@@ -203,9 +203,9 @@ def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
         report = trainer.update(credited(trainer))
         after = weights(trainer)
         assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-3)
-    saved = {"optimizer": trainer.optimizer, **PolicyState(trainer.model).state_dict()}
+    saved = {"optimizer": trainer.optimizer, **policy_state(trainer.model)}
     dcp.save(saved, checkpoint_id=tmp_path / "saved")
-    dcp.load({"optimizer": other.optimizer, **PolicyState(other.model).state_dict()}, checkpoint_id=tmp_path / "saved")
+    dcp.load({"optimizer": other.optimizer, **policy_state(other.model)}, checkpoint_id=tmp_path / "saved")
     for one in (trainer, other):
         one.check_loaded()
         for group in one.param_groups():

@@ -33,7 +33,7 @@ from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.proof.shard_checksums import exported_rows
-from torchtitan_rl.resilience.checkpointer import Checkpointer, PolicyState
+from torchtitan_rl.resilience.checkpointer import Checkpointer, policy_state
 from torchtitan_rl.resilience.safe_load import SafeReader
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.validation import check_model
@@ -396,7 +396,7 @@ def test_lora_rank_0_trains_all_weights_and_ignores_other_lora_fields(build):
             updated(trainer)
         assert all(p.requires_grad and p.dtype == torch.float32 for p in trainer.model.parameters())
         assert not any(hasattr(module, "lora_a") for module in trainer.model.modules())
-        assert PolicyState(trainer.model).state_dict().keys() == copies(trainer).keys()
+        assert policy_state(trainer.model).keys() == copies(trainer).keys()
     ours, theirs = copies(plain), copies(other)
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
