@@ -110,7 +110,9 @@ def prepare(config: "RunConfig") -> Prepared:
     if missing is not None:
         # Their errors, before the minute it takes.
         _, held_out, _ = build_prompts(config, config.task.build(), missing.tokenizer())
-        try_objective(config, held_out[0], [reward.name for of_task in prepared.scorers.values() for reward in of_task.rewards])
+        try_objective(
+            config, held_out[0], [reward.name for of_task in prepared.scorers.values() for reward in of_task.rewards]
+        )
         prepare_start(config)
     if config.teacher:
         prepare_teacher(config, load_tokenizer(config.hf_assets_path))

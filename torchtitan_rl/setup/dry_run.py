@@ -15,7 +15,14 @@ from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_prompts import build_prompts
 from torchtitan_rl.setup.build_task import check_parts
 from torchtitan_rl.setup.dump_folder import lock_existing
-from torchtitan_rl.setup.memory import GIB, choose_by_memory, fsdp_shards, gpu_memory_bytes, memory_warning, teacher_spec
+from torchtitan_rl.setup.memory import (
+    GIB,
+    choose_by_memory,
+    fsdp_shards,
+    gpu_memory_bytes,
+    memory_warning,
+    teacher_spec,
+)
 from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start

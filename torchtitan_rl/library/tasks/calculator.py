@@ -11,7 +11,6 @@ from torchtitan_rl.library.tasks.procedural import ProceduralTask, asked, is_hel
 from torchtitan_rl.library.tasks.sum_digits import LARGEST, SMALLEST, tagged_integer
 
 
-
 def multiply(a: int, b: int) -> int:
     """
     Multiplies two integers.
