@@ -2,5 +2,3 @@
 
 from torchtitan_rl.report.load import Run, load_run
 from torchtitan_rl.report.page import write_report
-
-__all__ = ["Run", "load_run", "write_report"]

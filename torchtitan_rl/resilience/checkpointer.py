@@ -62,7 +62,7 @@ class Checkpointer(Configurable):
         self.folder = CheckpointFolder(run_folder)
         self.config_fields = config_fields or {}
         self._check_folder = check_folder
-        self._model = trainer.model
+        self.model = trainer.model
         self.states = {
             "optimizer": trainer.optimizer,
             safe_load.DATA: prompts,
@@ -169,11 +169,11 @@ class Checkpointer(Configurable):
         self.folder.purge(self.config.keep_latest_k)
 
     def _state(self) -> dict[str, Any]:
-        return {**self.states, **policy_state(self._model)}
+        return {**self.states, **policy_state(self.model)}
 
     def _bytes(self) -> int:
         """Estimated size of a checkpoint: the weights of all ranks and two moments of each."""
-        weights = policy_state(self._model).values()
+        weights = policy_state(self.model).values()
         return int(ROOM * 3 * sum(w.numel() * w.element_size() for w in weights))
 
     def _on_rank_0(self, act: Callable[[], Any]) -> Any:

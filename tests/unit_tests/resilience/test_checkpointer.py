@@ -52,7 +52,7 @@ def test_checkpoint_is_complete_and_restores_everything(tmp_path):
     folder = saver.folder.steps()[3]
     assert examine(folder) == ""
     other.load(folder)
-    assert torch.equal(other.model.model.weight, saver.model.model.weight)
+    assert torch.equal(other.model.weight, saver.model.weight)
     assert [state.value for state in other.states.values()] == [7] * 4
 
 
@@ -93,7 +93,7 @@ def test_checkpoint_of_another_model_is_refused_in_one_line(tmp_path):
     saver = checkpointer(tmp_path)
     saver.save(2)
     other = checkpointer(tmp_path)
-    other.model.model = torch.nn.Linear(32, 32)
+    other.model = torch.nn.Linear(32, 32)
     with pytest.raises(UserError, match="step-2 cannot be loaded: rank 0: ValueError: .*[Ss]ize mismatch") as said:
         other.load(saver.folder.steps()[2])
     assert "\n" not in str(said.value)

@@ -3,5 +3,3 @@
 from torchtitan_rl.library.environments.checks import Context
 from torchtitan_rl.library.environments.interface import Environment, Message, Turn, environment_reward
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
-
-__all__ = ["Context", "Environment", "Message", "ToolEnvironment", "Turn", "environment_reward", "tool_schemas"]

@@ -3,5 +3,3 @@
 from torchtitan_rl.library.maxent.controllers import BetaController, MetaController, TauController
 from torchtitan_rl.library.maxent.listwise import ListwiseLoss
 from torchtitan_rl.library.maxent.loss import MaxEnt
-
-__all__ = ["BetaController", "ListwiseLoss", "MaxEnt", "MetaController", "TauController"]

@@ -7,19 +7,3 @@ from torchtitan_rl.library.rewards.correctness import exact_match, final_answer,
 from torchtitan_rl.library.rewards.formats import boxed, json_object, regex, tags
 from torchtitan_rl.library.rewards.judge import Judge
 from torchtitan_rl.library.rewards.texts import length, overlong, repetition, script
-
-__all__ = [
-    "Judge",
-    "boxed",
-    "exact_match",
-    "final_answer",
-    "json_object",
-    "length",
-    "math_answer",
-    "numeric",
-    "overlong",
-    "regex",
-    "repetition",
-    "script",
-    "tags",
-]

@@ -6,15 +6,3 @@ from torchtitan_rl.library.tasks.guess_number import GuessNumber
 from torchtitan_rl.library.tasks.rows import Rows
 from torchtitan_rl.library.tasks.running_sum import RunningSum
 from torchtitan_rl.library.tasks.sum_digits import SumDigits
-
-__all__ = [
-    "Calculator",
-    "Example",
-    "GuessNumber",
-    "RewardFunction",
-    "Rows",
-    "RunningSum",
-    "SumDigits",
-    "Task",
-    "completion_text",
-]

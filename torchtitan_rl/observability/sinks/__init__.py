@@ -19,8 +19,6 @@ SINKS = {
 }
 """Module and class of each sink, imported only when the sink is used."""
 
-__all__ = ["SINKS", "Mode", "Sink", "SinkContext", "StepRecord", "chosen_sinks", "name_and_mode"]
-
 
 def name_and_mode(text: str) -> tuple[str, str]:
     """Splits an entry of `metrics.sinks`.
