@@ -8,10 +8,9 @@ a new import. The program reads one line of JSON per comparison and prints "1" o
 import ctypes
 import functools
 import json
+import multiprocessing
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -81,58 +80,26 @@ def _compare(answer: str, expected: str) -> bool:
     return bool(found and right) and verify(right, found)
 
 
-class _Worker:
-    """A fork of this process that compares one pair after another."""
-
-    def __init__(self) -> None:
-        self._line, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._line.close()
-            try:
-                _serve(theirs)
-            finally:
-                os._exit(0)
-        theirs.close()
-
-    def answer(self, seconds: float, pair: list[str]) -> bytes:
-        """Returns b"1" or b"0"; b"" if the time is over or the process has ended."""
-        self._line.sendall(json.dumps(pair).encode() + b"\n")
-        return self._line.recv(1) if select.select([self._line], [], [], seconds)[0] else b""
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-        self._line.close()
-
-
-def _serve(line: socket.socket) -> None:
-    """Compares the pairs that come, until the other side is closed."""
+def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    with line.makefile("r") as pairs:
-        for pair in pairs:
-            try:
-                equal = _compare(*json.loads(pair))
-            except Exception:  # sympy's, for an expression that it cannot evaluate
-                equal = False
-            line.sendall(b"1" if equal else b"0")
 
 
 def _main() -> None:
-    """Compares pairs from stdin until it is closed."""
+    """Compares pairs from stdin until it is closed, each in a fork that is kept for the next one."""
     _compare(r"\frac{1}{2} + \sqrt{x}", r"0.5 + x^{1/2}")  # what the first comparison imports and makes, all forks have
     print("ready", flush=True)
-    worker = None
+    fork = None
     for request in sys.stdin:
         seconds, *pair = json.loads(request)
-        worker = worker or _Worker()
-        found = worker.answer(seconds, pair)
-        print((found or b"0").decode(), flush=True)
-        if not found:
-            worker.kill()
-            worker = None
-    if worker:
-        worker.kill()
+        fork = fork or multiprocessing.get_context("fork").Pool(1, _end_with_parent)
+        try:
+            equal = fork.apply_async(_compare, pair).get(seconds)
+        except multiprocessing.TimeoutError:
+            fork.terminate()
+            fork, equal = None, False
+        except Exception:  # sympy's, for an expression that it cannot evaluate
+            equal = False
+        print(int(equal), flush=True)
 
 
 if __name__ == "__main__":
