@@ -10,36 +10,26 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Episode, Group
-from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
-from torchtitan_rl.observability.metrics.reward_stats import groups_by_task
 
 NUM_FAILURES = 20
 """Wrong answers stored for each pass."""
 
 
-def results_of(passes: Mapping[str, Sequence[Group[Episode]]]) -> dict[str, Any]:
-    """An evaluation's results, as plain values.
-
-    Returns: "metrics": values by name, for each pass over all its tasks and for each task; "failures": wrong answers by
-    the pass's prefix, at most NUM_FAILURES each.
-    """
-    results: dict[str, Any] = {"metrics": {}, "failures": {}}
-    for prefix, groups in passes.items():
-        tasks = {f"{prefix}/{name}": its_groups for name, its_groups in groups_by_task(groups).items()}
-        for name, its_groups in {prefix: groups, **tasks}.items():
-            results["metrics"] |= {key: float(m.value) for key, m in evaluation_metrics(its_groups, name).items()}
-        wrong = [(g.prompt, e) for g in groups for e in g.samples if e.scored.correct is False]
-        results["failures"][prefix] = [
-            {
-                "prompt": prompt.text,
-                "expected_answer": prompt.expected_answer,
-                "answer": episode.scored.answer,
-                "completion": episode.completion.text,
-                "finish_reason": episode.completion.finish_reason,
-            }
-            for prompt, episode in wrong[:NUM_FAILURES]
-        ]
-    return results
+def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
+    """The wrong answers of an evaluation's pass as plain values, at most NUM_FAILURES."""
+    wrong = [
+        (group.prompt, episode) for group in groups for episode in group.samples if episode.scored.correct is False
+    ]
+    return [
+        {
+            "prompt": prompt.text,
+            "expected_answer": prompt.expected_answer,
+            "answer": episode.scored.answer,
+            "completion": episode.completion.text,
+            "finish_reason": episode.completion.finish_reason,
+        }
+        for prompt, episode in wrong[:NUM_FAILURES]
+    ]
 
 
 def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:

@@ -9,7 +9,7 @@ from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.events import record_metrics
 from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
-from torchtitan_rl.observability.evaluation_results import results_of, write_results
+from torchtitan_rl.observability.evaluation_results import failures_of, write_results
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 from torchtitan_rl.observability.metrics.idle import IdleNotice
 from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
@@ -72,15 +72,17 @@ class RunObserver:
         measured: Mapping[str, float],
     ) -> dict[str, float]:
         """See Observer. Rank 0 writes the results to evaluation/step-N.json in the run's folder."""
+        metrics: dict[str, float] = {}
+        failures: dict[str, list[dict[str, Any]]] = {}
         for evaluation_pass, groups in passes.items():
-            record_evaluation(groups, evaluation_pass, step=state.step)
+            metrics |= record_evaluation(groups, evaluation_pass, step=state.step)
+            failures[evaluation_pass.prefix] = failures_of(groups)
             self._unfinished.forget(evaluation_pass.split)
         record_metrics({name: same_everywhere(value) for name, value in measured.items()})
-        results = results_of({evaluation_pass.prefix: groups for evaluation_pass, groups in passes.items()})
-        results["metrics"] |= measured
+        metrics |= measured
         if comm.is_rank_0():
-            self.write_evaluation(state.step, self._mask(results))
-        return results["metrics"]
+            self.write_evaluation(state.step, self._mask({"metrics": metrics, "failures": failures}))
+        return metrics
 
     def write_evaluation(self, step: int, results: Mapping[str, Any]) -> None:
         """Write the results' file. A disk that is full does not end the run: the metrics are also in the step's record."""

@@ -5,10 +5,11 @@ import pytest
 from tests.parts.grading import group
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.evaluation import Evaluation
+from torchtitan_rl.core.evaluation import Evaluation, EvaluationPass
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import Group, ScoredCompletion
-from torchtitan_rl.observability.evaluation_results import print_results, results_of, write_results
+from torchtitan_rl.observability.evaluation_results import failures_of, print_results, write_results
+from torchtitan_rl.observability.metrics.step import record_evaluation
 
 
 def test_evaluation_is_due_before_the_first_step_at_its_interval_and_after_the_last():
@@ -70,12 +71,12 @@ def evaluated(*correct, idx=0, task=""):
 def test_results_are_printed_overall_and_by_task_with_wrong_answers(tmp_path, capsys):
     told = [(True, "a"), (False, "a"), (True, "b")]
     groups = draft_episodes([evaluated(right, idx=i, task=task) for i, (right, task) in enumerate(told)])
-    results = results_of({"evaluation": groups})
-    metrics = results["metrics"]
+    metrics = record_evaluation(groups, EvaluationPass("evaluation", "eval_greedy"), step=40)
+    results = {"metrics": metrics, "failures": {"evaluation": failures_of(groups)}}
     assert metrics["evaluation/accuracy"] == 2 / 3
     assert (metrics["evaluation/a/accuracy"], metrics["evaluation/b/accuracy"]) == (0.5, 1.0)
     assert metrics["evaluation/accuracy_low"] < 2 / 3 < metrics["evaluation/accuracy_high"]
-    [failure] = results["failures"]["evaluation"]
+    [failure] = failures_of(groups)
     assert (failure["answer"], failure["expected_answer"], failure["completion"]) == ("45", "46", "45")
     file = write_results(tmp_path / "evaluation", 40, results)
     assert (file.name, json.loads(file.read_text())) == ("step-40.json", results)

@@ -96,14 +96,19 @@ def record_step(
     record_metric("rollout/samples", rows, Reduce.TABLE)
 
 
-def record_evaluation(groups: Groups, evaluation_pass: "EvaluationPass", *, step: int) -> None:
-    """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank."""
+def record_evaluation(groups: Groups, evaluation_pass: "EvaluationPass", *, step: int) -> dict[str, float]:
+    """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank.
+
+    Returns: the metrics, over all tasks and of each task.
+    """
     rank, world_size = rank_and_size()
-    record_metrics(evaluation_metrics(groups, evaluation_pass.prefix))
+    metrics = evaluation_metrics(groups, evaluation_pass.prefix)
     for task, its_groups in groups_by_task(groups).items():
-        record_metrics(evaluation_metrics(its_groups, f"{evaluation_pass.prefix}/{task}"))
+        metrics |= evaluation_metrics(its_groups, f"{evaluation_pass.prefix}/{task}")
+    record_metrics(metrics)
     rows = episode_rows(groups[rank::world_size], step=step, split=evaluation_pass.split, policy_step=step)
     record_metric(f"{evaluation_pass.prefix}/samples", rows, Reduce.TABLE)
+    return {name: float(metric.value) for name, metric in metrics.items()}
 
 
 def rank_and_size() -> tuple[int, int]:
