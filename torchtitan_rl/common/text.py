@@ -1,5 +1,6 @@
 """Text and values from other people's code, made safe to keep and to show."""
 
+from collections.abc import Callable
 from typing import Any
 
 PLAIN = frozenset((str, bool, float, type(None)))
@@ -28,6 +29,17 @@ def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
         return plain(cell.tolist()) if hasattr(cell, "tolist") else str(cell)
     except Exception as error:
         return f"<{type(cell).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with each of its texts changed, but not the keys."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return value
 
 
 def visible(text: str) -> str:

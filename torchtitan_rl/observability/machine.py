@@ -109,12 +109,7 @@ def peak_memory_bytes() -> int:
 
 
 def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # macOS, which tells the highest alone, in bytes
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class MemorySampler(Listener):

@@ -62,11 +62,8 @@ class Phases(Listener):
 
 
 def _age_s() -> float:
-    """Seconds since this process began; 0 where Linux's /proc is missing."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return 0.0
+    """Seconds since this process began."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -33,8 +33,7 @@ from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.build_prompts import build_prompts
-from torchtitan_rl.setup.build_task import Prepared, check_parts
+from torchtitan_rl.setup.build_task import Prepared, build_prompts, check_parts
 from torchtitan_rl.setup.installation import check_environment
 from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
 from torchtitan_rl.setup.node import engine_start_note

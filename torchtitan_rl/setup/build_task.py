@@ -1,15 +1,23 @@
-"""Builds the run's task and finds what scores it: a wrong one is named before anything starts."""
+"""Builds the run's task, what scores it and what is sampled from it: a wrong one is named before anything starts."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.library.demonstrations import check_demonstrated
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 from torchtitan_rl.setup.build_grader import find_scorers
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer
 from torchtitan_rl.setup.validation import check_task, validate
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from torchtitan_rl.core.grading.grader import Scorers
+    from torchtitan_rl.core.types import Prompt
+    from torchtitan_rl.library.environments.factory import Conversations
+    from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.setup.run_config import RunConfig
 
 
@@ -58,3 +66,35 @@ def build_task(config: Task.Config) -> Task:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list | tuple)
+
+
+class PromptParts(NamedTuple):
+    stream: "PromptStream"
+    held_out: "list[Prompt]"
+    environments: "Conversations"
+
+
+def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokenizerBase") -> PromptParts:
+    """Build and check them. Needs the start's tokenizer, and none of its weights.
+
+    Raises:
+        UserError: if task, tokenizer, chat template and environments do not fit each other.
+    """
+    check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
+    ends = end_token_ids(config.hf_assets_path, tokenizer)
+    longest = config.sampling.max_tokens
+    stream = config.prompts.build(
+        task=task, tokenizer=tokenizer, seed=config.seed, end_token_ids=ends, max_completion_tokens=longest
+    )
+    if not config.samples_training:
+        check_demonstrated(stream.at(0))
+    evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
+    held_out = stream.held_out(config.evaluation.num_prompts if evaluates else 1)
+    environments = config.conversations.build(
+        members=task.members(),
+        tokenizer=tokenizer,
+        end_token_ids=ends,
+        template_options={"enable_thinking": config.prompts.enable_thinking},
+    )
+    environments.check(held_out, in_flight=config.in_flight.prompts)
+    return PromptParts(stream, held_out, environments)

@@ -79,7 +79,7 @@ def launcher(arguments: Sequence[str], processes: str, gpus: int) -> list[str]:
     if environment_kind() == "gpu":
         check_build_tools()
     if gpus == 0 and processes.isdecimal():  # ranks on one CPU share its cores
-        environment.setdefault("OMP_NUM_THREADS", str(max(_cores() // max(int(processes), 1), 1)))
+        environment.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // max(int(processes), 1), 1)))
     for name, value in {"LOG_RANK": "0", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items():
         environment.setdefault(name, value)
     rendezvous = _rendezvous(environment.get("NNODES") or "1")
@@ -103,10 +103,6 @@ def _count(variable: str, given: str) -> int:
         "Leave it out for the default.",
     )
     return int(given)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _rendezvous(nodes: str) -> list[str]:

@@ -12,8 +12,7 @@ from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.build_prompts import build_prompts
-from torchtitan_rl.setup.build_task import check_parts
+from torchtitan_rl.setup.build_task import build_prompts, check_parts
 from torchtitan_rl.setup.dump_folder import lock_existing
 from torchtitan_rl.setup.memory import (
     GIB,

@@ -78,8 +78,6 @@ def check_engine_library() -> None:
     Raises:
         UserError: naming the library and the package that has it.
     """
-    if sys.platform != "linux":
-        return
     try:
         ctypes.CDLL(CPU_ENGINE_LIBRARY)
     except OSError:

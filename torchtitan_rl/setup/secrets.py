@@ -5,11 +5,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 from torchtitan_rl.common.secret_variables import ADDRESS_PASSWORD, secret_values
+from torchtitan_rl.common.text import mapped
 
 HIDDEN = "***"
 _FIELD = r"(?:api_?key|access_?key|token|secret|password|passwd|credentials?)"
@@ -62,7 +63,7 @@ def masked(value: Any) -> Any:
     that TORCHTITAN_RL_SECRETS lists, and passwords in addresses such as DATABASE_URL's.
     """
     secrets = frozenset(secret_values().values())
-    return _replaced(value, _pattern(secrets)) if secrets else value
+    return mapped(value, partial(_pattern(secrets).sub, HIDDEN)) if secrets else value
 
 
 @lru_cache(maxsize=4)
@@ -76,11 +77,3 @@ def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
         forms |= {repr(secret)[1:-1], ascii(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret)}
         forms |= {html.escape(secret), html.escape(secret, quote=False), shlex.quote(secret).strip("'")}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))))
-
-
-def _replaced(value: Any, pattern: re.Pattern[str]) -> Any:
-    if isinstance(value, str):
-        return pattern.sub(HIDDEN, value)
-    if isinstance(value, dict):
-        return {key: _replaced(item, pattern) for key, item in value.items()}
-    return [_replaced(item, pattern) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,11 +1,11 @@
 """Checks of the values that an environment returns."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchtitan_rl.common.text import plain
+from torchtitan_rl.common.text import mapped, plain
 from torchtitan_rl.library.environments.interface import Message, Turn
 
 BREAK = "\ufdd0"
@@ -82,17 +82,6 @@ def checked_messages(messages: object, most_characters: int) -> Sequence[Message
             )
     readable = tuple(mapped(plain(message), escaped) for message in checked)
     return messages.with_messages(readable) if isinstance(messages, Context) else readable
-
-
-def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns a JSON value with each of its texts changed, but not the keys."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [mapped(item, change) for item in value]
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return value
 
 
 def checked_turn(turn: object, most_characters: int) -> Turn:

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchtitan_rl.common.text import mapped
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.environments.checks import BREAK, mapped
+from torchtitan_rl.library.environments.checks import BREAK
 from torchtitan_rl.library.environments.interface import Message
 
 if TYPE_CHECKING:
