@@ -30,7 +30,7 @@ from torchtitan_rl.library.lora.folder import merged_weights, write_adapter  # n
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder  # noqa: E402
 from torchtitan_rl.resilience import manifest, safe_load  # noqa: E402
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder  # noqa: E402
-from torchtitan_rl.resilience.stored_weights import stored_hf_weights  # noqa: E402
+from torchtitan_rl.resilience.safe_load import stored_hf_weights  # noqa: E402
 from torchtitan_rl.setup.memory import meta_model  # noqa: E402
 from torchtitan_rl.setup.resume import examine  # noqa: E402
 

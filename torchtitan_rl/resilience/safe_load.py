@@ -7,16 +7,22 @@ name DCP's own record types, and values are read with weights_only.
 import io
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed.checkpoint._nested_dict import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
+
+from torchtitan_rl.core.trainer.hf import blocks_of, to_hf
 
 DATA = "dataloader"
 """Name of the prompts' state in a checkpoint. A user's prompts may keep more in it than they did when it was saved."""
@@ -87,3 +93,20 @@ def load(state: Mapping[str, Any], folder: Path, *, no_dist: bool = False) -> No
         if no_dist:  # torch warns even if it was asked for
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp.load(state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist)
+
+
+@torch.no_grad()
+def stored_hf_weights(
+    model: Decoder, adapter: BaseStateDictAdapter, checkpoint: Path, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Like `hf_weights`, but from a run's checkpoint folder and in one process. One block is in memory at a time.
+
+    Args:
+        model: has the checkpoint's architecture. Its weights are not read and may be on the meta device.
+    """
+    stored = SafeReader(str(checkpoint)).read_metadata().state_dict_metadata
+    for prefix, block in blocks_of(model):
+        names = [canonical_fqn(prefix + name) for name, _ in block.named_parameters()]
+        state = {n: torch.empty(stored[n].size, dtype=stored[n].properties.dtype) for n in names if n in stored}
+        load(state, checkpoint, no_dist=True)
+        yield from to_hf(model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()})

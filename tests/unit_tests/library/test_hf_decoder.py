@@ -45,7 +45,7 @@ from torchtitan_rl.library.models.hf_decoder import (
     packed_attention,
 )
 from torchtitan_rl.library.models.hf_support import Calls, Unsupported
-from torchtitan_rl.resilience.stored_weights import stored_hf_weights
+from torchtitan_rl.resilience.safe_load import stored_hf_weights
 from torchtitan_rl.setup.memory import meta_model
 
 FAMILIES = ("gemma3_text", "olmo2", "granite")

@@ -15,7 +15,7 @@ from torchtitan.components.checkpointer import ModelWrapper
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.resilience.checkpointer import policy_state
-from torchtitan_rl.resilience.stored_weights import stored_hf_weights
+from torchtitan_rl.resilience.safe_load import stored_hf_weights
 from torchtitan_rl.setup.memory import meta_model
 
 

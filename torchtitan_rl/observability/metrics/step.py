@@ -12,25 +12,10 @@ from torchtitan_rl.core.events import record_metric, record_metrics
 from torchtitan_rl.core.types import Metric, flat
 from torchtitan_rl.observability.collector import elapsed
 from torchtitan_rl.observability.machine import measured_speeds, peak_flops_per_s, peak_memory_bytes
-from torchtitan_rl.observability.metrics.completions import (
-    completion_metrics,
-    diversity_metrics,
-    staleness_metrics,
-)
-from torchtitan_rl.observability.metrics.conversation_stats import conversation_metrics
-from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
-from torchtitan_rl.observability.metrics.efficiency import Footprint, efficiency_metrics, lost_metrics
+from torchtitan_rl.observability.metrics import completions as of_completions
+from torchtitan_rl.observability.metrics import efficiency, reward_stats
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
-from torchtitan_rl.observability.metrics.reward_stats import (
-    Groups,
-    advantage_metrics,
-    finite_rewards,
-    group_metrics,
-    groups_by_task,
-    participation_metrics,
-    reward_metrics,
-    task_metrics,
-)
+from torchtitan_rl.observability.metrics.reward_stats import Groups, finite_rewards, groups_by_task
 from torchtitan_rl.observability.reduce import Reduce
 from torchtitan_rl.observability.sample_rows import episode_rows
 
@@ -47,7 +32,7 @@ def record_step(
     *,
     state: "RunState",
     algorithm: "Algorithm",
-    footprint: Footprint,
+    footprint: efficiency.Footprint,
     data: dict[str, Metric],
 ) -> None:
     """Records a step's metrics and samples. Called on every rank.
@@ -60,26 +45,29 @@ def record_step(
     for metrics in (*update.metrics, data):
         record_metrics(metrics)
     rank, world_size = rank_and_size()
-    record_metrics(reward_metrics(groups) | group_metrics(groups, algorithm))
-    record_metrics(advantage_metrics(groups) | participation_metrics(groups))
+    record_metrics(reward_stats.reward_metrics(groups) | reward_stats.group_metrics(groups, algorithm))
+    record_metrics(reward_stats.advantage_metrics(groups) | reward_stats.participation_metrics(groups))
     for task, its_groups in groups_by_task(groups).items():
-        record_metrics(task_metrics(its_groups, f"train/{task}", algorithm))
-    completions = completion_metrics(groups)
+        record_metrics(reward_stats.task_metrics(its_groups, f"train/{task}", algorithm))
+    completions = of_completions.completion_metrics(groups)
     record_metrics(
-        completions | diversity_metrics(groups) | optimizer_metrics(update, state) | staleness_metrics(groups)
+        completions
+        | of_completions.diversity_metrics(groups)
+        | efficiency.optimizer_metrics(update, state)
+        | of_completions.staleness_metrics(groups)
     )
-    conversations = conversation_metrics(groups)
+    conversations = of_completions.conversation_metrics(groups)
     if conversations and (seconds := elapsed("step")):
         waited = elapsed("generate/environments") / seconds
         conversations["conversations/environment_share"] = Metric(waited, "max")
     record_metrics(conversations)
     seconds = {name: elapsed(name) for name in ("generate", "gather", "train", "sync", "step")}
     speeds = measured_speeds(footprint.train_dtype, footprint.engine_dtype)
-    record_metrics(efficiency_metrics(groups, update, seconds=seconds, speeds=speeds, footprint=footprint))
-    record_metrics(lost_metrics(update, seconds=seconds))
+    record_metrics(efficiency.efficiency_metrics(groups, update, seconds=seconds, speeds=speeds, footprint=footprint))
+    record_metrics(efficiency.lost_metrics(update, seconds=seconds))
     peak = peak_flops_per_s()
     record_metrics(
-        perf_metrics(
+        efficiency.perf_metrics(
             update,
             generated_tokens=completions["completions/tokens"].value if completions else 0,
             seconds=seconds,

@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion, TurnRecord
-from torchtitan_rl.observability.metrics.conversation_stats import conversation_metrics
+from torchtitan_rl.observability.metrics.completions import conversation_metrics
 from torchtitan_rl.observability.panels import sample_panel
 from torchtitan_rl.observability.sample_rows import episode_rows
 

@@ -12,8 +12,14 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.observability import Recorder, read_rows
 from torchtitan_rl.observability.machine import Speeds
 from torchtitan_rl.observability.metrics.completions import completion_metrics, diversity_metrics, staleness_metrics
-from torchtitan_rl.observability.metrics.costs import optimizer_metrics, perf_metrics
-from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops, efficiency_metrics, lost_metrics
+from torchtitan_rl.observability.metrics.efficiency import (
+    Footprint,
+    TokenFlops,
+    efficiency_metrics,
+    lost_metrics,
+    optimizer_metrics,
+    perf_metrics,
+)
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_metrics
 from torchtitan_rl.observability.metrics.reward_stats import (
     advantage_metrics,
