@@ -149,7 +149,7 @@ if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then
   line="import sys; sys.dont_write_bytecode = False; sys.pycache_prefix = sys.prefix + '/bytecode'"
   for packages in .venv/lib/python3*/site-packages; do echo "$line" >"$packages/keep_bytecode.pth"; done
 fi
-if ! .venv/bin/python -c "from torchtitan_rl.setup.installation import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
+if ! .venv/bin/python -c "from torchtitan_rl.setup.node import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
   say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
   exit 1
 fi

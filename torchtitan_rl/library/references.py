@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -115,14 +116,12 @@ def _checked(function: Any, reference: str) -> Callable[..., Any]:
 def import_checked(place: Path | str, field: str) -> ModuleType:
     """Imports a file or a module. Raises UserError, naming `field`, if that fails or calls sys.exit."""
     try:
-        with heartbeat(f"{IMPORTING}{place}"):  # names the file if it ends the process
+        # The heartbeat names the file if it ends the process.
+        with (
+            correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:"),
+            heartbeat(f"{IMPORTING}{place}"),
+        ):
             return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{field} = {str(place)!r}: expected Python that can be imported, but: {explained(error)}. Correct it."
-        ) from error
     except SystemExit as error:  # it would look like the end of the run
         raise UserError(
             f"{field} = {str(place)!r}: expected Python that can be imported, but it calls sys.exit({error.code!r}). Put what is "
@@ -133,15 +132,10 @@ def import_checked(place: Path | str, field: str) -> ModuleType:
 def returned(function: Callable[[], Any], field: str, value: str, expected: str, kind: type) -> Any:
     """Calls a user's function without arguments. Raises UserError if it raises, exits or does not return a `kind`."""
     try:
-        made = function()
-    except UserError:
-        raise
+        with correctable(f"{field} = {value!r}: expected {expected}, but it raises"):
+            made = function()
     except SystemExit as error:  # parse_args exits for --help: this would look like a success
         raise UserError(f"{field} = {value!r}: it calls sys.exit({error.code!r}). This function returns.") from error
-    except Exception as error:
-        raise UserError(
-            f"{field} = {value!r}: expected {expected}, but it raises {explained(error)}. Correct it."
-        ) from error
     if inspect.iscoroutine(made):
         made.close()  # otherwise Python warns about it
     expect(isinstance(made, kind), field, value, expected, f"It returned {made!r:.200}.")
@@ -161,6 +155,17 @@ def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
         raise UserError(
             f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises {explained(error)}. Correct it."
         ) from error
+
+
+@contextmanager
+def correctable(message: str) -> Iterator[None]:
+    """Replace an error of a user's code by a UserError: the message, the error and the last line of the user's own code."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{message} {explained(error)}. Correct it.") from error
 
 
 def explained(error: Exception) -> str:

@@ -34,9 +34,8 @@ from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import Prepared, build_prompts, check_parts
-from torchtitan_rl.setup.installation import check_environment
 from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
-from torchtitan_rl.setup.node import engine_start_note
+from torchtitan_rl.setup.node import check_environment, engine_start_note
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start, prepare_start

@@ -15,7 +15,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion, TurnRecord, flat
 from torchtitan_rl.library.distillation import LOGPROBS
-from torchtitan_rl.library.references import explained
+from torchtitan_rl.library.references import correctable
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -32,15 +32,9 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     """
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     groups = [_group(replace(prompt, prompt_idx=index), config, reward_names) for index in range(2)]
-    try:
+    parts = ", ".join(type(part).__qualname__ for part in (algorithm.policy_loss, algorithm.advantage))
+    with correctable(f"algorithm: on a synthetic step of two groups {parts} raised"):
         _train(algorithm, draft_episodes(groups))
-    except UserError:
-        raise
-    except Exception as error:
-        parts = ", ".join(type(part).__qualname__ for part in (algorithm.policy_loss, algorithm.advantage))
-        raise UserError(
-            f"algorithm: on a synthetic step of two groups {parts} raised {explained(error)}. Correct it."
-        ) from error
 
 
 def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:

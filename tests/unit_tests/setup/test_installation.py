@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup import installation
+from torchtitan_rl.setup import node
 
 
 @pytest.fixture
@@ -35,39 +35,39 @@ def driver(monkeypatch, tmp_path):
         file = tmp_path / "version"
         if text is not None:
             file.write_text(text)
-        monkeypatch.setattr(installation, "Path", lambda _: file)
+        monkeypatch.setattr(node, "Path", lambda _: file)
 
     return simulate
 
 
 def test_a_sound_environment_of_either_kind_passes(installed):
     installed("cpu")
-    installation.check_environment()
+    node.check_environment()
     installed("gpu", cuda="13.0", gpu=True)
-    installation.check_environment()
+    node.check_environment()
 
 
 def test_a_login_node_may_lack_the_gpu_that_it_is_set_up_for(installed):
     installed("gpu", cuda="13.0")
-    installation.check_environment(gpu_expected=False)
+    node.check_environment(gpu_expected=False)
 
 
 def test_a_cpu_build_of_torch_under_the_gpus_vllm_is_refused(installed):
     installed("gpu")
     with pytest.raises(UserError, match=r"a CPU build.*scripts/setup\.sh"):
-        installation.check_environment(gpu_expected=False)
+        node.check_environment(gpu_expected=False)
 
 
 def test_the_cpus_vllm_beside_a_gpu_is_refused(installed):
     installed("cpu", cuda="13.0", gpu=True)
     with pytest.raises(UserError, match="TORCHTITAN_RL_KIND=gpu"):
-        installation.check_environment()
+        node.check_environment()
 
 
 def test_amd_gpus_are_not_supported_yet(installed):
     installed("gpu", hip="7.0", gpu=True)
     with pytest.raises(UserError, match="AMD GPUs are not supported yet"):
-        installation.check_environment()
+        node.check_environment()
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_a_gpu_that_does_not_answer_is_refused_with_its_drivers_version(installe
     installed("gpu", cuda="13.0")
     driver(text)
     with pytest.raises(UserError, match=said):
-        installation.check_environment()
+        node.check_environment()

@@ -16,7 +16,7 @@ from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric, Prompt
 from torchtitan_rl.library.prompts.renderer import PromptRenderer, Refused, TooLong
-from torchtitan_rl.library.references import explained, load_function, tried
+from torchtitan_rl.library.references import correctable, load_function, tried
 from torchtitan_rl.library.task import Example, Task
 
 if TYPE_CHECKING:
@@ -142,17 +142,10 @@ class PromptStream(OwnConfig):
         """Returns the example with the demonstration of `prompts.demonstrate`, if there is such a function."""
         if self._demonstrate is None:
             return example
-        field, given, expected = (
-            "prompts.demonstrate",
-            self._renderer.config.demonstrate,
-            "a function that returns text",
-        )
-        try:
+        field, given = "prompts.demonstrate", self._renderer.config.demonstrate
+        expected = "a function that returns text"
+        with correctable(f"{field} = {given!r}: expected {expected}, but it raises"):
             text = self._demonstrate(example, random.Random(f"demonstrate/{place}"))
-        except Exception as error:
-            raise UserError(
-                f"{field} = {given!r}: expected {expected}, but it raises {explained(error)}. Correct it."
-            ) from error
         filled = isinstance(text, str) and text.strip() != ""
         expect(filled, field, given, f"{expected}, but it returned {text!r:.80}", "Correct it.")
         return replace(example, demonstration=[{"role": "assistant", "content": text}])
