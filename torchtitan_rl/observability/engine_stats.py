@@ -29,7 +29,6 @@ class EngineStats:
     def record(
         self, scheduler_stats: "SchedulerStats", iteration_stats: "IterationStats | None", mm_cache_stats: Any = None
     ) -> None:
-        """One step of the engine."""
         self._queries += scheduler_stats.prefix_cache_stats.queries
         self._hits += scheduler_stats.prefix_cache_stats.hits
         self._preemptions += iteration_stats.num_preempted_reqs if iteration_stats else 0

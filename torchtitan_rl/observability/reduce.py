@@ -142,7 +142,6 @@ class Distribution(Series):
         self._add(values, self._random.random(len(values)))
 
     def merge(self, other: "Distribution") -> None:
-        """Merges a higher rank's sample into this one."""
         self.non_finite += other.non_finite
         self._add(*other._sample())
 

@@ -144,5 +144,4 @@ def usable_bytes() -> int:
 
 
 def node_bytes() -> int:
-    """Memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

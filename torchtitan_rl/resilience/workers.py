@@ -145,7 +145,6 @@ class _ForkServer:
         return int(self._ask(b"kill %d" % pid))
 
     def close(self) -> None:
-        """End the fork server and all workers."""
         with contextlib.suppress(OSError):  # it has ended already
             # A process that was forked since holds a copy of the socket: closing ours alone would not end the connection.
             self._socket.shutdown(socket.SHUT_RDWR)

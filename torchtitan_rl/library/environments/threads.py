@@ -113,7 +113,6 @@ class Worker:
         threading.Thread(target=self._work, daemon=True).start()
 
     def call(self, function: Callable[[], Any], report: Callable[[CallResult], None]) -> None:
-        """Queues the call."""
         self._calls.put((function, report))
 
     def close(self) -> None:

@@ -91,7 +91,6 @@ class BetaController(OwnConfig):
     steers: ClassVar = {"beta": REFERENCE_KL}
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
-        """Returns the next beta."""
         if REFERENCE_KL not in stats:
             return {}
         limit, target = self.config.max_step, self.config.target

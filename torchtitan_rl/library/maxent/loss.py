@@ -71,7 +71,6 @@ class MaxEnt(ListwiseLoss):
             )  # fmt: skip
 
         def has_token_loss(self) -> bool:
-            """Whether the clip loss is added."""
             return self.clip_coef > 0
 
     def __init__(self, config: Config) -> None:
@@ -173,7 +172,6 @@ class MaxEnt(ListwiseLoss):
         return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        """Moves tau and beta and returns the controllers' metrics."""
         return self.controllers.after_update(stats)
 
     def state_dict(self) -> dict[str, Any]:

@@ -107,7 +107,6 @@ class PromptStream(OwnConfig):
         return {"position": json.dumps(self._prompts.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a saved position."""
         self._prompts.reset(json.loads(state_dict["position"]))
 
     def _next(self) -> Prompt:

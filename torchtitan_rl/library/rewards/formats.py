@@ -36,7 +36,6 @@ def json_object(keys: Sequence[str] = ()) -> Callable:
         raise ValueError(f"json_object takes a list of keys, not {keys!r}")
 
     def holds(text: str) -> bool:
-        """Returns whether the text is such an object."""
         fenced = re.findall(r"```(?:json)?[^\S\n]*\n(.*?)```", text, re.DOTALL)
         try:
             found = json.loads(fenced[0] if len(fenced) == 1 else text)

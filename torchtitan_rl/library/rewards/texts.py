@@ -54,7 +54,6 @@ def script(name: str) -> Callable:
         raise ValueError(f"{name!r} is no script: no letter's name in Unicode begins with it")
 
     def script(completions, **_):
-        """Returns the fraction of each completion."""
         scores = []
         for completion in completions:
             letters = [character for character in completion_text(completion) if character.isalpha()]

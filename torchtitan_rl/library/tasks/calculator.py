@@ -48,7 +48,6 @@ class Calculator(ProceduralTask):
         return (multiply,)
 
     def extract_answer(self, text: str) -> str | None:
-        """Returns the integer after the last tag."""
         return tagged_integer(text)
 
     def draw(self, rng: random.Random) -> tuple[int, int]:

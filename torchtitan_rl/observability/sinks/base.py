@@ -38,7 +38,6 @@ class StepRecord:
 
     @property
     def num_rows(self) -> int:
-        """Number of table rows in this record."""
         return sum(len(rows) for rows in self.tables.values())
 
 

@@ -51,7 +51,6 @@ class JsonlSink(_FileSink):
         self._rows = self.open(f"samples{context.suffix}.jsonl", END_OF_BATCH) if of_rank else None
 
     def write(self, record: StepRecord) -> None:
-        """Appends one line with the step's values."""
         self._file.append(record.step, [{"time": record.time_s, **record.values}])
         rows = [{"table": key, **row} for key, table in record.tables.items() for row in table]
         if rows and self._rows is not None:
