@@ -146,13 +146,6 @@ def result_text(result: Any) -> str:
     if isinstance(result, str):
         return result
     try:
-        return json.dumps(result, ensure_ascii=False, default=_listed)
-    except (TypeError, ValueError, RecursionError):
+        return json.dumps(result, ensure_ascii=False, default=lambda array: array.tolist())
+    except (TypeError, ValueError, AttributeError, RecursionError):
         raise TypeError(f"the tool returned {type(result).__name__}, which is neither text nor JSON") from None
-
-
-def _listed(value: Any) -> Any:
-    """Converts arrays and tensors to numbers and lists."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError

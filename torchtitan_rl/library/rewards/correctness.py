@@ -5,6 +5,7 @@ The reward is None if the expected answer cannot be used.
 
 import functools
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 from torchtitan_rl.library.answers import as_number, last_boxed, last_number, last_tagged
@@ -36,20 +37,14 @@ def final_answer(text: str) -> str:
 
 def exact_match(completions, expected_answer, **_):
     """1 if the answer equals the expected text, ignoring case and white space."""
-    return [
-        float(_plain(final_answer(completion_text(completion))) == _plain(expected))
-        for completion, expected in zip(completions, expected_answer, strict=True)
-    ]
+    pairs = _answers(completions, expected_answer)
+    return [float(_plain(answer) == _plain(expected)) for answer, expected in pairs]
 
 
 def numeric(completions, expected_answer, **_):
     """1 if the last number in the answer equals the expected number: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
-    return [
-        None
-        if (wanted := number(expected)) is None
-        else float(number(final_answer(completion_text(completion))) == wanted)
-        for completion, expected in zip(completions, expected_answer, strict=True)
-    ]
+    pairs = [(number(answer), number(expected)) for answer, expected in _answers(completions, expected_answer)]
+    return [None if wanted is None else float(found == wanted) for found, wanted in pairs]
 
 
 def number(text: str) -> Fraction | None:
@@ -63,10 +58,13 @@ def math_answer(completions, expected_answer, **_):
     A comparison is killed after 10 s; if several hang, after less (see MathJudge).
     """
     judge = _math_judge()
-    return [
-        float(judge.equal(final_answer(completion_text(completion)), expected))
-        for completion, expected in zip(completions, expected_answer, strict=True)
-    ]
+    return [float(judge.equal(answer, expected)) for answer, expected in _answers(completions, expected_answer)]
+
+
+def _answers(completions: Sequence, expected_answer: Sequence[str]) -> list[tuple[str, str]]:
+    """(final answer, expected one) of each completion."""
+    answers = [final_answer(completion_text(completion)) for completion in completions]
+    return list(zip(answers, expected_answer, strict=True))
 
 
 def _plain(text: str) -> str:
