@@ -1,6 +1,5 @@
 """Metrics of a step's completions: lengths, finish reasons, diversity, conversations. Equal on every rank."""
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -73,12 +72,14 @@ def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERS
     1 - |A & B| / |A | B|. macro: the mean over groups; micro: over all n-grams, or pairs, of all groups. Groups are
     measured in order until `max_tokens` is reached, at least one; diversity/groups is their number.
     """
-    taken: list[list[list[int]]] = []
+    taken: list[list[np.ndarray]] = []
     tokens = 0
     for group in groups:
         if taken and tokens >= max_tokens:
             break
-        taken.append([e.completion.token_ids[e.completion.loss_mask].tolist() for e in group.samples])
+        taken.append(
+            [episode.completion.token_ids[episode.completion.loss_mask].astype(np.int64) for episode in group.samples]
+        )
         tokens += sum(map(len, taken[-1]))
     metrics: dict[str, Metric] = {}
     for name, measure in (("distinct_1", _distinct_1), ("distinct_2", _distinct_2), ("jaccard_distance", _jaccard)):
@@ -92,21 +93,36 @@ def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERS
     return metrics
 
 
-def _distinct_1(completions: list[list[int]]) -> tuple[float, int]:
-    tokens = list(itertools.chain(*completions))
-    return float(len(set(tokens))), len(tokens)
+def _distinct_1(completions: list[np.ndarray]) -> tuple[float, int]:
+    tokens = np.concatenate(completions)
+    return float(len(_different(tokens))), len(tokens)
 
 
-def _distinct_2(completions: list[list[int]]) -> tuple[float, int]:
-    bigrams = [pair for tokens in completions for pair in itertools.pairwise(tokens)]
-    return float(len(set(bigrams))), len(bigrams)
+def _distinct_2(completions: list[np.ndarray]) -> tuple[float, int]:
+    bigrams = np.concatenate([(tokens[:-1] << 32) | tokens[1:] for tokens in completions])
+    return float(len(_different(bigrams))), len(bigrams)
 
 
-def _jaccard(completions: list[list[int]]) -> tuple[float, int]:
+def _different(values: np.ndarray) -> np.ndarray:
+    """The distinct values, sorted. Several times as fast as np.unique, which hashes."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+
+
+def _jaccard(completions: list[np.ndarray]) -> tuple[float, int]:
     """The summed distance over all pairs of non-empty completions, and the number of these pairs."""
-    sets = [set(tokens) for tokens in completions if tokens]
-    distances = [1 - len(a & b) / len(a | b) for a, b in itertools.combinations(sets, 2)]
-    return sum(distances), len(distances)
+    sets = [_different(tokens) for tokens in completions if len(tokens)]
+    if len(sets) < 2:
+        return 0.0, 0
+    vocabulary = _different(np.concatenate(sets))
+    present = np.zeros((len(sets), len(vocabulary)), dtype=np.float32)  # [completions, vocabulary]
+    for row, tokens in enumerate(sets):
+        present[row, np.searchsorted(vocabulary, tokens)] = 1.0
+    shared = present @ present.T  # [completions, completions]
+    sizes = present.sum(axis=1)
+    union = sizes[:, None] + sizes[None, :] - shared
+    upper = np.triu_indices(len(sets), 1)
+    return float((1.0 - shared[upper] / union[upper]).sum()), len(upper[0])
 
 
 def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
