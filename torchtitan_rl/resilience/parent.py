@@ -82,6 +82,7 @@ def begin_reading() -> None:
 
 
 def end_reading() -> None:
+    """Tell the parent that the config is read."""
     if _state is not None:
         faulthandler.cancel_dump_traceback_later()
         _state[0] = _GOES_ON

@@ -206,6 +206,7 @@ class HFStateDictAdapter(StateDictAdapter):
         return dict(_renamed(named, NAMES))
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tensors under this model's names."""
         return dict(_renamed(hf_state_dict.items(), {theirs: ours for ours, theirs in NAMES.items()}))
 
 

@@ -48,6 +48,7 @@ class MixtureOfExperts:
         )
 
     def config(self, dim: int) -> MoE.Config:
+        """Returns torchtitan's config of one layer's mixture."""
         sizes = {"dim": dim, "num_experts": self.num_experts, "top_k": self.num_experts_per_tok}
         init = {"weight": _INIT}
         return make_moe_config(

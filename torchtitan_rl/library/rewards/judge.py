@@ -92,6 +92,7 @@ class Judge:
         log_metric: Callable[[str, float], None],
         **_: Any,
     ) -> list[float | None]:
+        """Returns the scaled marks of one prompt's completions."""
         questions = [
             self.question.format(prompt=_text(prompt), completion=completion_text(completion), expected_answer=expected)
             for prompt, completion, expected in zip(prompts, completions, expected_answer, strict=True)

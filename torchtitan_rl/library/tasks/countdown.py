@@ -62,6 +62,7 @@ class Countdown(ProceduralTask):
         return [0.1 if self.extract_answer(completion_text(c)) is not None else 0.0 for c in completions]
 
     def extract_answer(self, text: str) -> str | None:
+        """Returns the last expression between the answer tags."""
         return last_tagged(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:

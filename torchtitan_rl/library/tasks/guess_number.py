@@ -53,6 +53,7 @@ class GuessNumber(ProceduralTask):
         return (environment_reward,)
 
     def extract_answer(self, text: str) -> str | None:
+        """Returns the last guess."""
         return _number(text.rpartition("\n")[2])
 
     def draw(self, rng: random.Random) -> tuple[int, int]:

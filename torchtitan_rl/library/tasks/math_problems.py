@@ -29,6 +29,7 @@ class Math(Rows):
         self._judge = MathJudge()
 
     def extract_answer(self, text: str) -> str | None:
+        r"""Returns the content of the last \boxed{}."""
         return last_boxed(text)
 
     def expected_answer(self, text: str) -> str | None:

@@ -73,11 +73,13 @@ class ReasoningGym(Task):
         return (self.score,)
 
     def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
+        """Returns the task's own score for each answer."""
         return [
             self._score(self.extract_answer(completion_text(c)), e) for c, e in zip(completions, entry, strict=True)
         ]
 
     def extract_answer(self, text: str) -> str | None:
+        """Returns the last text between the answer tags."""
         return last_tagged(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:

@@ -133,6 +133,7 @@ class Rows(Task):
         return {"": self, **dict.fromkeys(self._held_out, self)}
 
     def epoch(self, num_seen: int) -> float:
+        """Returns the passes over the kept training rows."""
         return num_seen / len(self._train.kept)
 
     def leave_out(self, faults: Faults) -> None:
@@ -164,6 +165,7 @@ class Rows(Task):
         return KINDS[self.config.answer_kind].extract(text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        """Returns whether the answers are equal by task.answer_kind."""
         return answer is not None and KINDS[self.config.answer_kind].equal(answer, expected_answer)
 
     def judge(self, answer: str | None, prompt: Any) -> bool | None:

@@ -40,6 +40,7 @@ class TrackioSink(Sink):
         )
 
     def write(self, record: StepRecord) -> None:
+        """Logs the step's values, histograms, tables and traces."""
         logged: dict[str, Any] = dict(record.values)
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._trackio.Histogram(values)

@@ -45,6 +45,7 @@ class WandbSink(Sink):
         self._history: dict[str, list[Row]] = {}
 
     def write(self, record: StepRecord) -> None:
+        """Logs the step's values, histograms and tables."""
         logged: dict[str, Any] = {**record.values, "step": record.step}
         for key, values in record.distributions.items():
             logged[f"{key}/histogram"] = self._wandb.Histogram(values)
@@ -56,6 +57,7 @@ class WandbSink(Sink):
         self._run.log({name: self._wandb.Image(image), "step": step})
 
     def close(self) -> None:
+        """Logs the whole tables and ends the run."""
         for key, rows in self._history.items():
             self._run.log({f"{key}/final": self._table(rows, list(self._tables[key].columns), "IMMUTABLE")})
         self._run.finish()
