@@ -30,9 +30,9 @@ from torchtitan_rl.library.lora.folder import merged_weights, write_adapter  # n
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder  # noqa: E402
 from torchtitan_rl.resilience import manifest, safe_load  # noqa: E402
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder  # noqa: E402
+from torchtitan_rl.resilience.manifest import examine  # noqa: E402
 from torchtitan_rl.resilience.safe_load import stored_hf_weights  # noqa: E402
 from torchtitan_rl.setup.memory import meta_model  # noqa: E402
-from torchtitan_rl.setup.resume import examine  # noqa: E402
 
 SHARD_BYTES = 4 * 2**30
 """Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""

@@ -25,7 +25,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from torchtitan_rl.resilience import manifest  # noqa: E402
 from torchtitan_rl.resilience.checkpointer import Checkpointer  # noqa: E402
-from torchtitan_rl.setup.resume import examine  # noqa: E402
+from torchtitan_rl.resilience.manifest import examine  # noqa: E402
 
 LAYERS = 24
 REPEATS = 3

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,6 @@ from torchtitan_rl.resilience import manifest
 
 BEST, GOING_BACK = "best.json", "going-back.json"
 UNFINISHED, LEAVING, ASIDE = ".writing-", ".deleting-", "set-aside-"
-
-Examine = Callable[[Path], str]
-"""Returns what is wrong with a checkpoint folder; "" if it is whole."""
 
 
 class CheckpointFolder:
@@ -137,7 +133,7 @@ def check_form(resume: str) -> None:
     expect(holds, "resume", resume, CHOICES, f"Use {step[1]}." if step else "auto takes the newest.")
 
 
-def find_resume(resume: str, run_folder: Path, examine: Examine) -> Resume | None:
+def find_resume(resume: str, run_folder: Path) -> Resume | None:
     """Find the checkpoint for `resume`: auto, never, a step, or another run's folder or checkpoint. Returns None for a new run.
 
     The run's own checkpoints come before those of the run that it was forked from, so that the same command continues an
@@ -155,20 +151,20 @@ def find_resume(resume: str, run_folder: Path, examine: Examine) -> Resume | Non
         )  # fmt: skip
         return None
     if resume.isdecimal():
-        return _chosen_step(own, int(resume), examine)
+        return _chosen_step(own, int(resume))
     if resume == "auto":
-        return _newest_good(own.steps(), examine, fork=False) if own.steps() else None
+        return _newest_good(own.steps(), fork=False) if own.steps() else None
     if not own.steps():
-        return _forked(Path(resume), examine)
+        return _forked(Path(resume))
     source = Path(resume).resolve()
     if source.parent == own.path.resolve() and (step := re.fullmatch(r"step-(\d+)", source.name)):
-        return _chosen_step(own, int(step[1]), examine)
+        return _chosen_step(own, int(step[1]))
     expect(
         source == run_folder.resolve() or _was_forked(run_folder, source), "resume", resume,
         f"auto or one of {list(own.steps())}: {run_folder} has checkpoints, and was not forked from there",
         "Pass another --dump-folder to fork into.",
     )  # fmt: skip
-    return _newest_good(own.steps(), examine, fork=False)
+    return _newest_good(own.steps(), fork=False)
 
 
 def _was_forked(run_folder: Path, source: Path) -> bool:
@@ -181,31 +177,31 @@ def _was_forked(run_folder: Path, source: Path) -> bool:
     return False
 
 
-def _chosen_step(own: CheckpointFolder, step: int, examine: Examine) -> Resume:
+def _chosen_step(own: CheckpointFolder, step: int) -> Resume:
     steps = own.steps()
     there = f"one of {list(steps)}" if steps else "none yet, so leave it out"
     expect(step in steps, "resume", step, f"a step with a checkpoint in {own.path}: {there}", "Or use auto.")
-    reason = examine(steps[step])
+    reason = manifest.examine(steps[step])
     expect(
         not reason, "resume", step, f"a whole checkpoint, but in {steps[step]} {reason}", "Use auto or another step."
     )
     return Resume(steps[step], step, fork=False)
 
 
-def _forked(source: Path, examine: Examine) -> Resume:
+def _forked(source: Path) -> Resume:
     steps = CheckpointFolder(source).steps()
     if re.fullmatch(r"(set-aside-)?step-\d+", source.name):
         steps = {int(source.name.rpartition("-")[2]): source} if source.is_dir() else {}
     expect(
         bool(steps), "resume", str(source), CHOICES, "There is no checkpoint at that place.",
     )  # fmt: skip
-    return _newest_good(steps, examine, fork=True)
+    return _newest_good(steps, fork=True)
 
 
-def _newest_good(steps: dict[int, Path], examine: Examine, *, fork: bool) -> Resume:
+def _newest_good(steps: dict[int, Path], *, fork: bool) -> Resume:
     skipped: list[str] = []
     for step, path in reversed(steps.items()):
-        reason = examine(path)
+        reason = manifest.examine(path)
         if not reason:
             return Resume(path.resolve(), step, fork, tuple(skipped))
         skipped.append(f"{path.name}: {reason}")

@@ -61,14 +61,15 @@ def read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def problem(folder: Path, files: dict[str, dict[str, Any]]) -> str:
-    """Compare files with their entries in the manifest. Returns the first difference, "" if there is none.
+def examine(folder: Path) -> str:
+    """Compare a folder's files with its manifest. Returns the first difference, "" if there is none. Reads all files.
 
     Sizes are compared first, because digests take longer.
 
     Example: "__0_0.distcp has 704 bytes in place of 29193728"
     """
     try:
+        files = read(folder)["files"]
         for name, expected in files.items():
             found = (folder / name).stat().st_size
             if found != expected["bytes"]:
@@ -76,6 +77,8 @@ def problem(folder: Path, files: dict[str, dict[str, Any]]) -> str:
         for name, found in describe(folder / name for name in files).items():
             if found != files[name]:
                 return f"{name} is damaged: its bytes are not those that were written"
+    except UserError as error:
+        return str(error)
     except OSError as error:
         return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
     return ""

@@ -108,14 +108,6 @@ def weights_digest(folder: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def examine(checkpoint: Path) -> str:
-    """Compare a checkpoint folder with its manifest. Returns what is wrong, "" if nothing is. Reads all its files."""
-    try:
-        return manifest.problem(checkpoint, manifest.read(checkpoint)["files"])
-    except UserError as error:
-        return str(error)
-
-
 def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
     """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. Collective.
 
@@ -131,7 +123,7 @@ def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
     if was_restarted() and is_choice(choice):
         step = CheckpointFolder(run_folder).going_back_to()
         choice = "auto" if step is None else str(step)
-    found = find_resume(choice, run_folder, examine)
+    found = find_resume(choice, run_folder)
     if found is not None:
         _accept(found, config)
     return found

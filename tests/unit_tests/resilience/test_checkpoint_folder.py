@@ -8,7 +8,7 @@ import pytest
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, find_resume
-from torchtitan_rl.setup.resume import examine
+from torchtitan_rl.resilience.manifest import examine
 
 
 def make(folder: CheckpointFolder, *steps: int, keep: int = 0) -> CheckpointFolder:
@@ -32,9 +32,9 @@ def shards(folder, step):
 
 
 def test_newest_complete_checkpoint_is_resumed(folder, tmp_path):
-    assert find_resume("auto", tmp_path, examine) is None
+    assert find_resume("auto", tmp_path) is None
     make(folder, 20, 100, 40)
-    found = find_resume("auto", tmp_path, examine)
+    found = find_resume("auto", tmp_path)
     assert (found.step, found.checkpoint.name, found.fork, found.skipped) == (100, "step-100", False, ())
 
 
@@ -72,11 +72,11 @@ def test_damaged_checkpoint_is_skipped_with_a_reason(folder, tmp_path, damage):
     make(folder, 20, 40)
     act, reason = DAMAGES[damage]
     act(shards(folder, 40))
-    found = find_resume("auto", tmp_path, examine)
+    found = find_resume("auto", tmp_path)
     assert found.step == 20
     assert len(found.skipped) == 1
     with pytest.raises(UserError, match=f"resume = 40: expected a whole checkpoint, but in .*step-40 {reason}"):
-        find_resume("40", tmp_path, examine)
+        find_resume("40", tmp_path)
 
 
 def test_without_a_complete_checkpoint_each_is_named_and_no_new_run_starts(folder, tmp_path):
@@ -86,7 +86,7 @@ def test_without_a_complete_checkpoint_each_is_named_and_no_new_run_starts(folde
     with pytest.raises(
         UserError, match="no checkpoint in .* can be used: step-40: .*cannot be read.*; step-20: .*is damaged"
     ):
-        find_resume("auto", tmp_path, examine)
+        find_resume("auto", tmp_path)
 
 
 def test_partial_checkpoints_are_ignored_and_removed_at_the_next_save(folder, tmp_path):
@@ -122,38 +122,38 @@ def test_a_step_written_again_replaces_the_one_that_was_there(folder):
 def test_steps_after_the_resumed_one_are_set_aside_and_never_overwritten(folder, tmp_path):
     for _ in range(2):
         make(folder, 1, 2)
-        assert find_resume("1", tmp_path, examine).step == 1
+        assert find_resume("1", tmp_path).step == 1
         folder.set_aside_from(2)
     assert sorted(p.name for p in folder.path.iterdir()) == ["set-aside-step-2", "set-aside-step-2-2", "step-1"]
 
 
 def test_missing_step_is_named_with_the_existing_ones(folder, tmp_path):
     with pytest.raises(UserError, match="resume = 77: expected a step with a checkpoint in .*none yet"):
-        find_resume("77", tmp_path, examine)
+        find_resume("77", tmp_path)
     make(folder, 20, 40)
     with pytest.raises(UserError, match=r"resume = 77: expected a step with a checkpoint in .*one of \[20, 40\]"):
-        find_resume("77", tmp_path, examine)
+        find_resume("77", tmp_path)
 
 
 def test_never_refuses_a_folder_with_checkpoints(folder, tmp_path):
-    assert find_resume("never", tmp_path, examine) is None
+    assert find_resume("never", tmp_path) is None
     make(folder, 20)
     with pytest.raises(UserError, match=r"resume = 'never': expected a run folder without checkpoints.*\[20\]"):
-        find_resume("never", tmp_path, examine)
+        find_resume("never", tmp_path)
 
 
 def test_run_forks_another_until_it_has_its_own_checkpoints(folder, tmp_path):
     (tmp_path / "other").mkdir()
     other = make(CheckpointFolder(tmp_path / "other"), 10, 30)
     for source, step in ((other.path.parent, 30), (other.steps()[10], 10)):
-        found = find_resume(str(source), tmp_path, examine)
+        found = find_resume(str(source), tmp_path)
         assert (found.step, found.fork) == (step, True)
     (tmp_path / "config-1.json").write_text(json.dumps({"resume": str(other.path.parent)}))
     make(folder, 35)
-    found = find_resume(str(other.path.parent), tmp_path, examine)
+    found = find_resume(str(other.path.parent), tmp_path)
     assert (found.step, found.fork) == (35, False)
     with pytest.raises(UserError, match="resume = '/nowhere': expected auto, never, a step such as 40, or the folder"):
-        find_resume("/nowhere", tmp_path / "new", examine)
+        find_resume("/nowhere", tmp_path / "new")
 
 
 def test_resume_path_of_an_unrelated_run_is_refused(folder, tmp_path):
@@ -162,20 +162,20 @@ def test_resume_path_of_an_unrelated_run_is_refused(folder, tmp_path):
     make(folder, 20, 40)
     for place in ("other", "gone"):
         with pytest.raises(UserError, match=r"expected auto or one of \[20, 40\]: .* was not forked from there"):
-            find_resume(str(tmp_path / place), tmp_path, examine)
+            find_resume(str(tmp_path / place), tmp_path)
 
 
 def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
     make(folder, 20, 40)
-    assert find_resume(str(tmp_path), tmp_path, examine).step == 40
-    assert find_resume(str(folder.steps()[20]), tmp_path, examine).step == 20
+    assert find_resume(str(tmp_path), tmp_path).step == 40
+    assert find_resume(str(folder.steps()[20]), tmp_path).step == 20
 
 
 @pytest.mark.parametrize("wrong", ["step-4", "newest", "-1", "3.5", "", "Auto"])
 def test_invalid_resume_choice_is_refused(folder, tmp_path, wrong):
     make(folder, 4, 8)
     with pytest.raises(UserError, match=f"resume = '{wrong}': expected auto, never, a step such as 40, or the folder"):
-        find_resume(wrong, tmp_path, examine)
+        find_resume(wrong, tmp_path)
 
 
 def test_free_space_is_that_of_the_first_existing_parent_folder(folder):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.resilience import safe_load
 from torchtitan_rl.resilience.checkpointer import Checkpointer
-from torchtitan_rl.setup.resume import examine
+from torchtitan_rl.resilience.manifest import examine
 
 
 @pytest.fixture(scope="module", autouse=True)
