@@ -85,17 +85,25 @@ class LineFile:
 
 
 def read_lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
-    """The lines of all complete batches; none if there is no file. Safe while the file is being written."""
+    """The lines of all complete batches; none if there is no file. Safe while the file is being written.
+
+    Raises ValueError for a damaged line.
+    """
     if not path.exists():
         return
     remaining = _whole_size(path, end)
     with open(path, "rb") as lines:
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             remaining -= len(line)
             if remaining < 0:
                 return
             if line.strip():
-                yield json.loads(line)
+                row = _object_of(line)
+                if row is None:
+                    raise ValueError(
+                        f"{path}: line {number} is damaged. A resume keeps this file aside and goes on with the other lines."
+                    )
+                yield row
 
 
 def _set_damage_aside(path: Path, end: bytes) -> None:
@@ -129,10 +137,16 @@ def _set_damage_aside(path: Path, end: bytes) -> None:
 def _step_of(line: bytes) -> int | None:
     """The step of a line; None if it is damaged."""
     found = _STEP.match(line)
+    return int(found[1]) if found and _object_of(line) is not None else None
+
+
+def _object_of(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None if it is damaged."""
     try:
-        return int(found[1]) if found and isinstance(json.loads(line), dict) else None
+        row = json.loads(line)
     except ValueError:
         return None
+    return row if isinstance(row, dict) else None
 
 
 def _damaged(steps: list[int | None]) -> set[int]:

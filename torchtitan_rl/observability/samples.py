@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = plain_console()
     try:
         rows = _matching(options.run, options)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:  # no run, or a damaged line
         print(error, file=sys.stderr)
         return 2
     if not rows:
@@ -91,7 +91,7 @@ def _stored_steps(run: str) -> str:
     """Describes the stored rows. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train." """
     rows = list(read_rows(run))
     if not rows:
-        return "It has no rows."
+        return "It has no rows of a whole step: the first is not over, or the file is damaged."
     steps = sorted({row["step"] for row in rows})
     splits = ", ".join(sorted({str(row["split"]) for row in rows if "split" in row}))
     return f"It has steps {steps[0]} to {steps[-1]} ({len(steps)} of them), splits {splits}."

@@ -89,6 +89,20 @@ def test_empty_filter_results_have_their_exit_codes(run, capsys, tmp_path):
     assert "samples.jsonl does not exist" in errors
 
 
+@pytest.mark.parametrize(
+    ("content", "code", "says"),
+    [
+        (b"\xff\xfe\x00", 1, "It has no rows of a whole step: the first is not over, or the file is damaged."),
+        (b'{"step": 1, "x": \n{"step": 1} \n', 2, "samples.jsonl: line 1 is damaged. A resume keeps this file aside"),
+        (b"[1] \n", 2, "samples.jsonl: line 1 is damaged."),
+    ],
+)
+def test_damage_is_named(tmp_path, capsys, content, code, says):
+    (tmp_path / "samples.jsonl").write_bytes(content)
+    assert main([str(tmp_path)]) == code
+    assert says in capsys.readouterr().err
+
+
 def test_control_characters_are_escaped_in_every_view(recorder, tmp_path, capsys):
     one = recorder(keep_all_rows=True)
     rows = rows_of(group(0, *(sample(s, text=NASTY) for s in range(2))))
