@@ -20,9 +20,10 @@ _NAMES = re.compile(r"(^|_)(paths?|files?|folders?)$")
 def resolve_from(folder: Path, config: "RunConfig") -> None:
     """Make the paths that exist in `folder` absolute: of the start, rewards, sinks and the task. Others stay as they are."""
     config.hf_assets_path = _resolved(folder, config.hf_assets_path)
-    config.teacher = _resolved(folder, config.teacher)
+    config.teacher = in_folder(folder, _resolved(folder, config.teacher))
     config.resume = _resolved(folder, config.resume)
     config.trainer.lora.start = _resolved(folder, config.trainer.lora.start)
+    config.prompts.demonstrate = in_folder(folder, config.prompts.demonstrate)
     config.grader.rewards = [in_folder(folder, reference) for reference in config.grader.rewards]
     config.metrics.sinks = [sink_in_folder(folder, text) for text in config.metrics.sinks]
     if config.task is not None:

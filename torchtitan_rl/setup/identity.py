@@ -86,10 +86,10 @@ def keep_sources(config: "RunConfig", run_folder: Path, *, config_file: Path | N
 
 
 def source_files(config: "RunConfig", config_file: Path | None = None) -> list[Path]:
-    """The user's files in which parts, reward functions and the config are defined, and those that these import, sorted."""
+    """The user's files in which parts, reward functions, demonstrations and the config are defined, and those that these import, sorted."""
     modules = {sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__}
     sinks = [name_and_mode(text)[0] for text in config.metrics.sinks]
-    references = [*config.grader.rewards, *sinks, getattr(config.task, "warm_start", "")]
+    references = [*config.grader.rewards, *sinks, config.prompts.demonstrate, getattr(config.task, "warm_start", "")]
     modules |= {module_of_reference(reference) for reference in references}
     modules |= {module for module in list(sys.modules.values()) if config_file and _file(module) == config_file}
     todo, found = [module for module in modules if _file(module)], {}

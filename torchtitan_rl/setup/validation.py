@@ -19,7 +19,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
-from torchtitan_rl.library.references import did_you_mean
+from torchtitan_rl.library.references import did_you_mean, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
@@ -86,9 +86,12 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     check_parser_name(config.conversations.tool_call_parser)
     check_layout(config, world_size)
     _check_sampling(config)
+    if config.prompts.demonstrate:
+        load_function(config.prompts.demonstrate, "prompts.demonstrate")
     _check_samples(config)
     check_lengths(config, _samplings(config))
     _check_training(config)
+    _check_used(config)
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
     for sampling in (config.sampling, *config.task.samplings().values()):
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
@@ -317,6 +320,18 @@ def _check_training(config: "RunConfig") -> None:
         f"at most num_prompts_per_step {config.num_prompts_per_step}, as a mini-batch holds whole prompt groups",
         "Lower it, or raise the other.",
     )
+
+
+def _check_used(config: "RunConfig") -> None:
+    """Check that settings which only another one makes effective are set with it."""
+    effective = {
+        "algorithm.refill_rounds": (config.algorithm.zero_variance == "refill", 'algorithm.zero_variance "refill"'),
+        "in_flight.max_age": (config.in_flight.prompts > 0, "in_flight.prompts"),
+    }
+    for field, (holds, by) in effective.items():
+        group, _, name = field.partition(".")
+        value, default = attrgetter(field)(config), type(getattr(config, group)).__dataclass_fields__[name].default
+        expect(holds or value == default, field, value, f"{default}, as {by} is not set", f"Set {by}, or leave it out.")
 
 
 def _check_in_flight(config: "RunConfig", *, replicas: int) -> None:

@@ -17,6 +17,8 @@ def mine():
     config.grader.rewards = ["brief=rewards/my.py:brevity(scale=2)", "torchtitan_rl.library.rewards:overlong(max_tokens=8, cache=8)"]
     config.metrics.sinks = ["jsonl", "my_sink.py:Csv:per_rank_reduce", "my_package.sinks:Csv"]
     config.hf_assets_path = "policy"
+    config.prompts.demonstrate = "start.py:demonstrate"
+    config.teacher = "start.py:recipe"
     return config
 """
 ROW = '{"prompt": "of the %s", "answer": "1"}\n'
@@ -49,6 +51,8 @@ def test_paths_of_a_config_are_beside_it(project):
     assert config.grader.rewards[0] == f"brief={project}/rewards/my.py:brevity(scale=2)"
     assert config.grader.rewards[1].startswith("torchtitan_rl.library.rewards:")
     assert config.metrics.sinks == ["jsonl", f"{project}/my_sink.py:Csv:per_rank_reduce", "my_package.sinks:Csv"]
+    assert config.prompts.demonstrate == f"{project}/start.py:demonstrate"
+    assert config.teacher == f"{project}/start.py:recipe"
     assert config.resume == "auto"
 
 
