@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from transformers import AutoTokenizer
 import configs
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.config import check_fields
+from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
@@ -30,6 +32,7 @@ from torchtitan_rl.setup.dump_folder import check_dump_folder, create
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
+from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 Cause = Callable[[Path], object]
@@ -184,6 +187,38 @@ def _grader(**settings: Any) -> Cause:
         config = Grader.Config(**settings)
         check_fields(config, "grader")
         return build_grader(config, SumDigits.Config().build())
+
+    return cause
+
+
+def _reward(text: str) -> Cause:
+    """A reward function of this text."""
+
+    def cause(folder: Path) -> None:
+        (folder / "mine.py").write_text(text)
+        _grader(rewards=[f"{folder}/mine.py:f"])(folder)
+
+    return cause
+
+
+def _recipe(start: Cause) -> Cause:
+    """A start, beside a recipe that writes numbers."""
+
+    def cause(folder: Path) -> None:
+        recipe = "from torchtitan_rl.library.starts.warm_start import Recipe\n"
+        (folder / "mine.py").write_text(f"{recipe}def f():\n    return Recipe(name='five', worked=lambda *_: 5)\n")
+        start(folder)
+
+    return cause
+
+
+def _on_its_class(line: str) -> Cause:
+    """A config function that assigns this to the class of the sampling config."""
+
+    def cause(folder: Path) -> None:
+        field = line.partition(" ")[0]
+        with mock.patch.object(SamplingConfig, field, getattr(SamplingConfig, field)):
+            _assigned(f"type(c.sampling).{line}")(folder)
 
     return cause
 
@@ -494,6 +529,24 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _grader(rewards=["operator:add(judge, 3)"])),
         row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",
             _assigned("from torchtitan_rl.library.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
+        row("--task.warm-start of another task's recipe", "the recipe arrivals: expected one whose `worked` returns a text for examples of",
+            lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.library.starts.answer_recipes:arrivals"), path)),
+        row("--task.warm-start of a recipe that writes numbers", "but it raises TypeError: it returned 5",
+            _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path))),
+        row("--teacher of a function that returns no recipe", "'builtins:print': expected a function that returns a Recipe. It",
+            lambda _: prepare_teacher(replace(load_config("debug_distill"), teacher="builtins:print"), None)),
+        row("del c.task", "task: expected a field of the returned config, but: 'RunConfig' object has no attribute 'task'. Set",
+            _assigned("del c.task")),
+        row("type(c.sampling).n = 4", "object attribute 'n' is read-only. Set fields of the config object, not of its class",
+            _on_its_class("n = 4")),
+        row("c.task = Rows.Config", "expected Task.Config or None. Use Rows.Config().",
+            _assigned("from torchtitan_rl.library.tasks import Rows; c.task = Rows.Config")),
+        row("a reward f(*completions)", "reward function f = '(*completions)': expected parameters that are given by name. Declare",
+            _reward("def f(*completions):\n    return [1.0] * len(completions)\n")),
+        row("a reward f(completions, /)", "reward function f = '(completions, /)': expected parameters that are given by name.",
+            _reward("def f(completions, /):\n    return [1.0] * len(completions)\n")),
+        row("a Judge whose cache is in no folder", "cache '/no/where.jsonl' is in a folder that does not exist: make it first",
+            _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', cache='/no/where.jsonl')"])),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
             _assigned("c.task.max_integers = 1000000")),
     ]  # fmt: skip

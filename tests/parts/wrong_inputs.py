@@ -91,6 +91,8 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("in-flight.prompts", "33", "33: expected 0, or num_prompts_per_step 16 to twice as many"),
         _option("in-flight.prompts", "23", "23: expected a multiple of the 2 generator replicas", ranks=2),
         _option("in-flight.max-age", "0", "0: expected at least 1"),
+        _option("in-flight.max-age", "2", "2: expected 4, as in_flight.prompts is not set. Set in_flight.prompts, or"),
+        _option("algorithm.refill-rounds", "4", '4: expected 1, as algorithm.zero_variance "refill" is not set. Set'),
         WrongInput(
             "--in-flight.prompts 24", "algorithm.mismatch = 'none': expected a correction with in_flight.prompts"
         ),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
 from torchtitan_rl.core.config import parts
-from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.errors import UserError, expect
 
 
 def check_types(config: Any, path: str = "") -> None:
@@ -20,7 +20,14 @@ def check_types(config: Any, path: str = "") -> None:
         UserError: names the field by its full `path`.
     """
     for declared in fields(config):
-        value, name = getattr(config, declared.name), f"{path}.{declared.name}".lstrip(".")
+        name = f"{path}.{declared.name}".lstrip(".")
+        try:
+            value = getattr(config, declared.name)
+            object.__setattr__(config, declared.name, value)
+        except AttributeError as error:  # a deleted field, or one that was assigned to the class
+            raise UserError(
+                f"{name}: expected a field of the returned config, but: {error}. Set fields of the config object, not of its class, and delete none."
+            ) from error
         seen = type(value) if is_dataclass(value) and not isinstance(value, type) else value
         expect(_is_typed(value, declared.type), name, seen, _in_words(declared.type), _type_remedy(declared, value))
         for key, part in parts(value):
@@ -52,8 +59,8 @@ def _in_words(declared: Any) -> str:
 
 
 def _type_remedy(declared: Field, value: Any) -> str:
-    if isinstance(value, type) and hasattr(value, "Config"):
-        return f"Use {value.__qualname__}.Config()."
+    if isinstance(value, type):
+        return f"Use {getattr(value, 'Config', value).__qualname__}()."
     if isinstance(value, str) and declared.type == list[str]:
         return f"Use [{value!r}]."
     if isinstance(value, PurePath):

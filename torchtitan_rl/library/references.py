@@ -136,10 +136,11 @@ def returned(function: Callable[[], Any], field: str, value: str, expected: str,
             made = function()
     except SystemExit as error:  # parse_args exits for --help: this would look like a success
         raise UserError(f"{field} = {value!r}: it calls sys.exit({error.code!r}). This function returns.") from error
+    if isinstance(made, kind):
+        return made
     if inspect.iscoroutine(made):
         made.close()  # otherwise Python warns about it
-    expect(isinstance(made, kind), field, value, expected, f"It returned {made!r:.200}.")
-    return made
+    raise UserError(f"{field} = {value!r}: expected {expected}. It returned {made!r:.200}.")
 
 
 def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:

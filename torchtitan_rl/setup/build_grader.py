@@ -61,11 +61,18 @@ def build_grader(config: Grader.Config, task: Task, scorers: dict[str, Scorers] 
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
-    """The reward function with its settings. Raises UserError for an attribute `scope` that is none.
+    """The reward function with its settings. Raises UserError for an attribute `scope` that is none, and for positions.
 
     A function that names `log_metric` gets a batch, as in TRL: what it logs may be no mean, such as a calibration error.
     """
-    usual = "batch" if "log_metric" in inspect.signature(function).parameters else "group"
+    parameters = inspect.signature(function).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    by_name = inspect.Parameter.VAR_KEYWORD in kinds or inspect.Parameter.VAR_POSITIONAL not in kinds
+    expect(
+        by_name and inspect.Parameter.POSITIONAL_ONLY not in kinds, f"reward function {name}", str(inspect.signature(function)),
+        "parameters that are given by name", "Declare it as f(completions, **kwargs).",
+    )  # fmt: skip
+    usual = "batch" if "log_metric" in parameters else "group"
     scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", usual))
     expect(scope in get_args(Scope), f"reward function {name}: scope", scope, "'group' or 'batch'", "Use 'group'.")
     return Reward(

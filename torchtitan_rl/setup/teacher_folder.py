@@ -88,10 +88,9 @@ def is_recipe(text: str) -> bool:
 
 def _made(config: "RunConfig") -> Path:
     """The folder of the teacher that a recipe makes on the run's task. It is made first if it is missing."""
-    from torchtitan_rl.library.references import load_function
-    from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
+    from torchtitan_rl.library.starts.warm_start import ensure_checkpoint, recipe_of
 
-    return ensure_checkpoint(config.task.build(), load_function(config.teacher, "teacher")(), START_CHECKPOINTS)
+    return ensure_checkpoint(config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS)
 
 
 def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str) -> None:

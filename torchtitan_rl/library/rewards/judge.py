@@ -66,6 +66,8 @@ class Judge:
             raise ValueError(f"base_url {base_url!r} is no address such as 'http://judge:8000/v1'")
         if budget is not None and budget < 0:
             raise ValueError(f"budget {budget} is less than 0: use None for no limit")
+        if not Path(cache).parent.is_dir():
+            raise ValueError(f"cache {cache!r} is in a folder that does not exist: make it first")
         if re.compile(mark).groups < 1:
             raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         try:

@@ -28,7 +28,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import phase, progress, timed
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.library.prompts.renderer import PromptRenderer
-from torchtitan_rl.library.references import load_function, returned
+from torchtitan_rl.library.references import explained, load_function, returned
 from torchtitan_rl.library.starts.muon import Muon
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.task import Example, Task
@@ -109,9 +109,13 @@ def start_of(task: Task.Config, cache_root: Path) -> Path | None:
     """
     if not task.warm_start:
         return task.start_checkpoint(cache_root)
-    function, field = load_function(task.warm_start, "task.warm_start"), "task.warm_start"
-    recipe = returned(function, field, task.warm_start, "a function that returns a Recipe", Recipe)
-    return ensure_checkpoint(task.build(), recipe, cache_root)
+    return ensure_checkpoint(task.build(), recipe_of(task.warm_start, "task.warm_start"), cache_root)
+
+
+def recipe_of(reference: str, field: str) -> Recipe:
+    """Returns the recipe that a function makes. Raises UserError, naming `field`, if there is no such function or recipe."""
+    function = load_function(reference, field)
+    return returned(function, field, reference, "a function that returns a Recipe", Recipe)
 
 
 def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int = 0) -> Path:
@@ -244,10 +248,26 @@ def _build_optimizers(model: "Qwen3ForCausalLM", recipe: Recipe) -> list[torch.o
 
 
 def _worked(task: Task, recipe: Recipe, seed: int, num: int) -> list[tuple[Example, str]]:
-    """Returns `num` training examples of the task, each with the completion to train on."""
+    """Returns `num` training examples of the task, each with the completion to train on.
+
+    Raises:
+        UserError: if the recipe is not one of such examples.
+    """
     rng = random.Random(f"warm_start/{seed}")
-    examples = (task.train_example(index, seed=seed) for index in range(num))
-    return [(example, recipe.worked(example, rng)) for example in examples]
+    examples = [task.train_example(index, seed=seed) for index in range(num)]
+    try:
+        return [(example, _text(recipe.worked(example, rng))) for example in examples]
+    except Exception as error:  # of any kind: the recipe may be of another task, or the user's
+        raise UserError(
+            f"the recipe {recipe.name}: expected one whose `worked` returns a text for examples of {type(task).__qualname__}, but "
+            f"it raises {explained(error)}. Name another one in task.warm_start or teacher, or pass a checkpoint folder."
+        ) from error
+
+
+def _text(completion: str) -> str:
+    if not isinstance(completion, str):
+        raise TypeError(f"it returned {completion!r:.80}")
+    return completion
 
 
 def _make_tokenizer(task: Task, recipe: Recipe, seed: int) -> "PreTrainedTokenizerFast":
