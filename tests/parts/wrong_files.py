@@ -27,7 +27,7 @@ from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
-from torchtitan_rl.setup.build_grader import build_grader
+from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.registry import load_config
@@ -178,6 +178,16 @@ def _assigned(line: str) -> Cause:
         file = folder / "my_configs.py"
         file.write_text(f"{before}def mine():\n    c = debug()\n    {line}\n    return c\n")
         validate(load_config(f"{file}:mine"), world_size=1)
+
+    return cause
+
+
+def _assigned_grader(line: str) -> Cause:
+    """A config function that assigns this to debug's grader."""
+
+    def cause(_: Path) -> None:
+        exec(line, {"c": (config := load_config("debug"))})
+        find_scorers(config.grader, config.task.build())
 
     return cause
 
@@ -483,6 +493,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("length(0)", "target 0 is no whole number of at least 1", _grader(rewards=[f"{_LIBRARY}:length(0)"])),
         row("repetition(0)", "ngram 0 is no whole number of at least 1", _grader(rewards=[f"{_LIBRARY}:repetition(0)"])),
         row("RANK=one", "RANK = 'one': expected a number from 0 up", _with_variable("RANK", "one")),
+        row("LOCAL_WORLD_SIZE=x", "LOCAL_WORLD_SIZE = 'x': expected a number from 1 up", _with_variable("LOCAL_WORLD_SIZE", "x")),
         row("WORLD_SIZE=0", "WORLD_SIZE = '0': expected a number from 1 up", _with_variable("WORLD_SIZE", "0")),
         row("a saved data set without the split", "expected the split 'dev', but it has ['test', 'train']", _saved_splits),
         row("a weight that is NaN", "expected at least -1000000000000 and at most 1000000000000. 0 only", _grader(weights={"correct": float("nan")})),
@@ -541,6 +552,12 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _on_its_class("n = 4")),
         row("c.task = Rows.Config", "expected Task.Config or None. Use Rows.Config().",
             _assigned("from torchtitan_rl.library.tasks import Rows; c.task = Rows.Config")),
+        row("c.grader.rewards += 'my.py:f'", "expected references, not letters. Add ['my.py:f'] in place of it.",
+            _assigned_grader("c.grader.rewards += 'my.py:f'")),
+        row("--config my_configs.py:mine of a config", "mine is of the type RunConfig: write a function.", _config_file("from configs.debug import debug\nmine = debug()\n")),
+        row("a reward that is a number", "f is of the type int: write a function.", _reward("f = 5\n")),
+        row("a group filter without left_out", "algorithm.group_filter = 'M': expected a class that defines ['left_out']. Write it.",
+            _assigned("from torchtitan_rl.core.algorithm import GroupFilter; c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()")),
         row("a reward f(*completions)", "reward function f = '(*completions)': expected parameters that are given by name. Declare",
             _reward("def f(*completions):\n    return [1.0] * len(completions)\n")),
         row("a reward f(completions, /)", "reward function f = '(completions, /)': expected parameters that are given by name.",

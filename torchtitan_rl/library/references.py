@@ -59,6 +59,8 @@ def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any
     # A package imports what it has from its modules.
     known = own or [n for n in dir(module) if not n.startswith("_")]
     remedy = f"{did_you_mean(name, known)}It has {known}."
+    if function is not None:
+        remedy = f"{name} is of the type {type(function).__name__}: write a {kind}."
     expect(callable(function), field, reference, f"a {kind} of {place}", remedy)
     return function
 

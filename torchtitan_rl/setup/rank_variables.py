@@ -5,7 +5,7 @@ import socket
 
 from torchtitan_rl.core.errors import expect
 
-_LEAST = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 1}
+_LEAST = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": 1, "LOCAL_WORLD_SIZE": 1}
 
 
 def be_only_rank() -> None:
@@ -21,6 +21,6 @@ def be_only_rank() -> None:
     for name, value in {**variables, "MASTER_PORT": str(free_port)}.items():
         os.environ.setdefault(name, value)
     for name, least in _LEAST.items():
-        given = os.environ[name]
+        given = os.environ.get(name, str(least))
         holds = given.isdecimal() and int(given) >= least
         expect(holds, name, given, f"a number from {least} up", "Unset it; torchrun and run_train.sh set it.")

@@ -1,14 +1,14 @@
 """Checks a config before a process group starts."""
 
 import os
-from dataclasses import Field
+from dataclasses import Field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.core.algorithm import NoCorrection
+from torchtitan_rl.core.algorithm import Algorithm, NoCorrection
 from torchtitan_rl.core.config import check_fields, check_number, number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
@@ -27,6 +27,7 @@ from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.checkpoint_folder import check_form
 from torchtitan_rl.resilience.out_of_memory import GIB, usable_bytes
 from torchtitan_rl.setup.dump_folder import check_dump_folder
+from torchtitan_rl.setup.identity import built_by
 from torchtitan_rl.setup.lengths import check_lengths
 from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
 from torchtitan_rl.setup.own_sinks import load_own_sinks
@@ -83,6 +84,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         named = bool(title) and all(keys.split(","))
         expect(named, "metrics.charts", chart, "title=metric,metric", 'Example: "Characters=extra/brevity/characters".')
     _check_evaluates(config)
+    _check_whole(config.algorithm)
     check_parser_name(config.conversations.tool_call_parser)
     check_layout(config, world_size)
     _check_sampling(config)
@@ -101,6 +103,21 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     used = config.checkpoint.enable or config.evaluation.stop_after or not config.evaluation.best_by
     kept = "one that something uses: with checkpoint.enable False and stop_after 0 there is no best checkpoint to keep"
     expect(bool(used), "evaluation.best_by", config.evaluation.best_by, kept, "Leave it out, or save checkpoints.")
+
+
+def _check_whole(algorithm: Algorithm.Config) -> None:
+    """Check that every part of the objective defines the methods that its base class asks for."""
+    for declared in fields(algorithm):
+        part = getattr(algorithm, declared.name)
+        built = built_by(part)
+        missing = sorted(getattr(built, "__abstractmethods__", ()))
+        expect(
+            not missing,
+            f"algorithm.{declared.name}",
+            built.__qualname__,
+            f"a class that defines {missing}",
+            "Write it.",
+        )
 
 
 def _check_evaluates(config: "RunConfig") -> None:
