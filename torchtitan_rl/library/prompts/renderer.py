@@ -23,25 +23,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class TooLong(UserError):
-    """A prompt that has more tokens than prompts.max_prompt_tokens."""
-
-
 class Refused(UserError):
-    """A prompt that the chat template rejects, for example because of a system message."""
+    """An example that cannot be a prompt, for example because the chat template rejects its system message."""
 
-
-class NotLearnable(Refused):
-    """A demonstration that cannot be learned as it stands."""
-
-    def __init__(self, fault: str) -> None:
+    def __init__(self, message: str, fault: str) -> None:
         """`fault`: the reason, worded to follow "3 rows"."""
-        super().__init__(f"demonstrations: there are examples {fault}. Correct them, or leave them out.")
+        super().__init__(message)
         self.fault = fault
 
 
-class SpecialToken(Refused):
-    """A prompt whose text has the name of a special token, which would become that token."""
+class TooLong(Refused):
+    """A prompt that has more tokens than prompts.max_prompt_tokens."""
 
 
 class PromptRenderer(Configurable):
@@ -102,7 +94,7 @@ class PromptRenderer(Configurable):
     def prompt(self, example: Example) -> Prompt:
         """Returns the example as a prompt with prompt_idx 0.
 
-        Raises TooLong, Refused or another UserError if it cannot.
+        Raises Refused or another UserError if it cannot.
         """
         [found] = self.prompts([example])
         if isinstance(found, UserError):
@@ -119,17 +111,9 @@ class PromptRenderer(Configurable):
 
     def faults(self, examples: Sequence[Example]) -> list[str | None]:
         """Returns for each example why it cannot be a prompt, worded to follow "3 rows"; None if it can."""
-        reasons = {
-            Prompt: None,
-            TooLong: f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
-            Refused: "that the chat template rejects",
-            SpecialToken: "with the name of a special token in their text (prompts.special_tokens)",
-        }
         odd = "that have no tokens or that the tokenizer cannot represent"
-        return [
-            found.fault if isinstance(found, NotLearnable) else reasons.get(type(found), odd)
-            for found in self.prompts(examples)
-        ]
+        found = self.prompts(examples)
+        return [None if isinstance(each, Prompt) else getattr(each, "fault", odd) for each in found]
 
     def check_represents(self, text: str) -> None:
         """Raises UserError unless decoding the tokens of `text`, or of its beginning, gives it again."""
@@ -157,16 +141,18 @@ class PromptRenderer(Configurable):
         texts += [message["content"] for message in example.demonstration or ()]
         found = next(filter(None, (self._special.search(text) for text in texts if isinstance(text, str))), None)
         if found and self.config.special_tokens == "refuse":
-            return SpecialToken(
+            return Refused(
                 f"prompt = {_shortened(found.string)!r}: expected text without {found[0]!r}, which the tokenizer reads as a "
-                "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format."
+                "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format.",
+                "with the name of a special token in their text (prompts.special_tokens)",
             )
         return rendered
 
     def _too_long(self, least: int, shown: str) -> TooLong:
         return TooLong(
             f"prompts.max_prompt_tokens = {self.config.max_prompt_tokens}: expected at least {least}, the number of tokens of "
-            f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task."
+            f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task.",
+            f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
         )
 
     def _rendered(self, example: Example) -> "_Rendered | Refused":
@@ -188,7 +174,8 @@ class PromptRenderer(Configurable):
             return Refused(
                 f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat "
                 f"template accepts, but {problem}. Correct the messages (put the system "
-                "message into the user's message), or pass --prompts.no-apply-chat-template."
+                "message into the user's message), or pass --prompts.no-apply-chat-template.",
+                "that the chat template rejects",
             )
         return _Rendered(example, messages, text)
 
@@ -293,13 +280,15 @@ class PromptRenderer(Configurable):
                 segments = list(chat_segments(text, messages, answer, partial(self._chat_text, task=example.task)))
             found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
         except TemplateRewritesError as error:
-            raise NotLearnable(
+            raise _not_learnable(
                 "whose earlier turns the chat template changes (task.demonstrations last has one turn)"
             ) from error
         except (ValueError, TypeError, TemplateError) as error:
-            raise NotLearnable(f"whose demonstration cannot be learned: {error}") from error
+            raise _not_learnable(f"whose demonstration cannot be learned: {error}") from error
         if len(found.token_ids) > self._max_completion_tokens:
-            raise NotLearnable(f"whose demonstration is longer than sampling.max_tokens {self._max_completion_tokens}")
+            raise _not_learnable(
+                f"whose demonstration is longer than sampling.max_tokens {self._max_completion_tokens}"
+            )
         return found
 
     def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
@@ -329,6 +318,10 @@ class _Rendered(NamedTuple):
     messages: list[dict[str, str]] | None
     """None for a plain-text prompt."""
     text: str
+
+
+def _not_learnable(fault: str) -> Refused:
+    return Refused(f"demonstrations: there are examples {fault}. Correct them, or leave them out.", fault)
 
 
 def _is_chat(rendered: _Rendered | UserError) -> bool | None:

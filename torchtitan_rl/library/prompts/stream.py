@@ -157,7 +157,7 @@ class PromptStream(OwnConfig):
             self._renderer.check_represents(example.expected_answer)
             try:
                 self._renderer.prompt(example)
-            except (TooLong, Refused) as error:
+            except Refused as error:
                 unfit.append(error)
         if len(unfit) >= _NUM_CHECKED:
             raise unfit[0]
