@@ -189,9 +189,6 @@ class Recorder(Configurable):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes after the checkpoint's step. With the first step, sinks remove later ones, so that no step appears twice."""
-        if "next_step" not in state:
-            logger.warning("this checkpoint holds no state of the recorder: steps already written may appear twice")
-            return
         self._next_step = state["next_step"]
 
     def write_unfinished(self, step: UnfinishedStep) -> None:

@@ -120,11 +120,6 @@ def test_a_resumed_run_that_fails_before_its_first_step_removes_no_step(recorder
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-def test_checkpoint_without_recorder_state_warns_and_removes_nothing(recorder, tmp_path, caplog):
-    recorder().load_state_dict({})
-    assert "no state of the recorder" in caplog.text
-
-
 def test_restarted_run_replaces_repeated_steps(recorder, tmp_path):
     for value in (1.0, 2.0):
         run = recorder()
