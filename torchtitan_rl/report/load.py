@@ -52,17 +52,14 @@ class Warned:
 class End:
     """How a run ended, as its end.json says.
 
-    Example: End(outcome="failed", message="Traceback ...", code=1, rank=1, phase="step 3: grade")
+    Example: End(outcome="failed", message="Traceback ...", rank=1, phase="step 3: grade")
     """
 
     outcome: str
     """done, evaluated, stopped, failed, killed or hung."""
     message: str = ""
-    code: int = 0
     rank: int | None = None
     phase: str = ""
-    time: float | None = None
-    """Unix time, seconds."""
     started_s: dict[str, float] = field(default_factory=dict)
     """Seconds of the start's phases."""
 
@@ -203,10 +200,8 @@ def _end(path: Path, notes: list[str]) -> End | None:
     return End(
         outcome=found["outcome"],
         message=str(found.get("message") or ""),
-        code=int(number(found.get("code")) or 0),
         rank=found["rank"] if isinstance(found.get("rank"), int) else None,
         phase=str(found.get("phase") or ""),
-        time=number(found.get("time")),
         started_s={str(k): v for k, v in seconds.items() if number(v) is not None} if isinstance(seconds, dict) else {},
     )
 

@@ -155,7 +155,7 @@ The last line of your own code in it: /home/me/mine.py, line 7
 
 def test_a_failed_run_says_where_and_with_which_error():
     run = run_of({}, num_steps=50)
-    run.end = End(outcome="failed", message=TRACEBACK, code=1, rank=1, phase="step 21: grade")
+    run.end = End(outcome="failed", message=TRACEBACK, rank=1, phase="step 21: grade")
     found = ending(run)
     assert found["text"].startswith("Failed in step 21, grade (rank 1): 20 of 50 steps")
     assert found["error"].startswith("ZeroDivisionError: division by zero\nThe last line of your own code")
