@@ -32,7 +32,8 @@ GRACE_S = 5
 """Seconds between a signal to end and one to kill."""
 RANDOM = ROOT / "outputs/random"
 SMALL = [
-    "--num-prompts-per-step", "4", "--sampling.max-tokens", "16", "--generator.max-model-len", "300",
+    "--num-prompts-per-step", "4", "--sampling.max-tokens", "16", "--evaluation.sampling.max-tokens", "16",
+    "--prompts.max-prompt-tokens", "256", "--generator.max-model-len", "300",
     "--generator.dtype", "float32", "--trainer.mixed-precision-param", "float32",
 ]  # fmt: skip
 RUN = [
