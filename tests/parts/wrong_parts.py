@@ -8,7 +8,7 @@ from torchtitan_rl.core.algorithm import (
     Algorithm,
     Correction,
     Mismatch,
-    PolicyLoss,
+    TokenLoss,
 )
 from torchtitan_rl.core.algorithm.advantages import GroupScale
 from torchtitan_rl.core.types import Prompt
@@ -17,22 +17,22 @@ from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.trial import try_objective
 
 
-class ScalarLoss(PolicyLoss):
+class ScalarLoss(TokenLoss):
     def __call__(self, inputs):
         return -(inputs.advantages * inputs.logprobs).mean()
 
 
-class DetachedLoss(PolicyLoss):
+class DetachedLoss(TokenLoss):
     def __call__(self, inputs):
         return -inputs.advantages * inputs.logprobs.detach()
 
 
-class FloatLoss(PolicyLoss):
+class FloatLoss(TokenLoss):
     def __call__(self, inputs):
         return float(inputs.logprobs.sum())
 
 
-class ScalarRatio(PolicyLoss):
+class ScalarRatio(TokenLoss):
     def __call__(self, inputs):
         return -inputs.advantages * inputs.logprobs
 
@@ -40,12 +40,12 @@ class ScalarRatio(PolicyLoss):
         return inputs.log_ratio.mean().exp()
 
 
-class RaisesLoss(PolicyLoss):
+class RaisesLoss(TokenLoss):
     def __call__(self, inputs):
         return -inputs.advantages * inputs.logprobs.reshape(3, 1, -1)
 
 
-class LogLoss(PolicyLoss):
+class LogLoss(TokenLoss):
     def __call__(self, inputs):
         return -inputs.advantages * inputs.log_ratio.abs().sqrt()
 
@@ -99,7 +99,7 @@ class SetAdvantage(Advantage):
 
 
 class FlatAdvantage(Advantage):
-    def __call__(self, rewards, groups):
+    def of_step(self, rewards, groups):
         return [reward for of_group in rewards for reward in of_group]
 
     def of_group(self, group):

@@ -209,6 +209,7 @@ class Controller(Configurable):
             )
             prompts = self.in_flight.admit(new)
             self.services.check_replicated(self.state.step, prompts)
+            # Lazy: they are sampled while `_sample_and_grade` takes them.
             groups = self.in_flight.sample(
                 self.generator,
                 prompts,

@@ -131,7 +131,7 @@ class Observer(Protocol):
 
 
 class PolicyLora(Protocol):
-    """The policy's LoRA adapters: `library.lora.adapters.Lora`. The methods are called in this order."""
+    """The policy's LoRA adapters: `library.lora.adapters.Lora`."""
 
     def convert(self, config: "Decoder.Config") -> "Decoder.Config":
         """A copy of the model's config with frozen weights and adapters."""

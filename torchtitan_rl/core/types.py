@@ -8,6 +8,10 @@
 Each type contains the one before, so every fact is stored once. Generator, grader, gather, algorithm, packer and
 tables all work on groups, which `prompt_idx` identifies. Everything up to `Episode` is small and equal on every rank, but
 for what each rank measures of its own episodes in the update. Only `TrainBatch` holds tensors on the device.
+
+The words for one sample, by what happens to it: a *conversation* while it is sampled (generator/), then one of these types. A
+*rollout* is all of it, in one *trace* or several. For the packer an episode with its prompt is a *member*; several that must stay
+together are an *item*. In a pack each trace is a *segment*, and all traces of a member are one *sequence* for the loss.
 """
 
 from collections.abc import Sequence

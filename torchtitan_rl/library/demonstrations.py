@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm import Algorithm, LossInputs, NoCorrection, PolicyLoss, Truncation
+from torchtitan_rl.core.algorithm import Algorithm, LossInputs, NoCorrection, TokenLoss, Truncation
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.types import Completion, Group, Prompt
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.generator.generator import Generator
 
 
-class Nll(PolicyLoss):
+class Nll(TokenLoss):
     """l_t = -log pi of the demonstrations' tokens: supervised fine-tuning. Rewards, if there are any, are only reported."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PolicyLoss.Config):
+    class Config(TokenLoss.Config):
         def check_objective(self, objective: Algorithm.Config) -> None:
             """Raise UserError for a setting that needs sampled completions or their rewards."""
             unused = {
@@ -37,7 +37,7 @@ class Nll(PolicyLoss):
 
     uses_rewards = False
     uses_advantages = False
-    sampled = False
+    from_engine = False
     uses_ratio = False
 
     def validate_group_size(self, n: int) -> None:

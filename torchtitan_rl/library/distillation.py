@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import LossInputs
 from torchtitan_rl.core.algorithm.kl import kl_estimate
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE, Clip, PolicyLoss
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE, Clip, TokenLoss
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
@@ -108,7 +108,7 @@ def _by_quarter(prefix: str, values: Tensor, inputs: LossInputs) -> dict[str, tu
     return found
 
 
-class ExactDistill(PolicyLoss):
+class ExactDistill(TokenLoss):
     """l_t = D_beta(pi || nu) over the whole vocabulary at each position: pi the policy, nu the teacher.
 
     D_1 is the reverse KL(pi || nu), D_0 the forward KL(nu || pi); between them is the generalised Jensen-Shannon
@@ -121,7 +121,7 @@ class ExactDistill(PolicyLoss):
     uses_ratio = False
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PolicyLoss.Config):
+    class Config(TokenLoss.Config):
         beta: float = number(1.0, least=0, most=1)
         """1: reverse KL; 0: forward KL; between: generalised Jensen-Shannon divergence."""
         demonstrations: bool = False
@@ -143,11 +143,11 @@ class ExactDistill(PolicyLoss):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.divergence_beta = config.beta
-        self.sampled = not config.demonstrations
+        self.from_engine = not config.demonstrations
 
     def validate_group_size(self, n: int) -> None:
         one = "1 with algorithm.loss.demonstrations, as a row has one completion"
-        expect(n == 1 or self.sampled, "sampling.n", n, one, "Use 1.")
+        expect(n == 1 or self.from_engine, "sampling.n", n, one, "Use 1.")
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return inputs.token_columns[DIVERGENCE]  # [T]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, Grpo, RewardedGroup, centered, sample_std, scaled
 from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, safe_exp
-from torchtitan_rl.core.algorithm.losses import Clip, PolicyLoss
+from torchtitan_rl.core.algorithm.losses import Clip, TokenLoss
 from torchtitan_rl.core.algorithm.mismatch import Correction, Mismatch, TokenTruncate
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.types import Episode
@@ -61,14 +61,14 @@ class Gspo(Clip):
         return inputs.sequences.expand(safe_exp(self.of_sequence(inputs)))  # [T]
 
 
-class Cispo(PolicyLoss):
+class Cispo(TokenLoss):
     """l_t = -stopgrad(clamp(rho, floor, cap)) A log pi. CISPO, arXiv 2506.13585.
 
     Only the weight is clipped, so every token keeps its gradient. Both bounds are absolute, not 1 +- eps.
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PolicyLoss.Config):
+    class Config(TokenLoss.Config):
         cap: float = number(5.0, above=0, most=math.inf)
         """Largest importance weight (absolute)."""
         floor: float | None = number(None, least=0, most="cap")
@@ -86,7 +86,7 @@ class Cispo(PolicyLoss):
         return {"low": ratio < (self.config.floor or 0.0), "high": ratio > self.config.cap}  # [T] each
 
 
-class Reinforce(PolicyLoss):
+class Reinforce(TokenLoss):
     """l_t = -A log pi: no ratio, no clipping. Williams 1992."""
 
     uses_ratio = False

@@ -69,7 +69,7 @@ class RunConfig(Controller.Config):
     @property
     def samples_training(self) -> bool:
         """Whether the engine samples the completions to learn from; False with demonstrations."""
-        return self.algorithm.loss.build().sampled
+        return self.algorithm.loss.build().from_engine
 
     @property
     def needs_engine(self) -> bool:

@@ -66,7 +66,7 @@ def trainers(tmp_path_factory):
 def test_lines_of_a_row_train_one_step(trainers, row):
     config = with_lines(rows()[row])
     objective = config.algorithm.build(max_completion_tokens=MAX_TOKENS)
-    if objective.policy_loss.sampled and not objective.policy_loss.needs_teacher:
+    if objective.policy_loss.from_engine and not objective.policy_loss.needs_teacher:
         validate(config, world_size=1)
     trainer = trainers[objective.policy_loss.divergence_beta is not None]
     trainer.algorithm = trainer.batcher.algorithm = objective

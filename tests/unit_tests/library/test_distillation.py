@@ -227,7 +227,7 @@ def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_hel
 
 def test_off_policy_distillation_has_the_datas_completions():
     algorithm = Algorithm.Config(loss=ExactDistill.Config(demonstrations=True)).build(max_completion_tokens=MAX_TOKENS)
-    assert not algorithm.policy_loss.sampled
+    assert not algorithm.policy_loss.from_engine
     algorithm.validate_sampling(1)
     with pytest.raises(UserError, match=r"^sampling.n = 2: expected 1 with algorithm.loss.demonstrations"):
         algorithm.validate_sampling(2)

@@ -111,10 +111,10 @@ def test_kl_run_with_another_reference_is_refused(accept, config, tmp_path):
 
 
 LOSS = """
-from torchtitan_rl.core.algorithm import PolicyLoss
+from torchtitan_rl.core.algorithm import TokenLoss
 
 
-class Mine(PolicyLoss):
+class Mine(TokenLoss):
     def __call__(self, inputs):
         return {loss}
 """

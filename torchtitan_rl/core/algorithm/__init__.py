@@ -14,9 +14,9 @@ from torchtitan_rl.core.algorithm.losses import (
     Aggregation,
     Clip,
     Loss,
-    PolicyLoss,
     SeqMeanTokenMean,
     SeqSumConst,
+    TokenLoss,
     TokenMean,
 )
 from torchtitan_rl.core.algorithm.mismatch import (

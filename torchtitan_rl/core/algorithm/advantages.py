@@ -30,7 +30,7 @@ class Advantage(OwnConfig, ABC):
     of 0.1, 0.1, 0.1 is not 0.1, and the standard deviation 1e-17 would become a divisor.
     """
 
-    def __call__(
+    def of_step(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]
     ) -> list[list[float]]:
         """The advantages of every group, in the shape of `rewards`; NaN or infinite if the rewards overflow.

@@ -86,7 +86,8 @@ class LossOutput:
 
 
 class Algorithm(OwnConfig):
-    """The objective of a run: turns rewards into advantages and log-probabilities into a loss, and updates controllers.
+    """The objective of a run: turns rewards into advantages and log-probabilities into a loss, and updates controllers: coefficients that
+    adapt after each update, such as MaxEnt's tau.
 
     Methods are pure functions of their arguments, except for the controllers' state, which `state_dict` returns.
     Nothing communicates: groups are equal on every rank, and `loss` divides by counts of the whole update.
@@ -278,8 +279,8 @@ class Algorithm(OwnConfig):
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]
     ) -> list[list[float]]:
         """`algorithm.advantage` of [group][sample] rewards. Its shape is checked, because a subclass may override
-        `__call__`: with another shape, credit would go to the wrong samples."""
-        found = self.advantage(rewards, groups)
+        `of_step`: with another shape, credit would go to the wrong samples."""
+        found = self.advantage.of_step(rewards, groups)
         return numbers_from(self.advantage, "algorithm.advantage", found, rewards)
 
     def _group_scale(self, group: Group[Episode]) -> float:
@@ -403,7 +404,7 @@ class Algorithm(OwnConfig):
             columns=batch.columns,
             token_columns={name: zeroed(tensor) for name, tensor in batch.token_columns.items()},
         )
-        terms = self._terms(inputs, values)
+        terms = self._terms(inputs)
         with torch.no_grad():
             tally = Tally()
             tally.put("nonfinite/tokens", batch.loss_mask.sum() - mask.sum(), reduction="sum")
@@ -412,7 +413,7 @@ class Algorithm(OwnConfig):
             fresh = mask  # [T]
             if batch.fresh_mask is not None:
                 fresh = mask * batch.fresh_mask  # [T]
-            if self.policy_loss.sampled:
+            if self.policy_loss.from_engine:
                 record_sampler(tally, log_weight, correction, inputs, fresh)
         named = {name: t.detach() for name, t in (batch.token_columns | raw).items()}  # [T] each
         fault = partial(raise_for_token, batch, named) if self.raises else None
@@ -432,7 +433,7 @@ class Algorithm(OwnConfig):
         values = {
             "logprobs": logprobs,
             "old_logprobs": old,
-            "sampler_logprobs": batch.sampler_logprobs if self.policy_loss.sampled else old,
+            "sampler_logprobs": batch.sampler_logprobs if self.policy_loss.from_engine else old,
             "entropy": entropy,
             "advantages": batch.advantages,
         }
@@ -449,7 +450,7 @@ class Algorithm(OwnConfig):
             )
         self.policy_loss.check_batch(batch)
 
-    def _terms(self, inputs: LossInputs, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _terms(self, inputs: LossInputs) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
         for share in terms.values():
@@ -458,13 +459,13 @@ class Algorithm(OwnConfig):
             )
         total = terms["policy"]
         check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
-        if self.kl.in_loss and "reference_logprobs" in values:
-            divergence = self.kl(values["logprobs"], values["reference_logprobs"])  # [T]
+        if self.kl.in_loss and inputs.reference_logprobs is not None:
+            divergence = self.kl(inputs.logprobs, inputs.reference_logprobs)  # [T]
             terms["kl"] = self.aggregation.share(divergence, inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
         num_tokens = max(inputs.normalizers.num_tokens, 1)
-        terms["entropy"] = (values["entropy"] * inputs.mask).sum() / num_tokens
+        terms["entropy"] = (inputs.entropy * inputs.mask).sum() / num_tokens
         if self.config.entropy_coef > 0:
             terms["entropy_weighted"] = -self.config.entropy_coef * terms["entropy"]
             total = total + terms["entropy_weighted"]
@@ -477,7 +478,7 @@ class Algorithm(OwnConfig):
         record_divergence(tally, "policy", values["old_logprobs"] - logprobs, inputs)
         if "reference_logprobs" in values:
             record_divergence(tally, "reference", logprobs - values["reference_logprobs"], inputs)
-        record_ratio(tally, self.policy_loss.token_loss, inputs)
+        record_ratio(tally, self.policy_loss.ratio_loss, inputs)
         for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
             tally.put(key, value, weight)
 

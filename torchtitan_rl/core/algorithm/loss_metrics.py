@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.inputs import LOG_RATIO_LIMIT, LossInputs, safe_exp
 from torchtitan_rl.core.algorithm.kl import kl_estimate
-from torchtitan_rl.core.algorithm.losses import PolicyLoss
+from torchtitan_rl.core.algorithm.losses import TokenLoss
 from torchtitan_rl.core.algorithm.mismatch import Correction
 from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.types import Metric
@@ -127,7 +127,7 @@ def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: Loss
         tally.put(f"{prefix}/tokens/length_{name}", inside.sum(), inside.sum(), "sum")
 
 
-def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> None:
+def record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> None:
     """The ratio that the loss uses, its clamped and clipped shares, and the extremes of the clipped share by
     completion.
 
@@ -158,7 +158,7 @@ def record_ratio(tally: Tally, loss: PolicyLoss | None, inputs: LossInputs) -> N
         tally.extremes(f"{key}_", inputs.sequences.mean(where), inputs.sequences.present)  # of [S]
 
 
-def _of_tokens(loss: PolicyLoss, method: str, returned: Tensor, inputs: LossInputs) -> Tensor:
+def _of_tokens(loss: TokenLoss, method: str, returned: Tensor, inputs: LossInputs) -> Tensor:
     """Returns the [T] result of a loss's method. Raises UserError if it has another shape, which would be broadcast."""
     return tensor_from(
         loss,

@@ -69,14 +69,14 @@ class SeqSumConst(Aggregation):
 class Loss(OwnConfig, ABC):
     """The base of `algorithm.loss`, and the seam for objectives of every kind. In the order of a step a loss says
 
-    1. what it learns from: `uses_rewards`, `uses_advantages`, `sampled`, `needs_reference`, `needs_teacher`,
+    1. what it learns from: `uses_rewards`, `uses_advantages`, `from_engine`, `needs_reference`, `needs_teacher`,
        `divergence_beta`;
     2. what it adds to the credit of the episodes: `assign_credit`;
     3. what it needs of the packed batch: `sequence_columns`, `token_columns`, `whole_groups`;
     4. the loss: `terms`; and after the update its controllers: `after_update`.
 
-    A `PolicyLoss` compares tokens with advantages, which is the default of every field. A loss over groups sets its
-    own credit and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `sampled` False, and
+    A `TokenLoss` compares tokens with advantages, which is the default of every field. A loss over groups sets its
+    own credit and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `from_engine` False, and
     their loss is -log pi. A teacher's log-probabilities, set by a source before the credit, are one of the
     `token_columns`; the exact divergence from it is the column "divergence", which the trainer sets.
     """
@@ -91,7 +91,7 @@ class Loss(OwnConfig, ABC):
     sample."""
     uses_advantages: bool = True
     """Whether `algorithm.advantage` sets the advantages. If not, it is not called."""
-    sampled: bool = True
+    from_engine: bool = True
     """Whether the engine has sampled the tokens. If not, there are no log mu and no ratio: pi_old is pi, and trainer
     and sampler are not compared."""
     needs_reference: bool = False
@@ -111,7 +111,7 @@ class Loss(OwnConfig, ABC):
     """Keys of the step's merged metrics that `after_update` reads."""
 
     @property
-    def token_loss(self) -> "PolicyLoss | None":
+    def ratio_loss(self) -> "TokenLoss | None":
         """The loss whose ratio and clipping are reported; None if there is none."""
         return None
 
@@ -157,15 +157,15 @@ class Loss(OwnConfig, ABC):
         """Restore what `state_dict` returned."""
 
 
-class PolicyLoss(Loss):
+class TokenLoss(Loss):
     """A loss for each token, to be minimised. Most subclasses write only `__call__`."""
 
     uses_ratio: ClassVar[bool] = True
     """Whether the loss uses the ratio; otherwise nothing is clamped or clipped."""
 
     @property
-    def token_loss(self) -> "PolicyLoss | None":
-        return self if self.sampled else None
+    def ratio_loss(self) -> "TokenLoss | None":
+        return self if self.from_engine else None
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:
@@ -190,14 +190,14 @@ class PolicyLoss(Loss):
         return {}
 
 
-class Clip(PolicyLoss):
+class Clip(TokenLoss):
     """l_t = -min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); with dual_clip c, for A < 0, min(l_t, -c A).
 
     PPO arXiv 1707.06347, GRPO arXiv 2402.03300, DAPO (eps_high 0.28) arXiv 2503.14476, dual clip arXiv 1912.09729.
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(PolicyLoss.Config):
+    class Config(TokenLoss.Config):
         eps_low: float = number(0.2, above=0, most=1)
         """Ratios below 1 - eps_low get no gradient where A < 0."""
         eps_high: float = number(0.2, above=0, most=math.inf)

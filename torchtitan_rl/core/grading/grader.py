@@ -163,7 +163,7 @@ class Grader(Configurable):
         another."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
         in_workers: list[RewardCall] = []
-        functions: list[tuple[int, float]] = []
+        functions: list[tuple[int, float]] = []  # index and time limit of each
         for call in calls:
             scorer = call.scorer
             if not scorer.is_async and scorer.name not in self._in_process:
@@ -198,20 +198,20 @@ class Grader(Configurable):
         name = scorer.name
         if result.log_error:
             self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
-        scored = [
+        asked = [
             (group.prompt, completion) for group in call.groups for completion in group.samples
         ]
         self._metrics += _call_metrics(
             name,
             result.metrics,
-            num_completions=len(scored),
+            num_completions=len(asked),
             seconds=result.seconds,
             num_failed=len(result.errors),
         )
         if not result.errors:
             return
         first, message = next(iter(result.errors.items()))
-        prompt, completion = scored[first]
+        prompt, completion = asked[first]
         if message.startswith("returned"):
             message += f" for completion {completion.sample_idx} ({completion.text[:80]!r})"
         batch = f" (in a batch of {len(call.groups)} prompts)" if len(call.groups) > 1 else ""
@@ -230,17 +230,13 @@ class Grader(Configurable):
             f"{described} Such completions get no {lost}: see reward/{name}/failures.",
         )
 
-    def scored(
+    def with_rewards(
         self, group: Group[Completion], cells: Mapping[Completion, Cells]
     ) -> Group[ScoredCompletion]:
         """Returns the group with its rewards, given the results of its completions."""
         scorers = self._scorers[group.prompt.task]
-        return Group(
-            prompt=group.prompt,
-            samples=[
-                _scored(completion, scorers, cells[completion]) for completion in group.samples
-            ],
-        )
+        samples = [_with_reward(one, scorers, cells[one]) for one in group.samples]
+        return Group(prompt=group.prompt, samples=samples)
 
     def _warn_once(self, key: str, message: str) -> None:
         if key not in self._warned:
@@ -284,7 +280,7 @@ class GradingRound:
             cells = finish(self._calls)
         for call in self._calls:
             grader.report(call)
-        scored = [grader.scored(group, cells) for group in groups]
+        scored = [grader.with_rewards(group, cells) for group in groups]
         grader.stop_if_all_fail(scored)
         return scored
 
@@ -298,7 +294,7 @@ def _error_of(sample: ScoredCompletion) -> str:
     return ""
 
 
-def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCompletion:
+def _with_reward(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCompletion:
     breakdown: dict[str, float | None] = {}
     extra: dict[str, Any] = {}
     weighted: list[float] = []
@@ -315,7 +311,7 @@ def _scored(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCom
         if i in result.errors:
             extra[f"error/{reward.name}"] = result.errors[i]
             failed = failed or reward.weight != 0
-    judged, i = cells[scorers.judgement]
+    judged, i = cells[scorers.judgement]  # its score is (answer, correct)
     answer, correct = judged.scores[i] or (None, None)
     turn_weight = sum(reward.weight for reward in scorers.rewards if reward.of_turns)
     return ScoredCompletion(

@@ -193,7 +193,10 @@ class _Row(NamedTuple):
 
     def at_labels(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Values [L] of each member's completion tokens -> [T] float32, each at the position that predicts the token, 0
-        elsewhere."""
+        elsewhere.
+
+        Example: a prompt of 2 tokens and values [1, 2] give [0, 1, 2, 0].
+        """
         zeros = [np.zeros(len(trace.prompt) - trace.shared) for trace in self.traces]
         return _shifted(self._joined(zeros, rows, np.float32), self.own_lengths)
 

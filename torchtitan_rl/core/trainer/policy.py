@@ -17,7 +17,7 @@ from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import attention_config, describe_attention
 from torchtitan_rl.core.trainer.experts import packed_moe
-from torchtitan_rl.core.trainer.head import LogprobHead
+from torchtitan_rl.core.trainer.score import LogprobHead
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -69,12 +69,12 @@ def build_policy(
     return model
 
 
-def keep_weights(model: Decoder, keep: bool) -> None:
-    """With `keep`, the next backward keeps weights gathered and leaves the reduction of gradients to a later one."""
+def defer_reduction(model: Decoder, defer: bool) -> None:
+    """With `defer`, the next backward keeps weights gathered and leaves the reduction of gradients to a later one."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_reshard_after_backward(not keep, recurse=False)
-            module.set_requires_gradient_sync(not keep, recurse=False)
+            module.set_reshard_after_backward(not defer, recurse=False)
+            module.set_requires_gradient_sync(not defer, recurse=False)
 
 
 def model_config(

@@ -1,20 +1,93 @@
-"""Asks a model for the log-probabilities and entropies of packed tokens: one forward, without [T, V] logits."""
+"""Asks a model for the log-probabilities and entropies of packed tokens: one forward, without [T, V] logits.
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+The model's output module computes them where it has its gathered weight, and so they come out of the model.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.linear import Linear
 
 from torchtitan_rl.core.trainer.attention import attention_masks
 from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.core.trainer.experts import route
-from torchtitan_rl.core.trainer.head import HeadInput
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
 from torchtitan_rl.core.types import SegmentLayout
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
+
+
+class HeadInput(NamedTuple):
+    """What the logits of T tokens are computed from: scale * hidden weight^T."""
+
+    hidden: Tensor
+    """[T, D] the head's input."""
+    weight: Tensor
+    """[Vs, D] this rank's rows of the vocabulary, in the dtype of `hidden`."""
+    group: dist.ProcessGroup | None
+    """The tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary."""
+    first_row: int
+    """The token of this rank's first row."""
+    scale: float
+
+
+class LogprobHead(Linear):
+    """An `lm_head` that returns the function's result inside `computing(...)`, instead of [B, L, V] logits.
+
+    It is the model's output module. It runs once per forward inside the hooks of FSDP2 and tensor parallelism, with its
+    weight gathered, so callers need no knowledge of sharding.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        chunk_tokens: int = 1024
+        """Tokens of a tile of logits."""
+
+        compile: bool = False
+        """torch.compile the passes over each tile of logits."""
+
+    scale = 1.0
+    """The constant by which the model multiplies its logits."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.chunk_tokens = config.chunk_tokens
+        self.compile_chunks = config.compile
+        self._function: Callable[[HeadInput], Any] | None = None
+
+    @contextmanager
+    def computing(self, function: Callable[[HeadInput], Any]) -> Iterator[None]:
+        """Within this context `forward`, and so the model, returns `function` of the head's input."""
+        self._function = function
+        try:
+            yield
+        finally:
+            self._function = None
+
+    def forward(self, input: Tensor) -> Any:
+        """[B, L, D] -> the result of `computing`'s function, or without one [B, L, V] logits."""
+        if self._function is None:
+            logits = super().forward(input)  # [B, L, V]
+            return logits if self.scale == 1 else logits * self.scale
+        hidden, weight, group, first_row = input, self.weight, None, 0
+        if isinstance(weight, DTensor):
+            # Tensor parallel: this rank holds some rows of the vocabulary, as torch.chunk deals them.
+            mesh = weight.device_mesh
+            group = mesh.get_group()
+            first_row = min(mesh.get_local_rank() * -(-len(weight) // mesh.size()), len(weight))
+            weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
+            # [B, L, D], its gradient summed over ranks
+            hidden = hidden.to_local(grad_placements=[Partial()])
+        hidden = hidden.flatten(0, 1)  # [B*L, D]
+        weight = weight.to(hidden.dtype)
+        return self._function(HeadInput(hidden, weight, group, first_row, self.scale))
 
 
 class TokenScores(NamedTuple):
@@ -56,7 +129,7 @@ def score(
     """
     head = model.lm_head
 
-    def answer(head_input: HeadInput) -> TokenScores:
+    def token_scores(head_input: HeadInput) -> TokenScores:
         hidden, weight, group, first_row, scale = head_input
         hidden = _at(hidden, only)  # [M, D]
         # A scale is the inverse of a temperature, so hidden states are not rounded again.
@@ -76,7 +149,7 @@ def score(
             return TokenScores(*found)
         return TokenScores(*(t.new_zeros(len(labels)).index_copy(0, only, t) for t in found))
 
-    return _forward(model, token_ids, layout, answer)
+    return _forward(model, token_ids, layout, token_scores)
 
 
 def _shared_rows(weight: Tensor, teacher: TeacherOutput) -> tuple[Tensor, TeacherOutput]:
@@ -120,11 +193,11 @@ def teacher_output(
     """Returns what the divergence reads of a frozen model at the positions `only` [M]. Its head stays gathered until
     `model.reset_iter_state()`, so that the student's backward can read it."""
 
-    def answer(head_input: HeadInput) -> TeacherOutput:
+    def read(head_input: HeadInput) -> TeacherOutput:
         hidden = _at(head_input.hidden, only)  # [M, Dt]
         return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
 
-    output = _forward(model, token_ids, layout, answer)
+    output = _forward(model, token_ids, layout, read)
     model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
     return output
 
@@ -133,10 +206,10 @@ def _forward(
     model: Decoder,
     token_ids: Tensor,
     layout: SegmentLayout,
-    question: Callable[[HeadInput], Answer],
-) -> Answer:
-    """One forward of the packed tokens [T], whose head answers `question`."""
+    of_head: Callable[[HeadInput], T],
+) -> T:
+    """One forward of the packed tokens. The model returns what its head makes of its input with `of_head`."""
     masks = attention_masks(model, layout)
     route(model, layout)
-    with model.lm_head.asked(question):
+    with model.lm_head.computing(of_head):
         return model(token_ids[None], layout.positions[None], masks)

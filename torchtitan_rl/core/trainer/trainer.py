@@ -34,7 +34,7 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.minibatches import Batcher, MiniBatch, split_groups
 from torchtitan_rl.core.trainer.norms import StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
-from torchtitan_rl.core.trainer.policy import build_policy, keep_weights, model_config
+from torchtitan_rl.core.trainer.policy import build_policy, defer_reduction, model_config
 from torchtitan_rl.core.trainer.score import TokenScores, score, score_only, teacher_output
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
@@ -215,22 +215,23 @@ class Trainer(Configurable):
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
         """Take the step's optimizer steps and advance the schedule and the algorithm's controllers.
 
-        Raises NonFiniteLossError or LogprobGateError on every rank, before the optimizer steps.
+        Raises NonFiniteLossError or LogprobGateError on every rank, before the optimizer steps, and NonFiniteError on
+        the rank whose token is not finite.
         """
         config = self.config
         minibatches = [
             self.batcher.minibatch(part) for part in split_groups(groups, config.num_minibatches)
         ]
         single_step = config.num_epochs * len(minibatches) == 1
-        sampled = self.algorithm.policy_loss.sampled
-        if sampled and not single_step:
+        from_engine = self.algorithm.policy_loss.from_engine
+        if from_engine and not single_step:
             self._keep_old_logprobs(minibatches)
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
         norms: list[float] = []
         num_applied = 0
         for _ in range(config.num_epochs):
             for minibatch in minibatches:
-                step = self._optimizer_step(minibatch, check_logprobs=sampled and single_step)
+                step = self._optimizer_step(minibatch, check_logprobs=from_engine and single_step)
                 metrics += step.metrics
                 norms.append(step.grad_norm)
                 num_applied += step.applied
@@ -318,6 +319,7 @@ class Trainer(Configurable):
             for batch, (_, scores) in zip(minibatch.batches, forwards, strict=True):
                 rows.append(diff_rows(batch, scores.logprobs, entropy=scores.entropy))
         (loss, norm), numbers, compared, rows = _on_host([loss, norm], numbers, compared, rows)
+        # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
         metrics = [
             forward.out.read(values) for forward, values in zip(forwards, numbers, strict=True)
         ]
@@ -336,7 +338,7 @@ class Trainer(Configurable):
         forwards: list[_Forward] = []
         for i, batch in enumerate(minibatch.batches):
             has_backward = i >= minibatch.num_forward_only
-            # FSDP still awaits a backward of the forward-only batches before this one: see `score_only`.
+            # FSDP2 counts forwards whose backward is still to come. Those before this one have none: see `score_only`.
             after_forward_only = i > 0 and i == minibatch.num_forward_only
             if after_forward_only and not self._keeps_weights:
                 self.model.reset_iter_state()
@@ -348,7 +350,8 @@ class Trainer(Configurable):
                 out = self.algorithm.loss(batch, scores.logprobs, scores.entropy)
             if has_backward:
                 is_last = i == len(minibatch.batches) - 1
-                keep_weights(self.model, self._keeps_weights and not is_last)
+                defer_reduction(self.model, self._keeps_weights and not is_last)
+                # FSDP2 sums gradients over ranks (torchtitan sets its divisor to 1), as the shares of a loss add up.
                 out.loss.backward()
             forwards.append(_Forward(out, scores.detached()))
         self.free_teacher()

@@ -38,7 +38,7 @@ MATRICES = {
 
 
 class Lora:
-    """The adapters of one policy. The trainer calls its methods in this order."""
+    """The adapters of one policy."""
 
     def __init__(self, config: LoraConfig) -> None:
         self.config = config
@@ -60,19 +60,19 @@ class Lora:
         settings = LoRAConverter.Config(rank=self.config.rank, alpha=self.config.alpha, target_modules=sorted(names))
         return settings.build().convert(config)
 
-    def attach(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
+    def attach(self, model: Decoder, state_dict_adapter: BaseStateDictAdapter) -> None:
         """Start the adapters of the loaded model, and remember their exported names."""
-        self._exported = self.start(model, adapter)
-        self._base = ShardChecksums(model, adapter)
-        self.policy_shards = AdapterChecksums(model, adapter, scale=self.scale)
+        self._exported = self.start(model, state_dict_adapter)
+        self._base = ShardChecksums(model, state_dict_adapter)
+        self.policy_shards = AdapterChecksums(model, state_dict_adapter, scale=self.scale)
 
-    def start(self, model: Decoder, adapter: BaseStateDictAdapter) -> Exported:
+    def start(self, model: Decoder, state_dict_adapter: BaseStateDictAdapter) -> Exported:
         """Start the adapters, from `config.start` if it is set. Returns `adapter_rows`.
 
         Raises:
             UserError: naming the field and the layer, if the folder's adapter is not one of this model and config.
         """
-        exported = list(adapter_rows(model, adapter))
+        exported = list(adapter_rows(model, state_dict_adapter))
         if self.config.start:
             load_adapters(exported, read_adapter(Path(self.config.start), self.config), self.config.start)
         else:
@@ -156,7 +156,9 @@ def own_part(whole: Tensor, parameter: Tensor) -> Tensor:
     return whole[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.sizes, strict=True))]
 
 
-def adapter_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+def adapter_rows(
+    model: Decoder, state_dict_adapter: BaseStateDictAdapter
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Yields each adapter's parameter with its rows under each of its names, as `exported_rows` does for the base.
 
     A fused layer's A comes whole under the name of each of its parts. Its B is split as the layer's weight is, which for
@@ -167,7 +169,9 @@ def adapter_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tupl
             if not is_adapter(name):
                 continue
             layer, letter = name.removesuffix(".weight")[: -len(".lora_a")], name.removesuffix(".weight")[-1].upper()
-            rows = rows_of(model, adapter, prefix, block, f"{layer}.weight", block.get_parameter(f"{layer}.weight"))
+            rows = rows_of(
+                model, state_dict_adapter, prefix, block, f"{layer}.weight", block.get_parameter(f"{layer}.weight")
+            )
             whole = torch.arange(len(parameter))
             yield (
                 parameter,

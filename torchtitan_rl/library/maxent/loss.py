@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.algorithm.inputs import LossInputs
-from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, PolicyLoss
+from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, TokenLoss
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
@@ -87,7 +87,7 @@ class MaxEnt(ListwiseLoss):
         self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
 
     @property
-    def token_loss(self) -> PolicyLoss | None:
+    def ratio_loss(self) -> TokenLoss | None:
         return self._clip
 
     def validate_group_size(self, n: int) -> None:

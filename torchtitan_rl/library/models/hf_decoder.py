@@ -26,7 +26,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.trainer.attention import PackedRows
-from torchtitan_rl.core.trainer.head import LogprobHead
+from torchtitan_rl.core.trainer.score import LogprobHead
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

@@ -16,7 +16,7 @@ IDS = ["group_mean", "grpo", "batch_std", "rloo"]
 def advantages(config, *rewards):
     """The advantages of groups with these rewards."""
     groups = draft_episodes([group(index, of_group) for index, of_group in enumerate(rewards)])
-    return config.build()(list(rewards), groups)
+    return config.build().of_step(list(rewards), groups)
 
 
 @pytest.mark.parametrize(

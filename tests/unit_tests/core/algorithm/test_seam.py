@@ -16,7 +16,7 @@ from tests.parts.algorithm import (
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, PolicyLoss, SeqMeanTokenMean, SeqSumConst
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, SeqSumConst, TokenLoss
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.types import flat
@@ -149,10 +149,10 @@ def test_only_a_class_that_says_so_itself_has_zero_gradient_without_an_advantage
         assert algorithm.zero_gradient(episode) is zero, loss
 
 
-class Demonstrations(PolicyLoss):
+class Demonstrations(TokenLoss):
     """-log pi of tokens that nobody sampled, weighed by a column of the credit."""
 
-    uses_rewards = uses_advantages = sampled = False
+    uses_rewards = uses_advantages = from_engine = False
     token_columns = ("weight",)
 
     def assign_credit(self, groups):

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchtitan_rl.core.trainer import logprobs
-from torchtitan_rl.core.trainer.head import LogprobHead
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
+from torchtitan_rl.core.trainer.score import LogprobHead
 
 T, D, V = 13, 8, 37
 
@@ -55,11 +55,11 @@ def test_large_logits_give_finite_logprobs():
     assert torch.isfinite(entropy).all()
 
 
-def test_head_gives_logits_or_the_answer_to_a_question():
+def test_head_gives_logits_or_the_result_of_a_function():
     head = LogprobHead.Config(in_features=D, out_features=V).build()
     hidden = torch.randn(1, T, D)
     assert head(hidden).shape == (1, T, V)
-    with head.asked(lambda found: found):
+    with head.computing(lambda found: found):
         found = head(hidden)
     assert (found.group, found.first_row, found.scale) == (None, 0, 1.0)
     assert torch.equal(found.hidden, hidden[0])

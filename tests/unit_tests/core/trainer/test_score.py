@@ -48,7 +48,7 @@ def test_wanted_positions_alone_are_scored_and_have_a_gradient(model, wanted, te
     assert set(seen) <= {len(places)}
     assert scores.divergence is scores.teacher_token is None
     ours = gradients(scores.logprobs)
-    with model.lm_head.asked(lambda found: found.hidden @ found.weight.T):
+    with model.lm_head.computing(lambda found: found.hidden @ found.weight.T):
         logits = model(tokens[None], layout.positions[None], attention_masks(model, layout))  # [T, V]
     logp = (logits / temperature).log_softmax(-1)  # [T, V]
     expected = logp.gather(-1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1)  # [T] each
