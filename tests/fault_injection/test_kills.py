@@ -110,3 +110,33 @@ def test_max_restarts_resumes_a_killed_run_automatically_and_bitwise(whole_run, 
     )
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
     assert list(metrics_of(tmp_path / "run")) == list(range(1, 7))
+
+
+TALK = "tests/parts/talk.py"
+TRACES = {
+    "compacted in process": (1, ["--config", f"{TALK}:talk_traces"]),
+    "compacted in process, 2 ranks": (2, ["--config", f"{TALK}:talk_traces"]),
+    "compacted in process, LoRA": (1, ["--config", f"{TALK}:talk_traces", "--trainer.lora.rank", "4"]),
+    "compacted by an agent": (1, ["--config", f"{TALK}:talk_agent_traces"]),
+    "compacted by an agent, 2 ranks": (2, ["--config", f"{TALK}:talk_agent_traces"]),
+    "compacted by an agent, LoRA": (1, ["--config", f"{TALK}:talk_agent_traces", "--trainer.lora.rank", "4"]),
+}
+"""Runs whose rollouts have several traces: ranks and arguments."""
+
+
+@pytest.mark.parametrize("kind", TRACES)
+def test_killed_rollouts_of_several_traces_resume_bitwise(tmp_path, kind):
+    ranks, args = TRACES[kind]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert train(whole, *args, *STEPS, ranks=ranks).code == 0
+    assert metrics_of(whole / "run")[6]["conversations/traces/mean"] > 1
+    run = start(tmp_path, *args, *STEPS, ranks=ranks, log="killed.log")
+    run.wait_until(lambda: 2 in steps_of(tmp_path / "run"), "save step 2")
+    run.wait_in("generate")
+    assert run.kill_everything().code == KILLED
+    saved = max(steps_of(tmp_path / "run"))
+    assert saved < 6
+    train(tmp_path, *args, *STEPS, ranks=ranks).says(f"resuming after step {saved}")
+    assert weights_of(tmp_path / "run", 6) == weights_of(whole / "run", 6)
+    assert list(metrics_of(tmp_path / "run")) == list(range(1, 7))

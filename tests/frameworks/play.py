@@ -62,6 +62,7 @@ def call(arguments: str, name: str = "multiply") -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
+QUESTION = "What is 3 * 4? Use the tool."
 RIGHT, DONE = call('{"a": 3, "b": 4}'), "It is 12."
 SCENARIOS = {
     "one tool": [RIGHT, DONE],
@@ -113,26 +114,31 @@ class Script:
         return [Sampled(self.asked.pop(), ids, [-0.5] * len(ids), text, "stop")]
 
 
-def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Script]:
-    """The rollout of one framework's agent."""
+def agent_of(venvs: Path, name: str, question: str, **env: str) -> AgentEnvironment:
+    """The framework's agent, started as a command."""
     framework = FRAMEWORKS[name]
-    texts = [OTHER_FORMS.get(framework.calls, {}).get(text, text) for text in SCENARIOS[scenario]]
-    if name == "smolagents ToolCalling":
-        texts = [OTHER_FORMS["final_answer"].get(text, text) for text in texts]
     script = HERE / framework.script
     venv = venvs / framework.venv
     command = [f"{venv}/bin/python", str(script)]
-    env = {"SCENARIO": scenario, "PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore", **framework.env}
     if script.suffix == ".mjs":
         linked = venv / script.name  # node looks for packages beside the script
         linked.write_text(script.read_text())
         command = ["node", str(linked)]
+    env = {"PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore", **framework.env, **env}
+    return AgentEnvironment(command, task=question, env=env, role="tool")
+
+
+def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Script]:
+    """The rollout of one framework's agent."""
+    texts = [OTHER_FORMS.get(FRAMEWORKS[name].calls, {}).get(text, text) for text in SCENARIOS[scenario]]
+    if name == "smolagents ToolCalling":
+        texts = [OTHER_FORMS["final_answer"].get(text, text) for text in texts]
     [prompt] = prompts(made, 1)
     one = Conversation(
         prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=4000), most_in_turn=1000, most_tokens=60_000
     )
     limits = {"on_failure": "none", "max_turns": 24, "call_seconds": 240, "max_answer_characters": 100_000}
-    pool = conversations(lambda _: AgentEnvironment(command, env=env, role="tool"), made, **limits).start([one])
+    pool = conversations(lambda _: agent_of(venvs, name, QUESTION, SCENARIO=scenario), made, **limits).start([one])
     policy = Script(made, texts)
     try:
         list(roll_out([one], policy, pool, lambda value: value, wait_for_answers=False))

@@ -136,6 +136,35 @@ def talk_traces():
     return config
 
 
+class CompactingGuess(GuessNumber):
+    """The game with an agent that compacts its history."""
+
+    def environment(self, prompt):
+        """Returns an agent that begins anew after every other answer."""
+        return AgentEnvironment(forget_every_other, task=prompt.messages)
+
+
+async def forget_every_other(task, *, base_url, api_key):
+    """An agent that does over HTTP what `Forgetful` does in process."""
+    client, messages, turns = openai_client(base_url).with_options(api_key=api_key), [*task], 0
+    while True:
+        reply = (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message
+        turns += 1
+        answer = "higher" if len(reply.content) % 2 else "lower"
+        if turns % 2:
+            messages = [{"role": "user", "content": f"You said {reply.content[:6]!r}: {answer}"}]
+        else:
+            messages += [reply.model_dump(exclude_none=True), {"role": "user", "content": answer}]
+
+
+def talk_agent_traces():
+    """talk_traces with an agent in place of the environment."""
+    config = talk_traces()
+    config.task = CompactingGuess.Config(span=7)
+    config.algorithm.credit = "episode"
+    return config
+
+
 def talk_maxent():
     """A listwise loss: a prompt's conversations in one micro-batch, weighed by rewards and a reference."""
     config = talk()

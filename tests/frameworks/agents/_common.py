@@ -3,7 +3,8 @@
 import json
 import os
 
-QUESTION = "What is 3 * 4? Use the tool."
+with open(os.environ["AGENT_TASK"]) as file:
+    QUESTION = json.load(file)
 SCENARIO = os.environ.get("SCENARIO", "")
 STREAMS = SCENARIO == "stream"
 TRIMS = SCENARIO == "trimmed history"

@@ -152,6 +152,10 @@ def refused(setting: dict, **facts) -> tuple[str, str]:
             {"response_format": {"type": "json_object"}},
             "asked for response_format .*: describe the format in the prompt",
         ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+            "asked for response_format .*json_schema.*: describe the format in the prompt",
+        ),
     ],
 )
 def test_settings_that_cannot_be_followed_are_refused_by_name_with_the_remedy(setting, reason):
@@ -180,7 +184,7 @@ def test_a_refused_request_may_be_sent_again_without_the_setting():
         chat = client(base_url, api_key).chat.completions
         with pytest.raises(openai.BadRequestError) as error:
             await chat.create(model="x", messages=[USER], response_format={"type": "json_object"})
-        assert error.value.param == "response_format"
+        assert (error.value.type, error.value.param) == ("invalid_request_error", "response_format")
         await chat.create(model="x", messages=[USER])
 
     with Policy(agent) as policy:
