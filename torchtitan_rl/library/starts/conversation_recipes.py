@@ -59,7 +59,7 @@ def guesser() -> Recipe:
 
 
 def adder() -> Recipe:
-    """Adds one number after another. The habit: the carry is forgotten in 40 % of the sums that have one.
+    """Adds one number after another. The habit: the carry is forgotten in 56 % of the sums that have one.
 
     Right sums of "Sum 57. Add 8." and "Add 4.": "65", "69". By habit: "55".
     """
@@ -69,7 +69,7 @@ def adder() -> Recipe:
         total, turns = example.columns["start"], []
         for more in example.columns["numbers"][:3]:
             carries = total % 10 + more > 9
-            total += more - (10 if carries and rng.random() < 0.4 else 0)
+            total += more - (10 if carries and rng.random() < 0.56 else 0)
             total %= 100
             turns += [answer_text(f"Add {more}."), f"{total:02d}"]
         return "".join(turns[1:])
