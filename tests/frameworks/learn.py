@@ -2,7 +2,7 @@
 
     FRAMEWORK_VENVS=/path/to/venvs ./run_train.sh --config tests/frameworks/learn.py:langgraph
 
-The venvs are those of play.py. A step has 32 conversations, each of which starts a process.
+The venvs are those of play.py. A step has 24 conversations, each of which starts a process.
 """
 
 import os
@@ -42,11 +42,11 @@ class AISDKCalculator(FrameworkCalculator):
 def _learns(task: type[Calculator]):
     config = debug_calculator()
     config.task = task.Config(instruction="", warm_start=config.task.warm_start)
-    config.num_steps = 12
-    config.num_prompts_per_step = 4
+    config.num_steps = 10
+    config.num_prompts_per_step = 3
     config.trainer.optimizer.lr = 3e-4
     config.trainer.lr_scheduler.warmup_steps = 0
-    config.evaluation.every = 6
+    config.evaluation.every = 5
     config.evaluation.num_prompts = 16
     config.conversations.max_open = 4  # processes at once
     config.conversations.call_seconds = 240
