@@ -46,11 +46,11 @@ def debug_guess() -> RunConfig:
 
 
 def debug_compact() -> RunConfig:
-    """Adds six numbers that come one by one in a window for about three of them: the history is compacted, so each rollout
+    """Adds six numbers that come one by one in a window for four of them: the history is compacted, so each rollout
     has several traces. On one CPU process, with its own warm start; needs no files.
 
-    The starting policy has the habit of forgetting the carry. Without `task.compact_tokens` every conversation ends at
-    the window's limit. How well it learns has not been measured.
+    The starting policy has the habit of forgetting the carry. With `--task.compact-tokens None` every conversation ends
+    at the window's limit, and nothing is learned. docs/recipes.md has the results.
     """
     config = _debug_talk(max_turns=8)
     config.task = RunningSum.Config(
@@ -62,6 +62,7 @@ def debug_compact() -> RunConfig:
     config.evaluation.sampling.max_tokens = 24
     config.conversations.max_turn_tokens = 6
     config.num_steps = 40
+    config.trainer.optimizer.lr = 2e-4
     return config
 
 
