@@ -160,11 +160,11 @@ def folder_of(name: str, scratch: Path) -> Path:
     """Returns a model's folder: `name` itself, or for a size of Qwen3, such as 8B, one in `scratch` that has its config.json."""
     if Path(name).is_dir():
         return Path(name)
-    folder = scratch / name
-    folder.mkdir(exist_ok=True)
     spec = named_models.qwen3(name)
     entries = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **hf_architecture(spec.model)}
     entries["max_position_embeddings"] = spec.model.max_seq_len
+    folder = scratch / name
+    folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(entries))
     return folder
 
@@ -222,7 +222,7 @@ def main() -> None:
         if args.run is not None:
             print_in_flight(args.run, needed=config.num_prompts_per_step, max_age=config.in_flight.max_age)
     except UserError as error:
-        parser.error(str(error))
+        parser.error(str(error).replace("or NGPU", "or --gpus"))
 
 
 def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

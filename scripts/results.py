@@ -51,9 +51,10 @@ def command(cell: str, seed: int, folder: Path, steps: int | None) -> list[str]:
 
 
 def is_done(folder: Path) -> bool:
-    """Returns whether a run has ended after its last step."""
-    end = folder / "end.json"
-    return end.is_file() and json.loads(end.read_text())["outcome"] == "done"
+    """Returns whether a run has ended after its last step, with an evaluation."""
+    end, metrics = folder / "end.json", folder / "metrics.jsonl"
+    ended = end.is_file() and '"outcome": "done"' in end.read_text()
+    return ended and metrics.is_file() and '"evaluation/accuracy"' in metrics.read_text()
 
 
 def outcome_of(folder: Path) -> Outcome:

@@ -22,12 +22,15 @@ from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.models import small_qwen3
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.references import load_class
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
+from torchtitan_rl.setup.build_task import build_prompts
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.registry import load_config
@@ -211,13 +214,29 @@ def _reward(text: str) -> Cause:
     return cause
 
 
-def _recipe(start: Cause) -> Cause:
-    """A start, beside a recipe that writes numbers."""
+def _recipe(start: Cause, **settings: Any) -> Cause:
+    """A start, beside a recipe that writes numbers, with these settings."""
 
     def cause(folder: Path) -> None:
         recipe = "from torchtitan_rl.library.starts.warm_start import Recipe\n"
-        (folder / "mine.py").write_text(f"{recipe}def f():\n    return Recipe(name='five', worked=lambda *_: 5)\n")
+        (folder / "mine.py").write_text(
+            f"{recipe}def f():\n    return Recipe(name='five', worked=lambda *_: 5, **{settings!r})\n"
+        )
         start(folder)
+
+    return cause
+
+
+def _own_prompts(body: str) -> Cause:
+    """A user's stream of prompts, whose next_batch returns this."""
+    text = f"from torchtitan_rl.library.prompts.stream import PromptStream\nclass Mine(PromptStream):\n    def next_batch(self, n, *, first_idx=0):\n        return {body}\n"
+
+    def cause(folder: Path) -> None:
+        (folder / "mine.py").write_text(text)
+        config, tokenizer = load_config("debug"), make_small_tokenizer(["1"], vocab_size=258)
+        config.model_spec, config.hf_assets_path = small_qwen3(vocab_size=320), str(folder)
+        config.prompts = load_class(f"{folder}/mine.py:Mine", "prompts", PromptStream).Config()
+        build_prompts(config, SumDigits.Config().build(), tokenizer)
 
     return cause
 
@@ -560,6 +579,24 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned("from torchtitan_rl.core.algorithm import GroupFilter; c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()")),
         row("a reward f(*completions)", "reward function f = '(*completions)': expected parameters that are given by name. Declare",
             _reward("def f(*completions):\n    return [1.0] * len(completions)\n")),
+        row("a reward f(*completions, **kwargs)", "f = '(*completions, **kwargs)': expected parameters that are given by name.",
+            _reward("def f(*completions, **kwargs):\n    return [1.0] * len(completions)\n")),
+        row("json_object(None)", "json_object takes a list of keys, not None", _grader(rewards=[f"{_LIBRARY}:json_object(None)"])),
+        row("--teacher https://huggingface.co/Qwen/Qwen3-8B", "a name on the hub with its owner: Qwen/Qwen3-0.6B.",
+            lambda _: prepare_teacher(replace(load_config("debug_distill"), teacher="https://huggingface.co/Qwen/Qwen3-8B"), None)),
+        row("--task.warm-start of a recipe with dimensions={}", "the recipe five: expected dimensions of small_qwen3 and a regular",
+            _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), dimensions={})),
+        row("--task.warm-start of a recipe with lone_characters='['", "expected dimensions of small_qwen3 and a regular expression",
+            _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), lone_characters="[")),
+        *(
+            row(f"a stream of prompts whose next_batch {what}", says, _own_prompts(body))
+            for what, says, body in (
+                ("returns None", "Mine.next_batch(2) = 'None': expected 2 prompts. Return as many as are asked for.", "None"),
+                ("returns fewer", 'Mine.next_batch(2) = "[Prompt(', "super().next_batch(n - 1, first_idx=first_idx)"),
+                ("returns texts", "Mine.next_batch(2) = \"['a', 'a']\": expected 2 prompts", "['a'] * n"),
+                ("raises", "Mine.next_batch(2): expected a method that returns, but it raises AttributeError", "self.pool[:n]"),
+            )
+        ),
         row("a reward f(completions, /)", "reward function f = '(completions, /)': expected parameters that are given by name.",
             _reward("def f(completions, /):\n    return [1.0] * len(completions)\n")),
         row("a Judge whose cache is in no folder", "cache '/no/where.jsonl' is in a folder that does not exist: make it first",

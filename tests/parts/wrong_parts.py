@@ -78,6 +78,16 @@ class OneWeight(Mismatch):
         return Correction(log_weight.mean().exp(), log_weight > 0)
 
 
+class TensorWeight(Mismatch):
+    def __call__(self, log_weight, sequences):
+        return log_weight.exp()
+
+
+class SwappedWeight(Mismatch):
+    def __call__(self, log_weight, sequences):
+        return Correction(log_weight > 0, log_weight.exp())
+
+
 class OneFewer(Advantage):
     def of_group(self, group):
         return group.rewards[1:]
@@ -123,6 +133,8 @@ CASES: list[tuple[dict[str, type], str]] = [
     ({"loss": UnscaledListwise}, "UnscaledListwise.weigh set masses that sum to 3: expected 1"),
     ({"aggregation": KeepsTokens}, r"algorithm.aggregation: KeepsTokens returned a tensor of shape \[9\]"),
     ({"mismatch": OneWeight}, r"algorithm.mismatch: OneWeight returned a tensor of shape \[\]"),
+    ({"mismatch": TensorWeight}, "algorithm.mismatch: TensorWeight returned Tensor: expected a Correction"),
+    ({"mismatch": SwappedWeight}, "algorithm.mismatch: SwappedWeight returned Correction: expected a Correction"),
     ({"advantage": OneFewer}, "algorithm.advantage: OneFewer returned 1 values for 2: expected one for each"),
     ({"advantage": OneMore}, "algorithm.advantage: OneMore returned 3 values for 2"),
     ({"advantage": TextAdvantage}, "algorithm.advantage: TextAdvantage returned '1.0': expected a number"),

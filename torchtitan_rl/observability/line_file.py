@@ -144,9 +144,9 @@ def _object_of(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line; None if it is damaged."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) else None
+    return row if isinstance(row, dict) and "step" in row else None
 
 
 def _damaged(steps: list[int | None]) -> set[int]:

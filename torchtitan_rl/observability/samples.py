@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = plain_console()
     try:
         rows = _matching(options.run, options)
-    except (FileNotFoundError, ValueError) as error:  # no run, or a damaged line
+    except (OSError, ValueError) as error:  # no run, or a damaged file
         print(error, file=sys.stderr)
         return 2
     if not rows:

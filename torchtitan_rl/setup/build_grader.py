@@ -70,10 +70,14 @@ def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Rewar
     A function that names `log_metric` gets a batch, as in TRL: what it logs may be no mean, such as a calibration error.
     """
     parameters = inspect.signature(function).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    by_name = inspect.Parameter.VAR_KEYWORD in kinds or inspect.Parameter.VAR_POSITIONAL not in kinds
+    wraps = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # f(*args, **kwargs) passes all on
+    positional = [
+        p.name
+        for p in parameters.values()
+        if p.kind is p.POSITIONAL_ONLY or (p.kind is p.VAR_POSITIONAL and (p.name in RESERVED_COLUMNS or not wraps))
+    ]
     expect(
-        by_name and inspect.Parameter.POSITIONAL_ONLY not in kinds, f"reward function {name}", str(inspect.signature(function)),
+        not positional, f"reward function {name}", str(inspect.signature(function)),
         "parameters that are given by name", "Declare it as f(completions, **kwargs).",
     )  # fmt: skip
     usual = "batch" if "log_metric" in parameters else "group"

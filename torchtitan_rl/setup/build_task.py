@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.demonstrations import check_demonstrated
+from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 from torchtitan_rl.setup.build_grader import find_scorers
@@ -15,9 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.core.grading.grader import Scorers
-    from torchtitan_rl.core.types import Prompt
     from torchtitan_rl.library.environments.factory import Conversations
-    from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.setup.run_config import RunConfig
 
 
@@ -83,9 +83,10 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     ends = end_token_ids(config.hf_assets_path, tokenizer)
     longest = config.sampling.max_tokens
-    stream = config.prompts.build(
-        task=task, tokenizer=tokenizer, seed=config.seed, end_token_ids=ends, max_completion_tokens=longest
-    )
+    options = {"end_token_ids": ends, "max_completion_tokens": longest}
+    stream = tried(config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options)
+    if type(stream) is not PromptStream:
+        _try_stream(stream)
     if not config.samples_training:
         check_demonstrated(stream.at(0))
     evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
@@ -98,3 +99,18 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     )
     environments.check(held_out, in_flight=config.in_flight.prompts)
     return PromptParts(stream, held_out, environments)
+
+
+def _try_stream(stream: PromptStream) -> None:
+    """Take two prompts of a user's stream and go back, so that a wrong method is named before anything starts."""
+    state = tried(stream, "state_dict")
+    batch = tried(stream, "next_batch", 2)
+    whole = _is_list(batch) and len(batch) == 2 and all(isinstance(prompt, Prompt) for prompt in batch)
+    expect(
+        whole,
+        f"{type(stream).__qualname__}.next_batch(2)",
+        f"{batch!r:.80}",
+        "2 prompts",
+        "Return as many as are asked for.",
+    )
+    tried(stream, "load_state_dict", state)

@@ -69,6 +69,8 @@ def main() -> None:
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    if len(sys.argv) != 2 or not is_hub_name(sys.argv[1]):
+        sys.exit(_say(f"{sys.argv[1:]}: expected one name on the hub with its owner, such as Qwen/Qwen3-0.6B."))
     name = sys.argv[1]
     elsewhere = "or download it elsewhere and pass --hf-assets-path FOLDER"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):

@@ -83,7 +83,7 @@ def _check_exact(config: "RunConfig", spec: "ModelSpec") -> None:
 
 def is_recipe(text: str) -> bool:
     """Whether it names a function that makes a start. Example: is_recipe("my_recipes.py:right_sums")"""
-    return ":" in text and not Path(text).exists()
+    return ":" in text and "://" not in text and not Path(text).exists()
 
 
 def _made(config: "RunConfig") -> Path:

@@ -56,6 +56,19 @@ def test_table_has_means_intervals_and_the_detectable_difference(tmp_path, monke
     assert f"less than {100 * least:.1f} points" in lines[-1], freedom
 
 
+@pytest.mark.parametrize("end", ["", "[]", '{"outcome": "done"}'])
+def test_a_folder_without_a_whole_run_has_no_row(tmp_path, monkeypatch, capsys, end):
+    folder = tmp_path / "grpo" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "end.json").write_text(end)
+    for metrics in (None, '{"step": 1}\n'):
+        if metrics:
+            (folder / "metrics.jsonl").write_text(metrics)
+        monkeypatch.setattr(sys, "argv", ["results.py", "--table", "--only", "grpo", "--output", str(tmp_path)])
+        assert results.main() == 0
+        assert "| grpo |" not in capsys.readouterr().out
+
+
 def test_run_that_is_not_done_is_started_again_in_its_folder(tmp_path, monkeypatch):
     written(tmp_path / "grpo" / "seed-0", [0.1, 0.5])
     (tmp_path / "grpo" / "seed-0" / "end.json").write_text(json.dumps({"outcome": "stopped"}))

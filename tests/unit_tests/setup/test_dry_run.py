@@ -5,14 +5,18 @@ import json
 
 import pytest
 
+from tests.parts.wrong_parts import ScalarLoss
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.answer_recipes import sums
 from torchtitan_rl.library.starts.warm_start import make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.setup.build_parts import build_parts
+from torchtitan_rl.setup.build_task import check_parts
+from torchtitan_rl.setup.dry_run import show_run
 from torchtitan_rl.setup.dump_folder import create
-from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl.setup.registry import load_config, parse_args
 from torchtitan_rl.setup.resume import config_fields
 
 
@@ -69,6 +73,22 @@ def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_p
     options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:fails"]
     with pytest.raises(UserError, match=r"Reward function 'fails' failed on prompt .*: TypeError: .* line 2"):
         parse_args(["--dry-run", "--config", "debug", *options])
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda config: show_run(config, world_size=1),
+        lambda config: build_parts(config, check_parts(config, world_size=1)),
+    ],
+    ids=["dry run", "run"],
+)
+def test_a_faulty_part_is_named_before_the_policy_is_built(start, begin):
+    config = load_config("debug")
+    config.hf_assets_path, config.algorithm.loss = str(start), ScalarLoss.Config()
+    config.grader.in_process = ["correct", "format", "judgement"]  # no workers to stop
+    with pytest.raises(UserError, match="algorithm.loss: ScalarLoss returned a tensor of shape"):
+        begin(config)
 
 
 def test_a_dry_run_says_why_an_environment_gives_no_reward(capsys):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchtitan_rl.core.algorithm.inputs import Sequences, safe_exp
 from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.own_config import OwnConfig
 
 
@@ -36,7 +37,17 @@ class Mismatch(OwnConfig, ABC):
 
     def correction(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         """`__call__`'s result. Raises UserError if it has another shape."""
-        weight, changed = self(log_weight, sequences)
+        found = self(log_weight, sequences)
+        if (
+            not isinstance(found, tuple)
+            or len(found) != 2
+            or getattr(found[1], "dtype", None) != torch.bool
+        ):
+            raise UserError(
+                f"algorithm.mismatch: {type(self).__qualname__} returned {type(found).__name__}: expected a Correction, "
+                "the weight of each token and where it was changed, as bool."
+            )
+        weight, changed = found
         for name, found in (("weight", weight), ("changed", changed)):
             tensor_from(
                 self,

@@ -32,7 +32,7 @@ def tags(names: Sequence[str]) -> Callable:
 
 def json_object(keys: Sequence[str] = ()) -> Callable:
     """1 if the completion, or its only fenced code block, is a JSON object with at least these keys."""
-    if isinstance(keys, str):
+    if not isinstance(keys, (list, tuple)):
         raise ValueError(f"json_object takes a list of keys, not {keys!r}")
 
     def holds(text: str) -> bool:

@@ -28,7 +28,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import phase, progress, timed
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.library.prompts.renderer import PromptRenderer
-from torchtitan_rl.library.references import explained, load_function, returned
+from torchtitan_rl.library.references import correctable, explained, load_function, returned
 from torchtitan_rl.library.starts.muon import Muon
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.task import Example, Task
@@ -115,7 +115,12 @@ def start_of(task: Task.Config, cache_root: Path) -> Path | None:
 def recipe_of(reference: str, field: str) -> Recipe:
     """Returns the recipe that a function makes. Raises UserError, naming `field`, if there is no such function or recipe."""
     function = load_function(reference, field)
-    return returned(function, field, reference, "a function that returns a Recipe", Recipe)
+    recipe = returned(function, field, reference, "a function that returns a Recipe", Recipe)
+    with correctable(
+        f"the recipe {recipe.name}: expected dimensions of small_qwen3 and a regular expression, but it raises"
+    ):
+        recipe.model_spec, make_small_tokenizer(["0"], vocab_size=320, lone_characters=recipe.lone_characters)
+    return recipe
 
 
 def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int = 0) -> Path:
