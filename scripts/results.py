@@ -134,6 +134,9 @@ def main() -> int:
     outcomes = {}
     for cell in args.only:
         folders = [args.output / cell / f"seed-{seed}" for seed in range(args.seeds)]
+        for folder in folders:
+            if folder.is_dir() and not is_done(folder):
+                print(f"left out: {folder} has no run that is done, with an evaluation", file=sys.stderr)
         if done := [outcome_of(folder) for folder in folders if is_done(folder)]:
             outcomes[cell] = done
     print(table(outcomes))

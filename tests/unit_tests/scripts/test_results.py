@@ -66,7 +66,9 @@ def test_a_folder_without_a_whole_run_has_no_row(tmp_path, monkeypatch, capsys, 
             (folder / "metrics.jsonl").write_text(metrics)
         monkeypatch.setattr(sys, "argv", ["results.py", "--table", "--only", "grpo", "--output", str(tmp_path)])
         assert results.main() == 0
-        assert "| grpo |" not in capsys.readouterr().out
+        printed = capsys.readouterr()
+        assert "| grpo |" not in printed.out
+        assert printed.err == f"left out: {folder} has no run that is done, with an evaluation\n"
 
 
 def test_run_that_is_not_done_is_started_again_in_its_folder(tmp_path, monkeypatch):
