@@ -71,6 +71,20 @@ def test_killed_rank_of_two_is_named_and_the_job_resumes_bitwise(whole_run_2, tm
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run_2, 6)
 
 
+@pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, ["--trainer.parallelism.expert-parallel-degree", "2"])])
+def test_killed_mixture_of_experts_resumes_bitwise(tmp_path, tmp_path_factory, ranks, more):
+    whole, args = tmp_path_factory.mktemp("whole"), ["--config", "debug_moe", *STEPS, *more]
+    assert train(whole, *args, ranks=ranks).code == 0
+    run = start(tmp_path, *args, ranks=ranks, log="killed.log")
+    run.wait_until(lambda: 2 in steps_of(tmp_path / "run"), "save step 2")
+    assert run.kill_everything().code == KILLED
+    saved = max(steps_of(tmp_path / "run"))
+    assert saved < 6
+    train(tmp_path, *args, ranks=ranks).says(f"resuming after step {saved}")
+    assert weights_of(tmp_path / "run", 6) == weights_of(whole / "run", 6)
+    assert list(metrics_of(tmp_path / "run")) == list(range(1, 7))
+
+
 def test_a_killed_rank_of_four_is_named(tmp_path):
     run = start(tmp_path, *STEPS, ranks=4)
     run.wait_in("train", rank=3)
