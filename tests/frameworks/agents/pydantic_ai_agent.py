@@ -13,7 +13,7 @@ def trimmed(messages):
 
 
 MODEL = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}[os.environ["API"]]("policy")
-agent = Agent(MODEL, instructions="Be short.", tools=[multiply], retries=3)
+agent = Agent(MODEL, tools=[multiply], retries=3)
 
 
 async def main():
@@ -21,7 +21,7 @@ async def main():
         from pydantic_ai.capabilities import ProcessHistory
 
         trimming = Agent(
-            MODEL, instructions="Be short.", tools=[multiply], retries=3,
+            MODEL, tools=[multiply], retries=3,
             capabilities=[ProcessHistory(trimmed)],
         )  # fmt: skip
         finish((await trimming.run(QUESTION)).output)
