@@ -71,8 +71,6 @@ class Rehearsal:
     """Phase -> how often each operator was launched."""
     syncs: Counter[str] = field(default_factory=Counter)
     """Where the host waited for the device in the last update, by line."""
-    compares: bool = False
-    """Whether the loss compares the policy with a teacher in the update."""
     communicators: int = 0
     """NCCL communicators of this rank's trainer, by setup/memory.py."""
     forwards: int = 0
@@ -154,7 +152,6 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
         record.forwards, before = 0, len(device.collectives)
         record.optimizer_steps = trainer.update(groups).optimizer_steps
         record.syncs = device.syncs.copy()
-    record.compares = algorithm.policy_loss.divergence_beta is not None
     record.in_update = Counter(one.operator for one in device.collectives[before:])
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):
