@@ -17,7 +17,7 @@ FAMILIES = {"gemma3_text": ["sliding_window=24", MIXED], "olmo2": []}
 @pytest.mark.parametrize("family", FAMILIES)
 def test_killed_run_resumes_bitwise_and_its_export_has_the_same_logprobs(tmp_path, family):
     odd(family, "initializer_range=0.15", *FAMILIES[family])(tmp_path)
-    args = [arg.replace("{dir}", str(tmp_path)) for arg in ANY_FOLDER]
+    args = [arg.replace("{data}", str(tmp_path)) for arg in ANY_FOLDER]
     args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
     args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]
     whole = train(tmp_path, *args, "--dump-folder", str(tmp_path / "whole"), log="whole.log", timeout_s=600)

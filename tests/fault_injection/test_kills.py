@@ -11,6 +11,11 @@ from tests.fault_injection.harness import copy_until, metrics_of, start, steps_o
 
 KILLED = 128 + signal.SIGKILL
 MANY = ["--num-steps", "60", "--checkpoint.interval", "1"]
+DEMONSTRATIONS = [
+    "--config", "debug_sft", "--sampling.n", "1", "--evaluation.sampling.n", "0", "--evaluation.every", "4", "--evaluation.num-prompts", "32",
+    "--num-prompts-per-step", "8", "--num-steps", "12", "--checkpoint.interval", "1",
+]  # fmt: skip
+LORA = ["--trainer.lora.rank", "4"]
 
 
 def wait_for_a_moment(run, folder, kind, chance):
@@ -83,6 +88,23 @@ def test_killed_mixture_of_experts_resumes_bitwise(tmp_path, tmp_path_factory, r
     train(tmp_path, *args, ranks=ranks).says(f"resuming after step {saved}")
     assert weights_of(tmp_path / "run", 6) == weights_of(whole / "run", 6)
     assert list(metrics_of(tmp_path / "run")) == list(range(1, 7))
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(1, []), (2, []), (2, LORA)])
+def test_killed_demonstrations_resume_bitwise(tmp_path, tmp_path_factory, ranks, more):
+    whole, args = tmp_path_factory.mktemp("whole"), [*DEMONSTRATIONS, *more]
+    assert train(whole, *args, ranks=ranks).code == 0
+    run = start(tmp_path, *args, ranks=ranks, log="killed.log")
+    run.wait_until(lambda: max(steps_of(tmp_path / "run"), default=0) >= 2, "save step 2")
+    assert run.kill_everything().code == KILLED
+    assert max(steps_of(tmp_path / "run")) < 12
+    resumed = train(tmp_path, *args, ranks=ranks)
+    assert resumed.code == 0
+    resumed.says(r"resuming after step \d")
+    assert weights_of(tmp_path / "run", 12) == weights_of(whole / "run", 12)
+    found = metrics_of(tmp_path / "run")
+    assert list(found) == list(range(13))
+    assert found[12]["evaluation/loss"] == metrics_of(whole / "run")[12]["evaluation/loss"]
 
 
 def test_a_killed_rank_of_four_is_named(tmp_path):
