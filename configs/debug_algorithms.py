@@ -85,7 +85,10 @@ def debug_distill() -> RunConfig:
     """
     config = _debug_with(Algorithm.Config(loss=ExactDistill.Config()))
     config.teacher = "torchtitan_rl.library.starts.answer_recipes:right_sums"
-    config.num_steps = 16
-    config.trainer.lr_scheduler.warmup_steps = 2
-    config.evaluation.every = 4
+    config.num_prompts_per_step = 128
+    config.sampling.n = 1  # nothing is compared within a group: as many samples of more prompts teach more
+    config.num_steps = 8
+    config.trainer.optimizer.lr = 3e-4
+    config.trainer.lr_scheduler.warmup_steps = 1
+    config.evaluation.every = 2
     return config
