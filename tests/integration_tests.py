@@ -399,7 +399,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             forked("--config", "debug_distill", "--evaluation.every", "0", steps=4),
             "a fork learns from its teacher as the run does, on 2 ranks", "distillation", 2,
-            [same_step(4, "straight", "fork", above={"teacher/kl_k3": 0})],
+            [same_step(4, "straight", "fork", above={"teacher/divergence": 0})],
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "1")], "a step in float32 without an operation in bfloat16",
