@@ -86,11 +86,11 @@ class LossOutput:
 
 
 class Algorithm(OwnConfig):
-    """The objective of a run: turns rewards into advantages and log-probabilities into a loss, and updates controllers: coefficients that
-    adapt after each update, such as MaxEnt's tau.
+    """The objective of a run: turns rewards into advantages, and log-probabilities into a loss.
 
-    Methods are pure functions of their arguments, except for the controllers' state, which `state_dict` returns.
-    Nothing communicates: groups are equal on every rank, and `loss` divides by counts of the whole update.
+    Its controllers are coefficients that adapt after each update, such as MaxEnt's tau. Methods are pure functions of
+    their arguments, except for the controllers' state, which `state_dict` returns. Nothing communicates: groups are
+    equal on every rank, and `loss` divides by counts of the whole update.
     """
 
     @dataclass(kw_only=True, slots=True)

@@ -204,10 +204,11 @@ def partial_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
-    """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp((logits - peak) / temperature) and entropy, [T] each.
+    """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp(u) and entropy, [T] each.
 
     A block's sums are relative to its own peak. They are rescaled to the highest peak of all blocks and ranks. The
-    result is the same on every rank. The entropy is log Σ exp(u) - Σ u exp(u) / Σ exp(u), u relative to that peak. Neither term is negative.
+    result is the same on every rank. The entropy is log Σ exp(u) - Σ u exp(u) / Σ exp(u), with u = (logits - peak) /
+    temperature for that peak. Neither term is negative.
     """
     own_peak, rest, weighted = own  # [blocks, T] each
     peak = all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
