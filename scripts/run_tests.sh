@@ -12,11 +12,16 @@ scripts/setup.sh
 
 part=${1:-default}
 (($#)) && shift
-# How many processes share the unit tests: one more than the cores, as many tests wait, if each has 2 GB; 1 to 4.
+# How many processes share the unit tests: one more than the cores, as many tests wait, if each has 2 GB of what is free and
+# of a container's limit; 1 to 4.
 processes() {
-  local most=$(($(nproc) + 1)) fit
-  fit=$(awk '/^MemAvailable/ { print int($2 / 2000000) }' /proc/meminfo)
-  ((fit < most)) && most=$fit
+  local most=$(($(nproc) + 1)) bytes fit
+  for bytes in \
+    "$(awk '/^MemAvailable/ { print $2 * 1000 }' /proc/meminfo)" \
+    "$(.venv/bin/python -c 'from torchtitan_rl.resilience.out_of_memory import usable_bytes as b; print(b())')"; do
+    fit=$((bytes / 2000000000))
+    ((fit < most)) && most=$fit
+  done
   ((most > 4)) && most=4
   echo $((most > 1 ? most : 1))
 }
