@@ -1,11 +1,9 @@
 """The code of docs/agents.md, run as it is written, with a policy that says what it is told to."""
 
-import json
 import os
 import re
+import shutil
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "agent_venv").symlink_to(sys.prefix)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in ("my_agent_task", "my_agent_rewards", "my_judge", "my_verifiers_task"):
+    for name in ("my_agent_task", "my_agent_rewards", "my_verifiers_task"):
         sys.modules.pop(name, None)
 
 
@@ -88,45 +86,10 @@ def test_reward_function_receives_the_agents_logs(files):
     assert scored.reward == pytest.approx(1.1)
 
 
-@pytest.fixture
-def judge_url():
-    """A server of chat completions that says yes if the question has no x."""
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_POST(self):
-            [question] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
-            message = {"role": "assistant", "content": "No." if "\nx\n" in question["content"] else "Yes."}
-            body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "judge", "choices": [
-                {"index": 0, "message": message, "finish_reason": "stop"}
-            ]}).encode()  # fmt: skip
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-
-
-def test_judge_reward_runs_in_workers(files, judge_url, monkeypatch):
-    monkeypatch.setenv("JUDGE_URL", judge_url)
-    config = load_config(f"{files}/my_agent_task.py:guess_with_agent")
-    config.grader.rewards, config.grader.workers = [f"{files}/my_judge.py:tidy"], 2
-    secret = config.task.build().train_example(0, seed=0).expected_answer
-    for said, verdict in ((("x", secret), "No."), ((secret,), "Yes.")):
-        _, scored = talk(config, *said)
-        assert scored.reward_breakdown["tidy"] == float(verdict == "Yes.")
-        assert scored.extra["tidy/verdict"] == verdict
-
-
 @pytest.mark.skipif("VERIFIERS_VENV" not in os.environ, reason="needs a venv with verifiers: docs/agents.md")
 def test_verifiers_environment_returns_reward_and_metrics(files):
+    for file in (PAGE.parents[1] / "examples" / "verifiers").glob("*.py"):
+        shutil.copy(file, files)
     (files / "verifiers_venv").symlink_to(os.environ["VERIFIERS_VENV"])
     config = load_config(f"{files}/my_verifiers_task.py:words")
     config.conversations.call_seconds = 600  # a busy machine
