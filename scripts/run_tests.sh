@@ -12,14 +12,14 @@ scripts/setup.sh
 
 part=${1:-default}
 (($#)) && shift
-# How many processes share the unit tests: one more than the cores, as many tests wait, if each has 2 GB of what is free and
+# How many processes share the unit tests: one more than the cores, as many tests wait, if each has 3 GB of what is free and
 # of a container's limit; 1 to 4.
 processes() {
   local most=$(($(nproc) + 1)) megabytes
   for megabytes in \
     "$(awk '/^MemAvailable/ { print int($2 / 1000) }' /proc/meminfo)" \
     "$(.venv/bin/python -c 'from torchtitan_rl.resilience.out_of_memory import usable_bytes as b; print(b() // 10**6)')"; do
-    ((megabytes / 2000 < most)) && most=$((megabytes / 2000))
+    ((megabytes / 3000 < most)) && most=$((megabytes / 3000))
   done
   ((most > 4)) && most=4
   echo $((most > 1 ? most : 1))
