@@ -108,6 +108,11 @@ class Run:
         return found
 
     @property
+    def learns_from_rewards(self) -> bool:
+        """Whether the loss reads the advantages: that of demonstrations and the exact divergence from a teacher do not."""
+        return not str(self.setting("algorithm.loss.class")).endswith((":Nll", ":ExactDistill"))
+
+    @property
     def finished(self) -> bool:
         """Whether the run has ended, or has recorded its last configured step."""
         return (

@@ -53,7 +53,9 @@ def _reward(run: Run) -> Iterator[Verdict]:
     first, last, means = _ends(values)
     change = f"{_figure(first)} → {_figure(last)}"
     found = trend(values)
-    if found == "too few":
+    if not run.learns_from_rewards:
+        yield Verdict("plain", f"reward {change}{means}; the loss does not read it", key)
+    elif found == "too few":
         count = f"{len(values)} step{'s' * (len(values) > 1)}"
         shown = change if len(values) > 1 else _figure(first)
         yield Verdict("plain", f"too few steps to say whether the reward changed: {shown} ({count})", key)
@@ -180,7 +182,7 @@ def _entropy(run: Run) -> Iterator[Verdict]:
 def _groups(run: Run) -> Iterator[Verdict]:
     key = "groups/zero_variance_fraction"
     _, values = run.points(key)
-    if values:
+    if values and run.learns_from_rewards:
         width, last = _width(values), _ends(values)[1]
         late = (
             f"; {100 * last:.0f} % in the last {f'{width} steps' if width > 1 else 'step'}"

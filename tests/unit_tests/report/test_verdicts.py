@@ -280,6 +280,18 @@ def test_a_run_that_learns_from_demonstrations_misses_no_rewards():
     assert missing - found == {"reward/mean", "reward/std", "groups/zero_variance_fraction", "sampler/logprob_diff/max"}
 
 
+@pytest.mark.parametrize(
+    "loss", ["torchtitan_rl.library.demonstrations:Nll", "torchtitan_rl.library.distillation:ExactDistill"]
+)
+def test_a_run_whose_loss_reads_no_reward_is_not_judged_by_rewards(loss):
+    run = run_of(
+        {"reward/mean": [1.2] * 20, "groups/zero_variance_fraction": [1.0] * 20}, algorithm={"loss": {"class": loss}}
+    )
+    assert [(one.level, one.text) for one in verdicts(run)] == [
+        ("plain", "reward 1.2 → 1.2 (means of the first and last 2 steps); the loss does not read it")
+    ]
+
+
 def test_without_data_there_is_no_line():
     assert verdicts(Run(name="a", folder=Path("a"))) == []
 

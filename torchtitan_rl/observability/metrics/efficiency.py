@@ -154,6 +154,7 @@ def perf_metrics(
     update: "UpdateReport",
     *,
     generated_tokens: int,
+    sampled: bool,
     seconds: Mapping[str, float],
     token_flops: TokenFlops,
     peak_flops: float | None = None,
@@ -165,14 +166,15 @@ def perf_metrics(
     the slowest rank, which the step waits for.
 
     Args:
-        generated_tokens: tokens sampled in the step's training rollouts.
+        generated_tokens: tokens of the step's completions.
+        sampled: whether they were sampled; demonstrations are not, and have no rate of generation.
         seconds: seconds in "generate", "train" and "step" on this rank.
         token_flops: floating-point operations of one token's forward and backward.
         peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
         peak_memory_bytes: memory in use at the end of the fullest phase (`peak_memory_bytes` of machine.py).
     """
     rates = {
-        "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"]),
+        "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"]) if sampled else None,
         "perf/trained_tokens_per_s": _rate(update.trained_tokens, seconds["train"]),
         "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
     }

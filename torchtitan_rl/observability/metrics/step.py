@@ -70,6 +70,7 @@ def record_step(
         efficiency.perf_metrics(
             update,
             generated_tokens=completions["completions/tokens"].value if completions else 0,
+            sampled=any(episode.completion.sampler_logprobs.any() for episode in flat(groups)),
             seconds=seconds,
             token_flops=footprint.flops,
             peak_flops=peak and peak * world_size,

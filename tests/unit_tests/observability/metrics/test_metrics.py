@@ -242,8 +242,11 @@ def test_pass_at_n_is_reported_if_n_is_not_a_power_of_two():
     }
 
 
-def perf(update=UPDATE, seconds=SECONDS, **known):
-    return values(perf_metrics(update, generated_tokens=1000, seconds=seconds, token_flops=FOOTPRINT.flops, **known))
+def perf(update=UPDATE, seconds=SECONDS, sampled=True, **known):
+    found = perf_metrics(
+        update, generated_tokens=1000, sampled=sampled, seconds=seconds, token_flops=FOOTPRINT.flops, **known
+    )
+    return values(found)
 
 
 def test_optimizer_and_perf_metrics_follow_their_formulas():
@@ -266,6 +269,10 @@ def test_optimizer_and_perf_metrics_follow_their_formulas():
         "perf/rank_imbalance": pytest.approx(700 / 600 - 1),
         "perf/peak_memory_gib": 3,
     }
+
+
+def test_demonstrations_have_no_rate_of_generation():
+    assert perf().keys() - perf(sampled=False).keys() == {"perf/generated_tokens_per_s"}
 
 
 def test_throughput_counts_every_pass_over_the_batch():
@@ -386,7 +393,9 @@ def test_every_key_is_in_docs_metrics_md_with_its_reduction():
         **diversity_metrics(a_step()),
         **evaluation_metrics(a_step()),
         **optimizer_metrics(UPDATE, STATE),
-        **perf_metrics(UPDATE, generated_tokens=1, seconds=SECONDS, token_flops=FOOTPRINT.flops, peak_flops=1.0),
+        **perf_metrics(
+            UPDATE, generated_tokens=1, sampled=True, seconds=SECONDS, token_flops=FOOTPRINT.flops, peak_flops=1.0
+        ),
         **efficiency_metrics(a_step(), UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT),
         **lost_metrics(UPDATE, seconds=SECONDS),
     }
