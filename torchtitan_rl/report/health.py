@@ -48,9 +48,8 @@ def _counts(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _missing(run: Run) -> Iterator[dict[str, str]]:
-    demonstrated = str(run.setting("algorithm.loss.class")).endswith(":Nll")
     for key in EXPECTED if any(run.steps) else ():  # step 0 is an evaluation
-        if key not in run.series and not (demonstrated and key.startswith(OF_SAMPLES)):
+        if key not in run.series and not (run.demonstrated and key.startswith(OF_SAMPLES)):
             yield {"key": key, "state": "missing", "why": "every run should have it"}
 
 

@@ -108,9 +108,14 @@ class Run:
         return found
 
     @property
+    def demonstrated(self) -> bool:
+        """Whether the training samples are demonstrations, which no policy has sampled."""
+        return str(self.setting("algorithm.loss.class")).endswith(":Nll")
+
+    @property
     def learns_from_rewards(self) -> bool:
         """Whether the loss reads the advantages: that of demonstrations and the exact divergence from a teacher do not."""
-        return not str(self.setting("algorithm.loss.class")).endswith((":Nll", ":ExactDistill"))
+        return not self.demonstrated and not str(self.setting("algorithm.loss.class")).endswith(":ExactDistill")
 
     @property
     def finished(self) -> bool:

@@ -179,6 +179,7 @@ def _described(run: Run) -> dict[str, Any]:
         "steps": run.steps,
         "total": run.total_steps,
         "finished": run.finished,
+        "demonstrated": run.demonstrated,
         "stored": run.num_stored_rows,
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
@@ -217,6 +218,7 @@ def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], dict
         for run in runs
         for split in {row.get("split", "train") for row in run.rows}
         for row in unbiased_rows(run, split)
+        if not (run.demonstrated and split == "train")
     }
     found = []
     for wanted in (True, False):

@@ -13,6 +13,14 @@ const faint = (color, share) => color + Math.round(255 * share).toString(16).pad
 const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const visibleRuns = () => runs.map((run, place) => ({ run, place })).filter(({ place }) => !state.hidden.includes(place));
+/** What `make` returns while only these runs are visible. */
+function among(places, make) {
+  const hidden = state.hidden;
+  state.hidden = runs.map((_, place) => place).filter((place) => !places.includes(place));
+  const made = make();
+  state.hidden = hidden;
+  return made;
+}
 const living = new Set();
 const sizes = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) {

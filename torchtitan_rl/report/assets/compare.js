@@ -16,15 +16,13 @@ function compare(main) {
   const charts = h('div', { class: 'grid' });
   const pairs = h('div', {});
   const other = taskSettings(a, b);
-  replace(main, other.length > 0 && h('p', { class: 'note', role: 'alert' }, `The tasks differ (${other.join(', ')}): rewards and accuracies measure different things, so there is no verdict.`), finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
+  replace(main, other.length > 0 && h('p', { class: 'note', role: 'alert' }, `The tasks differ (${other.join(', ')}): rewards and accuracies measure different things, so there is no verdict.`),
+    [a, b].filter((place) => runs[place].demonstrated).map((place) => h('p', { class: 'note', role: 'alert' }, `${runs[place].name} learns from demonstrations: rewards, accuracies and lengths in training are the data’s, not its policy’s.`)), finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
     h('h2', { class: 'run' }, 'The same prompts in two runs'),
     moreNote(again), h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
     pairedMetrics(a, b), h('section', {}, pairs), h('h2', {}, 'Curves'), charts);
   drawPairs(pairs, a, b);
-  const hidden = state.hidden;
-  state.hidden = runs.map((_, place) => place).filter((place) => place !== a && place !== b);
-  placeCards(charts, FIRST.filter((one) => COMPARED.includes(one.title)).map(curveCard));
-  state.hidden = hidden;
+  placeCards(charts, among([a, b], () => FIRST.filter((one) => COMPARED.includes(one.title)).map(curveCard)));
 }
 
 function commonSteps(a, b) {
@@ -76,10 +74,7 @@ function matched(sides) {
   const [a, b] = sides.map((rows) => new Set(rows.map((row) => cell(row, 'prompt_idx'))));
   return exact[0].length || [...a].some((place) => b.has(place)) ? exact : shared(by(['sample_idx']));
 }
-function mean(rows, name) {
-  const values = rows.map((row) => cell(row, name)).filter((value) => typeof value === 'number' || typeof value === 'boolean');
-  return values.length ? values.reduce((sum, value) => sum + Number(value), 0) / values.length : null;
-}
+const mean = (rows, name) => average(rows.map((row) => cell(row, name)).map((value) => (none(value) ? null : Number(value))));
 
 function drawPairs(container, a, b) {
   const all = pairsOf(a, b);
@@ -122,10 +117,9 @@ function taskSettings(a, b) {
   return [...new Set(keys)].filter((key) => told(runs[a].config[key]) !== told(runs[b].config[key]));
 }
 
-const PAIRED = [['Reward', 'reward/mean'], ['Training accuracy', 'train/accuracy'], ['Held-out accuracy', 'evaluation/accuracy'], ['Completion length', 'completions/length/mean'], ['Entropy', 'policy/entropy']];
 /** The logged metrics of two runs, paired over the steps that both have: they are of all samples, also of those not stored. */
 function pairedMetrics(a, b) {
-  const lines = PAIRED.flatMap(([title, key]) => {
+  const lines = MEASURES.flatMap(([title, key]) => {
     const [x, y] = [a, b].map((place) => new Map(runs[place].steps.map((step, i) => [step, runs[place].series[key]?.[i] ?? null]).filter(([, value]) => value !== null)));
     const steps = [...x.keys()].filter((step) => y.has(step));
     if (!steps.length) return [];
@@ -179,12 +173,12 @@ function configTable(places) {
 }
 const runName = (place) => h('span', {}, runMark(place), runs[place].name);
 
-const FINAL = [['Held-out accuracy', 'evaluation/accuracy'], ['Sampled accuracy', 'evaluation/sampled/accuracy'], ['Reward', 'reward/mean'], ['Completion length', 'completions/length/mean'], ['Entropy', 'policy/entropy'], ['Gradient norm', 'optimizer/grad_norm'], ['Seconds of a step', 'time/step']];
+const MEASURES = [['Held-out accuracy', 'evaluation/accuracy'], ['Sampled accuracy', 'evaluation/sampled/accuracy'], ['Reward', 'reward/mean'], ['Training accuracy', 'train/accuracy'], ['Completion length', 'completions/length/mean'], ['Entropy', 'policy/entropy'], ['Gradient norm', 'optimizer/grad_norm'], ['Seconds of a step', 'time/step']];
 const TAIL = 10; // a tenth of the common steps, at most this many, is averaged
 /** Metrics of all runs at the last step that all of them have; those of single steps as means of the last tenth up to it. */
 function finalMetrics() {
   const at = (run, key) => run.steps.filter((_, i) => run.series[key][i] !== null && run.series[key][i] !== undefined);
-  const lines = FINAL.flatMap(([title, key]) => {
+  const lines = MEASURES.flatMap(([title, key]) => {
     const having = runs.filter((run) => run.series[key]);
     if (!having.length) return [];
     const common = having.map((run) => at(run, key)).reduce((all, steps) => all.filter((step) => steps.includes(step)));
@@ -193,7 +187,7 @@ function finalMetrics() {
     const steps = common.slice(-(evaluated ? 1 : Math.max(1, Math.min(TAIL, Math.floor(common.length / 10)))));
     const value = (run) => run.series[key] && average(steps.map((step) => run.series[key][run.steps.indexOf(step)] ?? null));
     const ends = (run) => ['low', 'high'].map((end) => run.series[`${key}_${end}`]?.[run.steps.indexOf(steps[0])] ?? null);
-    const shown = (run) => (run.series[key] ? [h('b', {}, evaluated ? percent(value(run)) : figure(value(run))), evaluated && ends(run)[0] !== null && h('small', {}, ` ${percent(ends(run)[0])} to ${percent(ends(run)[1])}`)].filter(Boolean) : '–');
+    const shown = (run) => (run.series[key] ? [h('b', {}, (key.endsWith('accuracy') ? percent : figure)(value(run))), evaluated && ends(run)[0] !== null && h('small', {}, ` ${percent(ends(run)[0])} to ${percent(ends(run)[1])}`)].filter(Boolean) : '–');
     return [[h('span', {}, `${title} `, h('small', {}, steps.length > 1 ? `mean of steps ${steps[0]} to ${steps.at(-1)}` : `step ${steps[0]}`)), ...runs.map(shown)]];
   });
   const ended = ['How it ended', ...runs.map((run) => [h('span', { class: `badge ${run.ending.level}` }, visible(run.ending.text.split(/, the last|: /)[0]))])];

@@ -42,17 +42,10 @@ function scatterOf(run) {
   if (!points.length) return null;
   const label = `reward by response tokens, ${plural(n, run.health.drawn ? 'randomly selected sample' : 'training sample')}${n > points.length ? `, ${points.length} drawn` : ''}, equal ones side by side${r === null ? '' : `; correlation ${r.toFixed(2)}`}`;
   const apart = points.map(([length, ...rest], i) => [length + 0.6 * ((i * 0.618) % 1) - 0.3, ...rest]).sort((a, b) => a[0] - b[0]); // equal points would hide each other
+  const only = (title, keys) => among([runs.indexOf(run)], () => curveCard({ title, keys }));
   return h('div', { class: 'grid' }, pointsCard('Length against reward', apart, label, (point) => correctColor(point[2])),
-    curveCardOf(run, 'Length of right and wrong', [['completions/right_length/mean', 'right'], ['completions/wrong_length/mean', 'wrong']]),
-    curveCardOf(run, 'Reward and its parts', [['reward/mean', 'reward'], ...Object.keys(run.series).filter((key) => /^reward\/(?!shaped\/).+\/mean$/.test(key)).map((key) => [key, key.slice(7, -5)])]));
-}
-/** A card with only one run. */
-function curveCardOf(run, title, keys) {
-  const hidden = state.hidden;
-  state.hidden = runs.map((_, place) => place).filter((place) => runs[place] !== run);
-  const made = curveCard({ title, keys });
-  state.hidden = hidden;
-  return made;
+    only('Length of right and wrong', [['completions/right_length/mean', 'right'], ['completions/wrong_length/mean', 'wrong']]),
+    only('Reward and its parts', [['reward/mean', 'reward'], ...Object.keys(run.series).filter((key) => /^reward\/(?!shaped\/).+\/mean$/.test(key)).map((key) => [key, key.slice(7, -5)])]));
 }
 
 function metricsOf(run) {

@@ -7,6 +7,7 @@ const FIRST = [
   { title: 'Divergence from the teacher', keys: [['teacher/divergence', 'exact'], ['evaluation/divergence', 'exact, held-out'], ['teacher/kl_k1', 'k1'], ['teacher/kl_k3', 'k3']], note: 'nats per token, on the policy’s own samples' },
   { title: 'Completion length', keys: [['completions/length/mean', 'mean']], band: ['completions/length/p05', 'completions/length/p95'], note: 'tokens; band: 5th to 95th percentile' },
   { title: 'Conversations', keys: [['conversations/turns/mean', 'turns'], ['conversations/tool_calls', 'tool calls'], ['conversations/tool_errors', 'tool errors']], note: 'mean of a conversation' },
+  { title: 'Experts', keys: [['moe/largest_load', 'busiest / mean'], ['moe/dead_experts', 'without a token']], note: 'tokens of the busiest expert of a layer; experts that no token chose' },
   { title: 'Entropy', keys: [['policy/entropy', 'mean']], note: 'nats per token' },
   { title: 'KL', keys: [['policy/kl_k3', 'from the old policy'], ['reference/kl_k3', 'to the reference'], ['sampler/kl', 'from the sampler']], note: 'nats per token' },
   { title: 'Clip fractions', keys: [['ratio/clip_fraction_low', 'low'], ['ratio/clip_fraction_high', 'high'], ['sampler/corrected_fraction', 'sampler correction']], percent: true, note: 'of tokens' },

@@ -11,7 +11,7 @@ function openSample(detail, row) {
   const siblings = sorted([...(groups().get(groupKey(row)) || [row])], 'reward', true);
   const history = prompts().get(promptKey(row)) || [row];
   if (!['sample', 'siblings', 'history'].includes(state.tab)) state.tab = 'sample';
-  const tabs = [['sample', 'Sample'], ['siblings', `Siblings ${siblings.length}`], ['history', `Over training ${new Set(history.map((one) => cell(one, 'step'))).size}`]];
+  const tabs = [['sample', 'Sample'], ['siblings', `Siblings ${siblings.length}${cell(row, 'group_size') > siblings.length ? ` of ${cell(row, 'group_size')}` : ''}`], ['history', `Over training ${new Set(history.map((one) => cell(one, 'step'))).size}`]];
   const body = { sample: () => sampleBody(row), siblings: () => siblingsBody(siblings, row), history: () => historyBody(history) }[state.tab]();
   const where = [runs.length > 1 && runs[cell(row, 'run')].name, `step ${figure(cell(row, 'step'))}`, cell(row, 'split'), cell(row, 'prompt_idx') !== null && `prompt ${cell(row, 'prompt_idx')}`,
     cell(row, 'group_size') > 1 && `sample ${cell(row, 'sample_idx')} of ${cell(row, 'group_size')}`].filter(Boolean);
@@ -287,9 +287,9 @@ function siblingsBody(siblings, row) {
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
     h('p', { class: 'note' }, absent.length > 0 ? `${siblings.length} of ${stored} siblings are ${data.more ? 'in this page' : 'stored'}. Not there: ${absent.length > 1 ? 'samples' : 'sample'} ${absent.join(', ')}; metrics.keep_all_rows stores all. ` : '',
-      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words (in long answers: lines) are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words; a frame shows where a sample first parts from the best.'] : 'This prompt has one sample.'),
+      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words (in long answers: lines) are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words; a frame shows where a sample first parts from the best.'] : absent.length === 0 && 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
-      facts(`sample ${cell(one, 'sample_idx')}`, 'reward', h('b', {}, figure(cell(one, 'reward'))), verdictSign(cell(one, 'correct')), cell(one, 'advantage') !== null && ['advantage', h('b', {}, figure(cell(one, 'advantage')))],
+      facts(`sample ${cell(one, 'sample_idx')}`, h('span', {}, 'reward ', h('b', {}, figure(cell(one, 'reward')))), verdictSign(cell(one, 'correct')), cell(one, 'advantage') !== null && h('span', {}, 'advantage ', h('b', {}, figure(cell(one, 'advantage')))),
         `${figure(cell(one, 'response_tokens'))} tokens`, place > 0 && partingWord(siblings[0], one)),
       textBlock(saidText(one), place ? against(saidText(one)) : undefined)))));
 }
@@ -321,10 +321,9 @@ const correctColor = (value) => (value === true ? palette(2) : value === false ?
 const wordsOf = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
 /** The nodes of `text`. Words that `base` does not have at that place are marked. */
 function marked(base, text) {
-  const words = wordsOf;
   const lines = (whole) => whole.match(/[^\n]*\n|[^\n]+/g) || [];
-  const long = base.includes('\n') && text.includes('\n') && (words(base).length > LONG || words(text).length > LONG);
-  const split = long ? lines : words; // words of long answers would all be marked
+  const long = base.includes('\n') && text.includes('\n') && (wordsOf(base).length > LONG || wordsOf(text).length > LONG);
+  const split = long ? lines : wordsOf; // words of long answers would all be marked
   const [a, b] = [split(base), split(text)];
   const start = prefix(a, b);
   let end = 0;

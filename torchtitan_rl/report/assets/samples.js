@@ -9,11 +9,9 @@ const distinct = (name) => [...new Set(cells(name))].filter((value) => value !==
 
 /** The rows that pass every filter, sorted. Rows without a value come last in both directions. */
 function chosenRows() {
-  const bound = (text) => (text === '' || Number.isNaN(Number(text)) ? null : Number(text));
   const between = (name, low, high) => {
-    if (bound(low) === null && bound(high) === null) return null;
     const values = cells(name);
-    return (row) => typeof values[row] === 'number' && (bound(low) === null || values[row] >= bound(low)) && (bound(high) === null || values[row] <= bound(high));
+    return low === '' && high === '' ? null : (row) => typeof values[row] === 'number' && !(values[row] < (low || -Infinity)) && !(values[row] > (high || Infinity));
   };
   const equals = (name, wanted) => { const values = cells(name); return wanted === '' ? null : (row) => String(values[row]) === wanted; };
   const words = state.q.toLowerCase();

@@ -168,3 +168,14 @@ def test_the_end_of_a_run_is_told_without_a_part_of_its_time(browser, two):
     browser.open(at(two[0], view="compare"))
     told = "[...document.querySelector('[data-table=final] tbody tr:last-child').children].map(c => c.innerText)"
     assert browser.run(told) == ["How it ended", "12 steps in 24 s", "8 steps in 16 s"]
+
+
+def test_demonstrations_are_not_compared_with_what_a_policy_sampled(browser, tmp_path):
+    taught = write_run(
+        tmp_path / "taught", steps=4, algorithm={"loss": {"class": "torchtitan_rl.library.demonstrations:Nll"}}
+    )
+    write_report([taught, write_run(tmp_path / "b", steps=4, seed=1)], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="compare"))
+    assert browser.run(OUTCOMES) == []
+    said = browser.run("document.querySelector('[role=alert]').innerText")
+    assert said.startswith("taught learns from demonstrations")

@@ -96,6 +96,22 @@ def test_a_run_of_conversations_has_a_chart_of_its_tool_calls(browser, tmp_path)
     assert clean(browser), browser.errors
 
 
+def test_a_mixture_of_experts_has_a_chart_and_a_line_of_their_load(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=6)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line |= {"moe/largest_load": 1.5 + 0.5 * line["step"], "moe/dead_experts": float(line["step"] > 3)}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_report([folder], tmp_path / "r.html")
+    browser.open(tmp_path / "r.html")
+    assert "the busiest expert of a layer takes 2 → 4.5 times the mean" in browser.run(
+        "document.querySelector('.verdicts').innerText"
+    )
+    chart = browser.run("document.querySelector('[data-chart=Experts]').innerText")
+    assert all(word in chart for word in ("busiest / mean", "4.5", "without a token"))
+    assert clean(browser), browser.errors
+
+
 def unfinished_rows(folder, step, prompts=3, siblings=4):
     """Writes the samples of a step that failed while it was graded."""
     rows = [

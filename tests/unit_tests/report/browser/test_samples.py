@@ -232,6 +232,18 @@ def test_where_the_siblings_part_is_marked(browser, tmp_path):
     assert browser.run("[...document.querySelectorAll('.siblings .parting')].map(e => e.innerText)") == ["10", "6"]
 
 
+def test_a_sample_whose_siblings_are_not_stored_is_not_said_to_be_alone(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=4)
+    rows = (folder / "samples.jsonl").read_text().splitlines()
+    (folder / "samples.jsonl").write_text(rows[2] + "\n")
+    write_report([folder], tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/2", tab="siblings"))
+    said = browser.run("document.querySelector('.detail').innerText")
+    assert "Siblings 1 of 4" in said
+    assert "1 of 4 siblings are stored. Not there: samples 0, 1, 3;" in said
+    assert "This prompt has one sample" not in said
+
+
 def test_20_000_tokens_are_coloured_at_once(browser, tmp_path):
     n = 20_000
     tokens = {
