@@ -24,7 +24,8 @@ LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slu
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """A folder with the Python blocks of all pages, each in the file that its first line names; README's come last."""
+    """A folder with examples/ and the Python blocks of all pages, each in the file of its first line; README's come last."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for page in [*PAGES.values(), README]:
         for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", page, re.DOTALL):
             (tmp_path / name).write_text(code)
