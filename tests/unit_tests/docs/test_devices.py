@@ -1,4 +1,4 @@
-"""docs/gpu.md and docs/cpu.md name every file in which what a run computes depends on the device."""
+"""docs/cpu.md names every file in which what a run computes depends on the device."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,9 @@ PACKAGE = ROOT / "torchtitan_rl"
 ASKS = re.compile(r"\bON_CPU\b|DEVICE_TYPE [!=]=|\.is_cuda\b|\.type == \"c(pu|uda)\"|cuda\.is_available")
 
 
-def test_files_with_device_specific_code_are_listed_on_both_pages():
+def test_files_with_device_specific_code_are_listed():
     files = [file for part in ("core", "proof", "library") for file in (PACKAGE / part).rglob("*.py")]
     asking = {file.relative_to(ROOT).as_posix() for file in files if ASKS.search(file.read_text())}
     assert "torchtitan_rl/core/device.py" in asking
-    for page in ("gpu.md", "cpu.md"):
-        named = set(re.findall(r"\]\(\.\./(torchtitan_rl/[\w/]+\.py)\)", (ROOT / "docs" / page).read_text()))
-        assert asking - named == set(), page
+    named = set(re.findall(r"\]\(\.\./(torchtitan_rl/[\w/]+\.py)\)", (ROOT / "docs" / "cpu.md").read_text()))
+    assert asking - named == set()
