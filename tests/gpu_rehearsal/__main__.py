@@ -1,6 +1,6 @@
 """Rehearses the trainer on a machine without a GPU and prints what is wrong. Exits with 1 if anything is.
 
-python -m tests.gpu_rehearsal quick [REPORT.json]    four layouts of a shallow model, and the introduced faults: a minute
+python -m tests.gpu_rehearsal quick [REPORT.json]    five layouts of a shallow model, and the introduced faults: a minute
 python -m tests.gpu_rehearsal long [CONFIG ...]      each shipped config at its documented size, 64 ranks: tens of minutes
 """
 
@@ -33,7 +33,7 @@ from torchtitan_rl.setup.memory import GIB, choose_by_memory
 from torchtitan_rl.setup.registry import config_functions, load_config
 from torchtitan_rl.setup.run_config import RunConfig
 
-LAYOUTS = [Layout(1), Layout(8), Layout(8, tp=2), Layout(16, replicate=2)]
+LAYOUTS = [Layout(1), Layout(8), Layout(8, tp=2), Layout(16, replicate=2), Layout(8, ep=4)]
 FAULTY = Layout(4)
 
 
@@ -42,10 +42,8 @@ def _set(path: str, value: Any) -> Callable[[RunConfig], None]:
     return lambda config: setattr(reduce(getattr, owner.split("."), config), name, value)
 
 
-FULL_DEPTH = ("qwen3_0_6b", "qwen3_8b")
+FULL_DEPTH = ("qwen3_0_6b", "qwen3_8b", "qwen3_30b_a3b")
 """Configs that the long part rehearses with all layers. Others have four: the same model, with another task or objective."""
-NOT_REHEARSED = ("debug_moe", "qwen3_30b_a3b")
-"""Mixtures of experts: which expert gets a token depends on weights, and the pretended device has none."""
 SIZES = {"1.7B": Layout(1), "4B": Layout(2), "8B": Layout(8), "14B": Layout(64, tp=2, replicate=2)}
 """Sizes of Qwen3 that the long part rehearses with the settings of qwen3_8b, and all layers."""
 OPTIONS = {
@@ -66,10 +64,11 @@ TEACHERS = {"an 8B teacher, exact": ExactDistill.Config(), "an 8B teacher, sampl
 
 
 def _small(layout: Layout) -> RunConfig:
-    """A Qwen3 of 42M parameters in two layers, with qwen3_0_6b's settings."""
+    """A Qwen3 of 42M parameters in two layers, with qwen3_0_6b's settings. With expert parallelism its MLPs are 8 experts each."""
     config = on_layout(load_config("qwen3_0_6b"), layout)
     sizes = {"vocab_size": 16384, "dim": 1024, "n_layers": 2, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
-    config.model_spec = small_qwen3(**sizes, hidden_dim=3072, max_seq_len=2048)
+    mlp = {"hidden_dim": 384, "num_experts": 8} if layout.ep > 1 else {"hidden_dim": 3072}
+    config.model_spec = small_qwen3(**sizes, **mlp, max_seq_len=2048)
     config.trainer.max_tokens_per_microbatch = 1024
     return config
 
@@ -125,13 +124,13 @@ def documented(name: str) -> Layout:
     config, text = load_config(name), config_functions()[name].__doc__ or ""
     tp = config.trainer.parallelism.tensor_parallel_degree
     number = re.search(r"[Oo]n (\d+)", text)
-    return Layout(max(int(number[1]) if number else 1, tp), tp=tp)
+    ep = config.trainer.parallelism.expert_parallel_degree
+    return Layout(max(int(number[1]) if number else 1, tp), tp=tp, ep=ep)
 
 
 def long(names: list[str]) -> dict[str, dict[str, list[str]]]:
     """As `quick`, for each config at its documented size, each option, and 14B on 64 ranks. One process at a time."""
-    rehearsed = [name for name in config_functions() if name not in NOT_REHEARSED]
-    jobs: list[tuple] = [(_whole, name, documented(name)) for name in names or rehearsed]
+    jobs: list[tuple] = [(_whole, name, documented(name)) for name in names or config_functions()]
     if not names:
         jobs += [(_size, size, layout) for size, layout in SIZES.items()]
         jobs.sort(key=lambda job: job[2].world, reverse=True)  # the slowest first
@@ -193,6 +192,8 @@ def _whole(name: str, layout: Layout) -> Rehearsal | str:
         config.teacher = _folder(config.model_spec)  # a recipe's model is the policy's
     if config.trainer.lora.rank:
         config.generator.dtype = "bfloat16"  # a GPU refuses debug_lora's float32
+    if name == "debug_moe":
+        config.trainer.mixed_precision_param = "bfloat16"  # the one dtype of torch's description of a grouped product
     if name not in FULL_DEPTH:
         config.model_spec.model.layers = config.model_spec.model.layers[:4]
     return _rehearsed(config, layout)

@@ -59,6 +59,8 @@ class Device(TorchDispatchMode):
         """Where the host waited for the device, by line."""
         self.operators: Counter[str] = Counter()
         """How often each operator was launched."""
+        self.exchanges = 0
+        """Calls of an all-to-all whose sizes depend on the routers: the host waits to know them."""
         self._stale: dict[int, Tensor] = {}
         """True values of which a part has since become unknown, by storage. They are kept, so no other gets their place."""
 
@@ -125,7 +127,7 @@ class Device(TorchDispatchMode):
     def _note_sync(self, func: Callable, tensors: list[Tensor], kwargs: dict) -> None:
         from_device = bool(tensors) and tensors[0].device.type == "cuda"
         if func is aten._to_copy.default:
-            waits = from_device and str(kwargs.get("device")) == "cpu"
+            waits = from_device and str(kwargs.get("device")) == "cpu" and not kwargs.get("non_blocking")
         elif func is aten.copy_.default:
             waits = not from_device and tensors[1].device.type == "cuda"
         else:

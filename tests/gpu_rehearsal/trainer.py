@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.gpu_rehearsal.device import Collective, Device, recording
+from tests.gpu_rehearsal.experts import even_routing
 from tests.gpu_rehearsal.places import place
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
@@ -30,6 +31,7 @@ from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
 from torchtitan_rl.core.trainer.divergence import TeacherOutput
+from torchtitan_rl.core.trainer.experts import mixtures
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.score import TokenScores
 from torchtitan_rl.core.trainer.trainer import Trainer
@@ -51,9 +53,11 @@ class Layout(NamedTuple):
     world: int
     tp: int = 1
     replicate: int = 1
+    ep: int = 1
 
     def __str__(self) -> str:
-        kinds = [f"TP {self.tp}"] * (self.tp > 1) + [f"HSDP {self.replicate}"] * (self.replicate > 1)
+        degrees = {"TP": self.tp, "HSDP": self.replicate, "EP": self.ep}
+        kinds = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
         return " x ".join([f"{self.world} ranks", *kinds])
 
 
@@ -71,6 +75,9 @@ class Rehearsal:
     """Phase -> how often each operator was launched."""
     syncs: Counter[str] = field(default_factory=Counter)
     """Where the host waited for the device in the last update, by line."""
+    routing_waits: int = 0
+    """Times that the host may wait in the last update for what a mixture's routers chose: before each exchange of tokens, and for
+    the metrics."""
     communicators: int = 0
     """NCCL communicators of this rank's trainer, by setup/memory.py."""
     forwards: int = 0
@@ -92,6 +99,7 @@ def on_layout(config: RunConfig, layout: Layout) -> RunConfig:
     """Sets the config's degrees and returns it."""
     parallelism = config.trainer.parallelism
     parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree = layout.tp, layout.replicate
+    parallelism.expert_parallel_degree = layout.ep
     return config
 
 
@@ -114,7 +122,7 @@ def rehearse(
         number for group, number in communicators(config, world_size=layout.world).items() if group != "engine TP"
     )
     record.timeout = config.comm.init_timeout_seconds
-    with _ranks(layout, config, record), recording(device), _pretended_values(device, record):
+    with _ranks(layout, config, record), recording(device), _pretended_values(device, record), even_routing(device):
         groups = draft_episodes(_step(prompts, longest))
         with cuda.FakeCuda(allow_non_fake_inputs=True), device:
             _run(config, device, record, groups, updates)
@@ -149,9 +157,11 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     for _ in range(updates):
         device.syncs.clear()
         device.operators.clear()
+        device.exchanges = 0
         record.forwards, before = 0, len(device.collectives)
         record.optimizer_steps = trainer.update(groups).optimizer_steps
         record.syncs = device.syncs.copy()
+        record.routing_waits = device.exchanges + any(True for _ in mixtures(trainer.model))
     record.in_update = Counter(one.operator for one in device.collectives[before:])
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):

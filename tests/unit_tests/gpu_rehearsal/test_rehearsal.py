@@ -11,7 +11,7 @@ import pytest
 from tests.gpu_rehearsal import native
 
 ROOT = Path(__file__).parents[3]
-LAYOUTS = ["1 ranks", "8 ranks", "8 ranks x TP 2", "16 ranks x HSDP 2"]
+LAYOUTS = ["1 ranks", "8 ranks", "8 ranks x TP 2", "16 ranks x HSDP 2", "8 ranks x EP 4"]
 SEEN_AS = {
     "a CPU tensor in a collective": "a CPU tensor in allreduce_",
     "a stream race": "while another stream uses it",

@@ -69,7 +69,7 @@ class PackedMoE(MoE):
 
     def take_counts(self) -> Tensor:
         """Returns (tokens of each expert, sum of entropies), [E + 1] float32, since the last call."""
-        entropy = self.tokens_per_expert_E.new_tensor([float(self.entropy)])  # [1]
+        entropy = self.tokens_per_expert_E.new_zeros(1) + self.entropy  # [1]
         taken = torch.cat([self.tokens_per_expert_E, entropy])  # [E + 1]
         self.tokens_per_expert_E.zero_()
         self.entropy = 0.0
@@ -118,6 +118,7 @@ def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str
     counted = torch.stack([moe.take_counts() for moe in found])  # [layers, E + 1]
     if group is not None:
         dist.all_reduce(counted, group=group)
+    counted = counted.cpu()  # the host waits once
     counts, entropies = counted[:, :-1], counted[:, -1]  # [layers, E], [layers]
     tokens = counts.sum(1) / found[0].router.top_k  # [layers]
     if not tokens.all():
