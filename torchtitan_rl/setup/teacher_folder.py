@@ -46,7 +46,7 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
 
     try:
         if is_recipe(config.teacher):
-            config.teacher = str(_made(config))
+            config.teacher = str(_made(config, student))
         elif is_hub_name(config.teacher):
             config.teacher = str(folder_of(config.teacher))
         folder = Path(config.teacher)
@@ -86,11 +86,17 @@ def is_recipe(text: str) -> bool:
     return ":" in text and "://" not in text and not Path(text).exists()
 
 
-def _made(config: "RunConfig") -> Path:
+def _made(config: "RunConfig", student: "PreTrainedTokenizerBase") -> Path:
     """The folder of the teacher that a recipe makes on the run's task. It is made first if it is missing."""
-    from torchtitan_rl.library.starts.warm_start import ensure_checkpoint, recipe_of
+    from torchtitan_rl.library.starts.warm_start import MissingStartError, ensure_checkpoint, nothing_is_made, recipe_of
 
-    return ensure_checkpoint(config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS)
+    asked = config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS
+    try:
+        with nothing_is_made():
+            return ensure_checkpoint(*asked)
+    except MissingStartError as missing:  # an error before the minute it takes
+        check_same_vocabulary(student, missing.tokenizer(), config.teacher)
+    return ensure_checkpoint(*asked)
 
 
 def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str) -> None:

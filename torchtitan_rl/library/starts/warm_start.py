@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
-from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.common.config_types import check_types
+from torchtitan_rl.core.config import check_fields, number
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import phase, progress, timed
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3
 from torchtitan_rl.library.prompts.renderer import PromptRenderer
@@ -49,18 +52,18 @@ class Recipe:
     """Name in messages and in the checkpoint's folder."""
     worked: Callable[[Example, random.Random], str]
     """Returns the completion to train on for an example: the right one or, for a share of them, the habit's."""
-    version: int = 4
+    version: int = number(4, least=0)
     """Increase it when the training procedure changes, to invalidate cached checkpoints."""
-    steps: int = 280
-    batch_size: int = 64
+    steps: int = number(280, least=1)
+    batch_size: int = number(64, least=1)
     """Examples per batch."""
-    muon_lr: float = 0.02
+    muon_lr: float = number(0.02, least=0, most=1)
     """Learning rate of the layers' matrices."""
-    adamw_lr: float = 2e-3
+    adamw_lr: float = number(2e-3, least=0, most=1)
     """Learning rate of the embedding and the norms."""
-    warm_up_steps: int = 20
+    warm_up_steps: int = number(20, least=1)
     """Steps in which both learning rates rise linearly."""
-    decay_share: float = 0.5
+    decay_share: float = number(0.5, above=0, most=1)
     """Share of the steps, the last ones, in which both learning rates fall linearly to zero."""
     lone_characters: str = "[0-9]"
     """A regular expression. Each matching character is a token of its own."""
@@ -95,11 +98,11 @@ _makes_starts = True
 def nothing_is_made() -> Iterator[None]:
     """Inside, `ensure_checkpoint` raises MissingStartError for a start that is missing. A dry run makes none."""
     global _makes_starts
-    _makes_starts = False
+    before, _makes_starts = _makes_starts, False
     try:
         yield
     finally:
-        _makes_starts = True
+        _makes_starts = before
 
 
 def start_of(task: Task.Config, cache_root: Path) -> Path | None:
@@ -116,6 +119,10 @@ def recipe_of(reference: str, field: str) -> Recipe:
     """Returns the recipe that a function makes. Raises UserError, naming `field`, if there is no such function or recipe."""
     function = load_function(reference, field)
     recipe = returned(function, field, reference, "a function that returns a Recipe", Recipe)
+    check_types(recipe, field)
+    check_fields(recipe, field)
+    is_name = re.fullmatch(r"\w[\w.-]{,99}", recipe.name) is not None
+    expect(is_name, f"{field}.name", recipe.name, "letters, digits, _, - and ., as it names a folder", "Rename it.")
     with correctable(
         f"the recipe {recipe.name}: expected dimensions of small_qwen3 and a regular expression, but it raises"
     ):
