@@ -41,6 +41,11 @@ class RowSet:
         self.columns = self._columns()
         self.prompt_column = self._named_or_first("prompt_column", PROMPT_COLUMNS)
         self.answer_column = self._named_or_first("answer_column", ANSWER_COLUMNS)
+        differ = not self.prompt_column or self.prompt_column != self.answer_column
+        expect(
+            differ, "task.answer_column", self.answer_column, "another column than that of the prompt",
+            f"Correct it, or task.prompt_column. {table.name} has {self.columns}.",
+        )  # fmt: skip
         self._demonstrates = config.demonstrations != "none"
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
@@ -114,7 +119,9 @@ class RowSet:
         except ValueError as error:
             names, problem = [], str(error)
         missing = [name for name in names if re.split(r"[.\[]", name)[0] not in self.columns]
+        shown = [name for name in names if name == self.answer_column]
         problem = problem or (f"{missing} are none" if missing else "it names none" * (not names))
+        problem = problem or f"{shown} is task.answer_column, which the prompt would show" * bool(shown)
         expect(
             not (template and problem), "task.template", template, f"columns of {self.table.name} in braces, but {problem}",
             f"It has {self.columns}; a brace itself is written twice.",
@@ -268,6 +275,8 @@ def _prompt(given: list[Any]) -> list[dict[str, str]]:
     messages = _messages(given)
     if not messages or messages[-1]["role"] in ("assistant", "system"):
         raise RowError("messages do not end with the user's turn")
+    if not messages[-1]["content"].strip():
+        raise RowError("a last message without text")
     return messages
 
 
