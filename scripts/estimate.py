@@ -233,6 +233,8 @@ def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argpar
         parser.error(
             f"--config {args.config} learns from a teacher: name its folder, or a size of Qwen3, with --teacher"
         )
+    if args.teacher and not loss.needs_teacher:
+        parser.error(f"--teacher {args.teacher}: --config {args.config} learns from none, leave it out")
     speeds, gib = GPUS[args.gpu] if args.gpu in GPUS else (measured_speeds(*config.dtypes.values()), None)
     prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
     completion = args.completion_tokens or config.sampling.max_tokens

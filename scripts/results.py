@@ -123,6 +123,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()
+    for name in ("seeds", "steps"):
+        count = getattr(args, name)
+        if count is not None and count < 1:
+            parser.error(f"--{name} {count}: expected at least 1")
     failed = 0
     for cell in args.only:
         for seed in range(args.seeds):
@@ -139,6 +143,8 @@ def main() -> int:
                 print(f"left out: {folder} has no run that is done, with an evaluation", file=sys.stderr)
         if done := [outcome_of(folder) for folder in folders if is_done(folder)]:
             outcomes[cell] = done
+    if args.table and not outcomes:
+        parser.error(f"no run of {', '.join(args.only)} is done in {args.output}: run without --table, or name another --output")
     print(table(outcomes))
     return int(failed > 0)
 

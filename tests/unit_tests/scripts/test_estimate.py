@@ -108,6 +108,7 @@ def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys
         (["--config", "debug", "--gpus", "0"], "--gpus 0: expected a number above 0"),
         (["--config", "debug", "--sync-share", "nan"], "--sync-share nan: expected a number above 0"),
         (["--config", "debug", "--train-share", "2"], "--train-share 2.0: expected a number above 0 and at most 1"),
+        (["--config", "debug", "--teacher", "8B"], "--teacher 8B: --config debug learns from none, leave it out"),
         (["--config", "debug", "--run", "nowhere"], "--run = 'nowhere': expected a run with training steps, but"),
         (
             ["--config", "qwen3_8b", "--gpus", "3"],

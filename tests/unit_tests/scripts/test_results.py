@@ -65,10 +65,20 @@ def test_a_folder_without_a_whole_run_has_no_row(tmp_path, monkeypatch, capsys, 
         if metrics:
             (folder / "metrics.jsonl").write_text(metrics)
         monkeypatch.setattr(sys, "argv", ["results.py", "--table", "--only", "grpo", "--output", str(tmp_path)])
-        assert results.main() == 0
+        with pytest.raises(SystemExit, match="2"):
+            results.main()
         printed = capsys.readouterr()
-        assert "| grpo |" not in printed.out
-        assert printed.err == f"left out: {folder} has no run that is done, with an evaluation\n"
+        assert printed.out == ""
+        assert printed.err.startswith(f"left out: {folder} has no run that is done, with an evaluation\n")
+        assert f"error: no run of grpo is done in {tmp_path}: run without --table" in printed.err
+
+
+@pytest.mark.parametrize("option", ["--seeds", "--steps"])
+def test_no_seeds_or_steps_are_refused(monkeypatch, capsys, option):
+    monkeypatch.setattr(sys, "argv", ["results.py", "--table", option, "0"])
+    with pytest.raises(SystemExit, match="2"):
+        results.main()
+    assert f"error: {option} 0: expected at least 1" in capsys.readouterr().err
 
 
 def test_run_that_is_not_done_is_started_again_in_its_folder(tmp_path, monkeypatch):
