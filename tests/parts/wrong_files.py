@@ -33,7 +33,7 @@ from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_task import build_prompts
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
 from torchtitan_rl.setup.rank_variables import be_only_rank
-from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.registry import load_config, parse_args
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.validation import check_model, check_task, validate
@@ -214,17 +214,30 @@ def _reward(text: str) -> Cause:
     return cause
 
 
-def _recipe(start: Cause, **settings: Any) -> Cause:
-    """A start, beside a recipe that writes numbers, with these settings."""
+def _recipe(start: Cause, worked: str = "5", **settings: Any) -> Cause:
+    """A start, beside a recipe that writes numbers, or `worked`, with these settings."""
+
+    settings = {"name": "five"} | settings
 
     def cause(folder: Path) -> None:
         recipe = "from torchtitan_rl.library.starts.warm_start import Recipe\n"
         (folder / "mine.py").write_text(
-            f"{recipe}def f():\n    return Recipe(name='five', worked=lambda *_: 5, **{settings!r})\n"
+            f"{recipe}def f():\n    return Recipe(worked=lambda *_: {worked}, **{settings!r})\n"
         )
         start(folder)
 
     return cause
+
+
+def _other_vocabulary(folder: Path) -> None:
+    config = replace(load_config("debug_distill"), teacher=f"{folder}/mine.py:f")
+    prepare_teacher(config, make_small_tokenizer(["1 + 1"], vocab_size=258))
+
+
+def _instructed(_: Path) -> None:
+    config = load_config("debug")
+    config.task.instruction = "Add:"
+    prepare_start(config)
 
 
 def _own_prompts(body: str) -> Cause:
@@ -586,6 +599,34 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             lambda _: prepare_teacher(replace(load_config("debug_distill"), teacher="https://huggingface.co/Qwen/Qwen3-8B"), None)),
         row("--task.warm-start of a recipe with dimensions={}", "the recipe five: expected dimensions of small_qwen3 and a regular",
             _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), dimensions={})),
+        *(
+            row(f"--task.warm-start of a recipe with {name}={value!r}", f"task.warm_start.{name} = {value!r}: expected {says}",
+                _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), **{name: value}))
+            for name, value, says in (
+                ("steps", 0, "at least 1. Use 280."),
+                ("batch_size", 0, "at least 1. Use 64."),
+                ("adamw_lr", "1e-3", "a number. Use 0.002."),
+                ("chat", "yes", "True or False. Use False."),
+                ("name", "a/b", "letters, digits, _, - and ., as it names a folder. Rename it."),
+            )
+        ),
+        row("--teacher of a recipe with another vocabulary", "expected the policy's vocabulary, but token ",
+            _recipe(_other_vocabulary, worked="'5'", dimensions={"vocab_size": 512})),
+        row("c.task.instruction = 'Add:'", "as this task with task.instruction 'Add:' makes no start itself. Pass --hf-assets-path", _instructed),
+        row("c.prompts.system_prompt = '\\udc80'", "prompts.system_prompt = '\\udc80': expected text that UTF-8 can encode, without",
+            _assigned("c.prompts.system_prompt = '\\udc80'")),
+        row("c.algorithm.truncation.cut_reward = -inf", "algorithm.truncation.cut_reward = -inf: expected at least -1000000000000.",
+            _assigned("c.algorithm.truncation.cut_reward = float('-inf')")),
+        row("c.algorithm.loss.eps_high = 1e300", "algorithm.loss.eps_high = 1e+300: expected at most 1000000000000. Use 0.2.",
+            _assigned("c.algorithm.loss.eps_high = 1e300")),
+        row("task.template = '{prompt} {answer}'", "but ['answer'] is task.answer_column, which the prompt would show.",
+            _rows(_ROW * 9, template="{prompt} {answer}")),
+        row("task.prompt_column = 'answer'", "task.answer_column = 'answer': expected another column than that of the prompt.",
+            _rows(_ROW * 9, prompt_column="answer")),
+        row("a last message without text", "row 1: a last message without text. Correct or delete them.",
+            _rows('{"prompt": [{"role": "user", "content": " "}], "answer": "1"}\n')),
+        row("c.dump_folder = ' '", "dump_folder = ' ': expected a path without spaces around it", _assigned("c.dump_folder = ' '")),
+        row("--task.path of 300 characters", "task.path = 'xxxxxxxxxx", lambda _: parse_args(["--config", "debug_rows", "--task.path", "x" * 300])),
         row("--task.warm-start of a recipe with lone_characters='['", "expected dimensions of small_qwen3 and a regular expression",
             _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), lone_characters="[")),
         *(

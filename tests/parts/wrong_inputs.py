@@ -134,7 +134,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("generator.gpu-memory-utilization", "nan", "nan: expected at least 0.01 and at most 1"),
         _option("trainer.max-tokens-per-microbatch", "10", "10: expected at least 64, the longest sequence"),
         _option("trainer.logprob-chunk-tokens", "0", "0: expected at least 1. Use 1024."),
-        _option("trainer.num-epochs", "0", "0: expected at least 1. Use 1."),
+        _option("trainer.num-epochs", "0", "0: expected at least 1 and at most 1000. Use 1."),
         _option(
             "trainer.num-minibatches", "17", "17: expected at most num_prompts_per_step 16, as a mini-batch holds whole"
         ),
@@ -147,6 +147,13 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("comm.init-timeout-seconds", "0", "0: expected at least 1. Use 1800."),
         _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
         _option("watchdog.limit-seconds", "nan", "nan: expected at least 1"),
+        _option("num-steps", "= 5", "'=': expected a value right after it: --num-steps VALUE or --num-steps=VALUE. Leave out the spaces."),
+        _option("trainer.num-epochs", "1001", "1001: expected at least 1 and at most 1000."),
+        _option("trainer.optimizer.eps", "2", "2.0: expected at least 0 and at most 1. Use 1e-8."),
+        _option("trainer.optimizer.weight-decay", "1e300", "1e+300: expected at least 0 and at most 100. Use 0 for none."),
+        _option("trainer.lora.alpha", "64", "64.0: expected 32.0, as trainer.lora.rank is not set. Set trainer.lora.rank, or leave it out."),
+        _option("evaluation.sampled.temperature", "0.7", "0.7: expected 1.0, as evaluation.sampled.n is not set."),
+        _option("trainer.parallelism.pipeline-parallel-schedule", "GPipe", "'GPipe': expected '1F1B', as it has no effect."),
     ],
     "Folders and checkpoints": [
         _option("dump-folder", "/", "'/': expected a folder that is new, empty or a run's own, but it is the root"),
@@ -154,6 +161,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("resume", "newest", "'newest': expected auto, never, a step such as 40, or the folder of another run"),
         _option("resume", "-1", "'-1': expected auto, never, a step such as 40, or the folder of another run"),
         _option("resume", "3.5", "'3.5': expected auto, never, a step such as 40, or the folder of another run"),
+        *(
+            _option(name, "x" * 300, f"'{'x' * 40}...': expected a path of less than 4096 bytes, with names of at most 255.")
+            for name in ("dump-folder", "resume", "hf-assets-path", "teacher", "trainer.lora.start")
+        ),
     ],
     "Sampling and evaluation": [
         _option("sampling.temperature", "0", "0.0: expected more than 0 in training. 1.0 is usual."),
@@ -168,7 +179,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("sampling.top-k", "20", "20: expected 0, as a truncated sampler biases ratios"),
         WrongInput(
             "a lone surrogate in sampling.stop",
-            "sampling.stop = ['\\ud800']: expected texts that UTF-8 can encode",
+            "sampling.stop = ['\\ud800']: expected text that UTF-8 can encode",
             lambda _: check_fields(SamplingConfig(stop=["\ud800"]), "sampling"),
         ),
         WrongInput("--sampling.stop ''", "sampling.stop = ['']: expected texts of at least one character"),
@@ -224,7 +235,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "100",
             "100.0: expected at least 0 and at most 1. Full fine-tuning usually takes 1e-6.",
         ),
-        _option("trainer.optimizer.eps", "-1", "-1.0: expected at least 0. Use 1e-8."),
+        _option("trainer.optimizer.eps", "-1", "-1.0: expected at least 0 and at most 1. Use 1e-8."),
         _option("trainer.optimizer.weight-decay", "nan", "nan: expected at least 0"),
         _option("trainer.optimizer.betas", "2 3", "(2.0, 3.0): expected at least 0 and less than 1. Use 0.9 0.95."),
         _option("trainer.max-norm", "0", "0.0: expected at least 1e-12. Use 1e9 for no clipping."),

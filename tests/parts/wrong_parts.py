@@ -103,6 +103,11 @@ class TextAdvantage(Advantage):
         return [str(reward) for reward in group.rewards]
 
 
+class InfiniteAdvantage(Advantage):
+    def of_group(self, group):
+        return [float("inf") for _ in group.rewards]
+
+
 class SetAdvantage(Advantage):
     def of_group(self, group):
         return set(group.rewards)
@@ -138,6 +143,10 @@ CASES: list[tuple[dict[str, type], str]] = [
     ({"advantage": OneFewer}, "algorithm.advantage: OneFewer returned 1 values for 2: expected one for each"),
     ({"advantage": OneMore}, "algorithm.advantage: OneMore returned 3 values for 2"),
     ({"advantage": TextAdvantage}, "algorithm.advantage: TextAdvantage returned '1.0': expected a number"),
+    (
+        {"advantage": InfiniteAdvantage},
+        "algorithm.advantage: InfiniteAdvantage returned inf: expected a finite number",
+    ),
     ({"advantage": SetAdvantage}, "algorithm.advantage: SetAdvantage returned set: expected a list of 2"),
     ({"advantage": FlatAdvantage}, "algorithm.advantage: FlatAdvantage returned 2 values for 1"),
     ({"seed_grpo": NoScale}, "algorithm.seed_grpo: NoScale returned None: expected a number"),

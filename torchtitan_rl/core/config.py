@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args, get_origin
 from torchtitan_rl.core.errors import expect
 
 MANY = 10**12
-"""The upper limit of a number that declares none. A larger one is a typing error and would overflow later on."""
+"""The upper limit of every number, and minus the lower, but for inf where it is declared. One beyond is a typing error
+and would overflow later on."""
 
 _COMPARISONS = {
     "above": ("more than", operator.gt),
@@ -74,14 +75,10 @@ def check_fields(config: Any, path: str = "") -> None:
                     "texts of at least one character",
                     "Correct the value.",
                 )
+            if isinstance(part, str):
                 whole = part == part.encode(errors="replace").decode()
-                expect(
-                    whole,
-                    name,
-                    value,
-                    "texts that UTF-8 can encode, without lone surrogates",
-                    "Correct the value.",
-                )
+                utf8 = "text that UTF-8 can encode, without lone surrogates"
+                expect(whole, name, value, utf8, "Correct the value.")
         if "limits" in declared.metadata:
             check_number(declared, value, name, config)
 
@@ -106,7 +103,7 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
     expected = " and ".join(words) or "a finite number"
     types = {declared.type, *get_args(declared.type)}
     whole = int in types and float not in types
-    has_upper_limit = "most" in bounds or "below" in bounds
+    unlimited = "most" in bounds and math.isinf(bounds["most"])
     for _, element in parts(value):
         is_number = isinstance(element, int) or (isinstance(element, float) and not whole)
         # NumPy's numbers are refused, because they are not written as JSON.
@@ -115,7 +112,9 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
         for how, bound in bounds.items():
             _, holds = _COMPARISONS[how]
             expect(holds(element, bound), name, value, expected, remedy)
-        expect(has_upper_limit or element <= MANY, name, value, f"at most {MANY}", remedy)
+        sized = abs(element) <= MANY or (unlimited and element == math.inf)
+        bound = f"at most {MANY}" if element > 0 else f"at least -{MANY}"
+        expect(sized, name, value, bound, remedy)
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function, returned
 from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
-from torchtitan_rl.setup.config_paths import resolve_from
+from torchtitan_rl.setup.config_paths import check_paths, resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
 from torchtitan_rl.setup.identity import described
@@ -86,6 +86,7 @@ def load_config(name: str) -> "RunConfig":
     expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
     config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
     check_types(config)
+    check_paths(config)
     if _is_reference(name):
         resolve_from(config_file(name).parent, config)
     return config
@@ -120,6 +121,7 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     if given.help is not None:
         show_help(program, name, inspect.getdoc(config_function(name)) or "", config, given.help)
         raise SystemExit(0)
+    check_paths(config)
     for field in ("dump_folder", "hf_assets_path", "resume"):
         path = getattr(config, field)
         if field == "resume" and not (path and Path(from_caller(path)).is_dir()):
@@ -147,6 +149,7 @@ def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
         option = read[-1] if read else ""
         field = option.removeprefix("--").replace("-", "_")
         kind = _kind_of(field, default) if option.startswith("--") else None
+        expect(word != "=", field, word, f"a value right after it: {option} VALUE or {option}=VALUE", "Leave out the spaces.")
         group, dot, switch = option[2:].rpartition(".")
         off = f"--{group}{dot}no-{switch}"
         expect(

@@ -36,8 +36,10 @@ def prepare_start(config: "RunConfig") -> None:
         from torchtitan_rl.library.starts.warm_start import start_of  # imports transformers' models
 
         start = start_of(config.task, START_CHECKPOINTS)
+        instruction = getattr(config.task, "instruction", "")
+        asked = f"this task{f' with task.instruction {instruction!r:.80}' if instruction else ''}"
         expect(
-            start is not None, "hf_assets_path", "", "a Hugging Face checkpoint folder, as this task makes no start itself",
+            start is not None, "hf_assets_path", "", f"a Hugging Face checkpoint folder, as {asked} makes no start itself",
             "Pass --hf-assets-path FOLDER, or a name on the hub such as Qwen/Qwen3-0.6B.",
         )  # fmt: skip
         config.hf_assets_path = str(start)

@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
+from torchtitan.config import ParallelismConfig
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.algorithm import Algorithm, NoCorrection
@@ -48,6 +49,11 @@ _ONLY: dict[str, tuple[object, str, str]] = {
 }
 """Fields of torchtitan's own configs with the only value that works here, the reason and the remedy."""
 
+for _unused in fields(ParallelismConfig):
+    if _unused.name.startswith(("pipeline_parallel_", "context_parallel_", "module_fqns_")):
+        _reason = (_unused.default, "as it has no effect", "Leave it at its default.")
+        _ONLY.setdefault(f"trainer.parallelism.{_unused.name}", _reason)
+
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's CPU kernels support."""
 
@@ -75,7 +81,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         check_number(number(1800, least=1), config.comm.init_timeout_seconds, "comm.init_timeout_seconds")
     for field, (only, why, remedy) in _ONLY.items():
         value = attrgetter(field)(config)
-        expect(value == only, field, value, f"{only!r}, {why}", remedy)
+        expect(type(value) is type(only) and value == only, field, value, f"{only!r}, {why}", remedy)
     _check_limits(config)
     chosen_sinks(config.metrics.sinks, load_own_sinks(config.metrics.sinks))
     Selection(config.metrics.select)
@@ -159,8 +165,10 @@ def check_task(config: "RunConfig", task: Task) -> None:
 
 
 def schedule_warning(config: "RunConfig") -> str:
-    """A sentence if the learning rate never reaches its peak; "" otherwise."""
+    """A sentence if the learning rate is 0 or never reaches its peak; "" otherwise."""
     warmup, steps = config.trainer.lr_scheduler.warmup_steps, config.num_steps
+    if getattr(config.trainer.optimizer, "lr", None) == 0 and not config.eval_only:
+        return "trainer.optimizer.lr is 0: nothing is learned"
     if warmup <= steps or config.eval_only:
         return ""
     return f"trainer.lr_scheduler.warmup_steps {warmup} is longer than the run, num_steps {steps}: the learning rate rises to its end"
@@ -345,9 +353,13 @@ def _check_used(config: "RunConfig") -> None:
         "algorithm.refill_rounds": (config.algorithm.zero_variance == "refill", 'algorithm.zero_variance "refill"'),
         "in_flight.max_age": (config.in_flight.prompts > 0, "in_flight.prompts"),
     }
+    for name in ("alpha", "targets"):
+        effective[f"trainer.lora.{name}"] = (config.trainer.lora.rank > 0, "trainer.lora.rank")
+    for name in ("temperature", "top_p", "top_k"):
+        effective[f"evaluation.sampled.{name}"] = (config.evaluation.sampled.n > 0, "evaluation.sampled.n")
     for field, (holds, by) in effective.items():
-        group, _, name = field.partition(".")
-        value, default = attrgetter(field)(config), type(getattr(config, group)).__dataclass_fields__[name].default
+        group, _, name = field.rpartition(".")
+        value, default = attrgetter(field)(config), type(attrgetter(group)(config)).__dataclass_fields__[name].default
         expect(holds or value == default, field, value, f"{default}, as {by} is not set", f"Set {by}, or leave it out.")
 
 

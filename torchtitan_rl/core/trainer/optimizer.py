@@ -22,13 +22,13 @@ class AdamW(Configurable):
         lr: float = number(1e-6, least=0, most=1, remedy="Full fine-tuning usually takes 1e-6.")
         """Peak learning rate."""
 
-        weight_decay: float = number(0.0, least=0, below=math.inf, remedy="Use 0 for none.")
+        weight_decay: float = number(0.0, least=0, most=100, remedy="Use 0 for none.")
         """Decoupled weight decay."""
 
         betas: tuple[float, float] = number((0.9, 0.95), least=0, below=1, remedy="Use 0.9 0.95.")
         """Decay rates of the first and second moment."""
 
-        eps: float = number(1e-8, least=0, remedy="Use 1e-8.")
+        eps: float = number(1e-8, least=0, most=1, remedy="Use 1e-8.")
         """Added to the square root of the second moment."""
 
         def build(self, *, model: "Decoder") -> "OptimizersContainer":
