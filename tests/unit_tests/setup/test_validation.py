@@ -100,10 +100,12 @@ def test_internal_error_is_not_reported_as_wrong_input(monkeypatch):
     assert not isinstance(raised.value, UserError)
 
 
-def test_warm_up_longer_than_the_run_is_reported():
+def test_a_learning_rate_that_is_0_or_never_at_its_peak_is_reported():
     config = load_config("debug")
     assert schedule_warning(config) == ""
     config.num_steps = 4
     assert schedule_warning(config).startswith(
         "trainer.lr_scheduler.warmup_steps 5 is longer than the run, num_steps 4"
     )
+    config.trainer.optimizer.lr = 0.0
+    assert schedule_warning(config) == "trainer.optimizer.lr is 0: nothing is learned"
