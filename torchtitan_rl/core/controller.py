@@ -81,7 +81,7 @@ class Controller(Configurable):
     ) -> None:
         """
         Args:
-            in_flight: the groups that an earlier step has begun, new or from a checkpoint.
+            in_flight: samples the groups, and carries those that a step has begun and not ended; new or from a checkpoint.
             sources: the frozen models that the algorithm asks for.
             state: the progress of the run, new or from a checkpoint.
             generator: the engine, or what stands for it in a run that samples nothing (library/demonstrations.py).
@@ -267,7 +267,7 @@ class Controller(Configurable):
         evaluates = self.evaluation.passes and self.evaluation.due(
             self.state.step, self.config.num_steps
         )
-        return self.sync_weights() if self.in_flight.samples or evaluates else 0
+        return self.sync_weights() if self.in_flight.needs_engine or evaluates else 0
 
     def sync_weights(self) -> int:
         """Push the policy into the engine and verify the weights there. Returns the number of bytes sent."""

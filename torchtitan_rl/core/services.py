@@ -61,7 +61,7 @@ class GroupsInFlight(Protocol):
     `library.demonstrations.Demonstrations` the groups come from the data.
     """
 
-    samples: bool
+    needs_engine: bool
     """Whether the engine samples, so that it needs the policy after each update."""
 
     def num_new(self, needed: int) -> int:

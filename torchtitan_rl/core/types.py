@@ -5,13 +5,14 @@
                       └─ Episode               a scored completion and its advantage
                               └──> TrainBatch  packed tensors, built only from episodes
 
-Each type contains the one before, so every fact is stored once. Generator, grader, gather, algorithm, packer and
-tables all work on groups, which `prompt_idx` identifies. Everything up to `Episode` is small and equal on every rank, but
-for what each rank measures of its own episodes in the update. Only `TrainBatch` holds tensors on the device.
+Each type contains the one before, so every fact is stored once. All parts of a step pass groups on, which `prompt_idx`
+identifies. Everything up to `Episode` is small and equal on every rank; `LogprobDiff.tokens` is the exception, because each
+rank measures those of its own episodes. Only `TrainBatch` holds tensors on the device.
 
 The words for one sample, by what happens to it: a *conversation* while it is sampled (generator/), then one of these types. A
 *rollout* is all of it, in one *trace* or several. For the packer an episode with its prompt is a *member*; several that must stay
-together are an *item*. In a pack each trace is a *segment*, and all traces of a member are one *sequence* for the loss.
+together are an *item*. In a pack each trace is a *segment*, and all traces of a member are one *sequence* for the loss. Without
+conversations a completion is one trace, one segment and one sequence.
 """
 
 from collections.abc import Sequence
@@ -192,8 +193,9 @@ class Completion:
     @property
     def fresh_mask(self) -> BoolArray:
         """bool [L], True for tokens that the policy sampled with its newest weights."""
-        stale = self.token_versions is not None and self.token_versions != self.policy_version
-        return self.loss_mask & ~np.asarray(stale)
+        if self.token_versions is None:
+            return self.loss_mask
+        return self.loss_mask & (self.token_versions == self.policy_version)
 
     @property
     def oldest_version(self) -> int:
@@ -216,11 +218,12 @@ class ScoredCompletion:
 
     completion: Completion
     reward: float | None
-    """The weighted sum over reward functions; None if none applied, which leaves it out of the baseline."""
+    """The weighted sum over reward functions. None if none applied, one with a weight failed, or the environment did: the
+    sample is then left out of the baseline."""
     reward_breakdown: dict[str, float | None] = field(default_factory=dict)
     """Each reward function's value, before weighting."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Cells logged by reward functions with `log_extra`, by column."""
+    """Table cells logged by reward functions with `log_extra`, by column."""
     answer: str | None = None
     """The answer extracted from the text; None if there is none."""
     correct: bool | None = None
@@ -345,7 +348,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalizers:
-    """The divisors of losses: counts over one optimizer update, all ranks and micro-batches together."""
+    """The divisors of losses: counts over one optimizer step, all ranks and micro-batches together."""
 
     num_tokens: int
     """Loss tokens (N of docs/papers.md)."""
@@ -433,7 +436,7 @@ class TrainBatch:
     token_ids: Tensor
     """[T] int64"""
     labels: Tensor
-    """[T] int64, the next token of the same segment; 0 at its end."""
+    """[T] int64, the next token of the same segment; 0 at its end and on padding."""
     layout: SegmentLayout
     """The places of the segments, padding included."""
     loss_mask: Tensor
@@ -454,7 +457,8 @@ class TrainBatch:
     fresh_mask: Tensor | None = None
     """[T] float32, 1 on the tokens of `loss_mask` that the newest weights sampled; None if all are."""
     old_logprobs: Tensor | None = None
-    """[T] float32, the policy's before the first update of this batch; None: this is the first update."""
+    """[T] float32, log pi_old: the policy's before the training step's first optimizer step. None if there is only one: pi_old
+    is then pi."""
     reference_logprobs: Tensor | None = None
     """[T] float32, the frozen reference's; None without a reference."""
     columns: dict[str, Tensor] = field(default_factory=dict)

@@ -50,7 +50,7 @@ class Nll(TokenLoss):
 class Demonstrations:
     """The `services.GroupsInFlight` of demonstrations: a group is a prompt and the data's own completion."""
 
-    samples = False
+    needs_engine = False
 
     def num_new(self, needed: int) -> int:
         """Returns `needed`: each prompt is a whole group."""

@@ -86,7 +86,7 @@ class InFlight(Configurable):
         max_age: int = number(4, least=1, remedy="Use 4.")
         """Most updates between a group's first token and the step that trains on it. That step waits for the group."""
 
-    samples = True
+    needs_engine = True
 
     def __init__(self, config: Config, *, prompt_at: Callable[[int], Prompt]) -> None:
         """`prompt_at`: returns the training prompt of a `stream_idx`, after a resume."""

@@ -42,7 +42,7 @@ class Run:
     number = rank_in_replica = optimizer_steps = 0
     dtype = holds_base = token_logprobs = None
     trained_tokens = 8
-    samples = True
+    needs_engine = True
 
     def say(self, *words):
         self.calls.append(" ".join(str(word) for word in words))

@@ -39,11 +39,11 @@ class Advantage(OwnConfig, ABC):
             rewards: one for each sample of `groups`.
         """
         step_rewards: list[float] = []
-        for of_group in rewards:
-            step_rewards += [reward for reward in of_group if reward is not None]
+        for group_rewards in rewards:
+            step_rewards += [reward for reward in group_rewards if reward is not None]
         return [
-            self._with_shared_rules(of_group, group.samples, step_rewards)
-            for of_group, group in zip(rewards, groups, strict=True)
+            self._with_shared_rules(group_rewards, group.samples, step_rewards)
+            for group_rewards, group in zip(rewards, groups, strict=True)
         ]
 
     def _with_shared_rules(

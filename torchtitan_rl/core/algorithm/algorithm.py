@@ -1,7 +1,7 @@
 """`Algorithm`: the training objective. Rewards become credit (`assign_credit`), log-probabilities become a loss
 (`loss`).
 
-The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of the update, as in
+The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of an optimizer step, as in
 DAPO, instead of a mean of means; there is no KL to a reference; and if all rewards of a group are equal, their
 advantages are exactly 0, without the rounding of a mean. With one optimizer step a batch, the default, pi_old is pi and
 nothing is clipped. docs/papers.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
@@ -60,7 +60,7 @@ class LossOutput:
     """The result of `Algorithm.loss` for one micro-batch. Its metrics stay on the device until they are read."""
 
     loss: Tensor
-    """0-d share of the update's loss. The shares of all micro-batches and data-parallel ranks add up to it."""
+    """0-d share of the optimizer step's loss. The shares of all micro-batches and data-parallel ranks add up to it."""
     tally: Tally
     on_nonfinite: Callable[[], None] | None
     """Called when the metrics are read and count a token that is not finite; None with nonfinite "mask"."""
@@ -90,7 +90,7 @@ class Algorithm(OwnConfig):
 
     Its controllers are coefficients that adapt after each update, such as MaxEnt's tau. Methods are pure functions of
     their arguments, except for the controllers' state, which `state_dict` returns. Nothing communicates: groups are
-    equal on every rank, and `loss` divides by counts of the whole update.
+    equal on every rank, and `loss` divides by counts of the whole optimizer step.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -163,7 +163,7 @@ class Algorithm(OwnConfig):
         self.needs_reference = config.kl.coef > 0 or self.policy_loss.needs_reference
         """Whether a frozen reference model must be loaded and score every episode."""
         self.refill_rounds = config.refill_rounds if config.zero_variance == "refill" else 0
-        """The largest number of rounds of new prompts per step, to replace groups without a preference."""
+        """The largest number of rounds of new prompts per step, to replace groups that are left out."""
         self.controller_inputs = self.policy_loss.controller_inputs
         """Keys of the merged metrics that `after_update` reads; empty without controllers."""
 
@@ -179,8 +179,8 @@ class Algorithm(OwnConfig):
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         """Set the credit of the step's episodes.
 
-        The order is: non-finite values, truncation, KL in the reward, groups left out, advantages with the
-        semantic-entropy scale, and what the loss adds.
+        For each episode: non-finite values, the reward with the penalties of truncation and KL, and why it is left out. Then groups
+        that are left out, advantages with the semantic-entropy scale, what the loss adds, and advantages that overflow.
 
         Args:
             groups: all groups of the step, because advantages may depend on all of them. With `needs_reference` each
@@ -192,7 +192,7 @@ class Algorithm(OwnConfig):
         """
         for group in groups:
             for episode in group.samples:
-                self._shape(Member(group.prompt, episode))
+                self._screen(Member(group.prompt, episode))
             self._leave_out_group(group)
         if self.policy_loss.uses_advantages:
             self._set_advantages(groups)
@@ -205,8 +205,8 @@ class Algorithm(OwnConfig):
                     )
                     leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
-    def _shape(self, member: Member) -> None:
-        """Set the episode's shaped reward, or why it is left out of the loss."""
+    def _screen(self, member: Member) -> None:
+        """Set the episode's shaped reward, and why it is left out of the loss, if it is."""
         episode = member.episode
         credit = episode.credit
         if self.needs_reference and episode.reference_logprobs is None:
@@ -231,8 +231,8 @@ class Algorithm(OwnConfig):
     def _shaped_reward(self, member: Member) -> float:
         """The reward with the penalties of truncation and of the KL in the reward."""
         episode = member.episode
-        own = member.prompt.sampling  # of a mixture's member
-        longest = self.max_completion_tokens if own is None else own.max_tokens
+        sampling = member.prompt.sampling  # None: the run's
+        longest = self.max_completion_tokens if sampling is None else sampling.max_tokens
         penalty = self.truncation.penalty(episode.completion.num_sampled, longest)
         penalty += self.truncation.cut_reward(episode.completion)
         shaped = episode.reward + penalty
@@ -243,8 +243,10 @@ class Algorithm(OwnConfig):
     def _leave_out_group(self, group: Group[Episode]) -> None:
         scored = [episode.scored for episode in group.samples]
         reason = self.group_left_out(Group(prompt=group.prompt, samples=scored))
+        if reason is None:
+            return
         for episode in group.samples:
-            if reason is not None and episode.in_loss:
+            if episode.in_loss:
                 episode.credit.left_out = reason
 
     def group_left_out(self, group: Group[ScoredCompletion]) -> str | None:
@@ -267,15 +269,15 @@ class Algorithm(OwnConfig):
         if self.config.credit == "turn":
             self._set_turn_advantages(groups)
             return
-        rewards: list[list[float | None]] = []  # [group][sample]
+        rewards: list[list[float | None]] = []  # [group][sample], those of truncated samples too
         for group in groups:
             rewards.append([episode.credit.shaped_reward for episode in group.samples])
-        for group, advantages in zip(groups, self._compared(rewards, groups), strict=True):
+        for group, advantages in zip(groups, self._advantages(rewards, groups), strict=True):
             scale = self._group_scale(group)
             for episode, advantage in zip(group.samples, advantages, strict=True):
                 episode.credit.advantage = scale * advantage
 
-    def _compared(
+    def _advantages(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]
     ) -> list[list[float]]:
         """`algorithm.advantage` of [group][sample] rewards. Its shape is checked, because a subclass may override
@@ -305,7 +307,7 @@ class Algorithm(OwnConfig):
             of_turn: list[list[float | None]] = []  # [group][sample]
             for of_group in returns:
                 of_turn.append([r[k] if k < len(r) else None for r in of_group])
-            by_turn.append(self._compared(of_turn, groups))
+            by_turn.append(self._advantages(of_turn, groups))
         for g, group in enumerate(groups):
             scale = self._group_scale(group)
             for i, episode in enumerate(group.samples):
@@ -331,7 +333,7 @@ class Algorithm(OwnConfig):
         return self.policy_loss.zero_gradient(episode)
 
     def normalizers(self, groups: list[Group[Episode]]) -> Normalizers:
-        """The counts that the losses of one update over `groups` divide by. Only sampled tokens in the loss count."""
+        """The counts that the losses of an optimizer step over `groups` divide by. Only sampled tokens in the loss count."""
         num_tokens = num_sequences = num_groups = 0
         for group in groups:
             lengths = [
@@ -374,7 +376,8 @@ class Algorithm(OwnConfig):
         if self.config.entropy_coef == 0:
             entropy = entropy.detach()  # [T]
         raw = self._label_values(batch, logprobs, entropy)
-        finite = finite_tokens(batch.loss_mask, batch.token_columns | raw)  # [T] bool
+        known = batch.token_columns | raw  # [T] each
+        finite = finite_tokens(batch.loss_mask, known)  # [T] bool
 
         def zeroed(values: Tensor) -> Tensor:
             # A product with a mask would not do: 0 * inf and its gradient are NaN.
@@ -383,15 +386,12 @@ class Algorithm(OwnConfig):
         values = {name: zeroed(tensor) for name, tensor in raw.items()}
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
-        # [T] log pi_old - log mu
-        log_weight = (values["old_logprobs"] - values["sampler_logprobs"]).detach()
+        log_pi_old, log_mu = values["old_logprobs"], values["sampler_logprobs"]  # [T] each
+        log_weight = log_pi_old - log_mu  # [T]
         correction = self.mismatch.correction(log_weight, sequences)
-        old_logprobs = values["old_logprobs"]  # [T]
-        if self.config.old_logprobs == "sampler":
-            old_logprobs = values["sampler_logprobs"]  # [T]
         inputs = LossInputs(
             logprobs=values["logprobs"],
-            old_logprobs=old_logprobs,
+            old_logprobs=log_mu if self.config.old_logprobs == "sampler" else log_pi_old,
             advantages=values["advantages"],
             mask=mask,
             entropy=values["entropy"],
@@ -410,12 +410,10 @@ class Algorithm(OwnConfig):
             tally.put("nonfinite/tokens", batch.loss_mask.sum() - mask.sum(), reduction="sum")
             record_losses(tally, terms, batch.loss_mask.sum(), inputs)
             self._record(tally, inputs, values)
-            fresh = mask  # [T]
-            if batch.fresh_mask is not None:
-                fresh = mask * batch.fresh_mask  # [T]
+            fresh = mask if batch.fresh_mask is None else mask * batch.fresh_mask  # [T]
             if self.policy_loss.from_engine:
                 record_sampler(tally, log_weight, correction, inputs, fresh)
-        named = {name: t.detach() for name, t in (batch.token_columns | raw).items()}  # [T] each
+        named = {name: tensor.detach() for name, tensor in known.items()}  # [T] each
         fault = partial(raise_for_token, batch, named) if self.raises else None
         return LossOutput(terms["total"], tally, fault)
 
@@ -425,8 +423,8 @@ class Algorithm(OwnConfig):
         """What is known of each label, [T] each.
 
         logprobs: log pi of the policy that is updated, with gradient. old_logprobs: log pi_old of the policy before the
-        first update on this batch. The first update has none stored: there pi_old is pi, so the ratio pi / pi_old is 1,
-        with the gradient of log pi. sampler_logprobs: log mu of the engine that sampled the label; log pi_old if none
+        training step's first optimizer step. If that is the only one, none are stored: pi_old is pi, so the ratio pi / pi_old is
+        1, with the gradient of log pi. sampler_logprobs: log mu of the engine that sampled the label; log pi_old if none
         did. reference_logprobs: log pi_ref of the frozen reference, if there is one.
         """
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs  # [T]

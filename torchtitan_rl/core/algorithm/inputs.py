@@ -48,8 +48,8 @@ class LossInputs:
     logprobs: Tensor
     """[T] log pi of each label, with gradient."""
     old_logprobs: Tensor
-    """[T] the denominator of the ratio, no gradient: log pi_old, which equals `logprobs` on the first update of a batch;
-    or log mu, with `algorithm.old_logprobs` "sampler"."""
+    """[T] the log of the ratio's denominator, no gradient: log pi_old, or with `algorithm.old_logprobs` "sampler" log mu.
+    pi_old is pi if the training step has one optimizer step."""
     advantages: Tensor
     """[T]"""
     mask: Tensor
@@ -73,7 +73,7 @@ class LossInputs:
 
     @property
     def log_ratio(self) -> Tensor:
-        """[T] logprobs - old_logprobs. With pi_old it is exactly 0 on the first update, still with the gradient of log pi."""
+        """[T] logprobs - old_logprobs. Where pi_old is pi it is exactly 0, still with the gradient of log pi."""
         return self.logprobs - self.old_logprobs
 
     @property

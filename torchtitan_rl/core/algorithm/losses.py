@@ -26,11 +26,12 @@ TEACHER_TOKEN = "teacher_token"
 
 
 class Aggregation(OwnConfig, ABC):
-    """Divides by counts of the whole update, so that the shares of micro-batches and data-parallel ranks add up."""
+    """Makes one number of token losses. It divides by counts of the whole optimizer step, so that the shares of micro-batches
+    and data-parallel ranks add up."""
 
     @abstractmethod
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        """[T] -> 0-d. Tokens outside the mask are ignored. An update without loss tokens gives 0, not NaN."""
+        """[T] -> 0-d. Tokens outside the mask are ignored. Without loss tokens it is 0, not NaN."""
 
     def share(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         """0-d: `__call__`'s result. Raises UserError if it has another shape."""
@@ -39,14 +40,15 @@ class Aggregation(OwnConfig, ABC):
 
 
 class TokenMean(Aggregation):
-    """L = sum_t m_t l_t / N, N the loss tokens of the whole update. DAPO, arXiv 2503.14476."""
+    """L = sum_t m_t l_t / N, N the loss tokens of the whole optimizer step. DAPO, arXiv 2503.14476."""
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         return (token_losses * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
 
 
 class SeqMeanTokenMean(Aggregation):
-    """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the update's S sequences. GRPO, arXiv 2402.03300."""
+    """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the S sequences of the optimizer step. GRPO, arXiv
+    2402.03300."""
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         means = inputs.sequences.mean(token_losses)  # [S]
@@ -75,8 +77,8 @@ class Loss(OwnConfig, ABC):
     3. what it needs of the packed batch: `sequence_columns`, `token_columns`, `whole_groups`;
     4. the loss: `terms`; and after the update its controllers: `after_update`.
 
-    A `TokenLoss` compares tokens with advantages, which is the default of every field. A loss over groups sets its
-    own credit and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `from_engine` False, and
+    The default of every field suits a `TokenLoss`, which compares tokens with advantages. A loss over groups sets its own
+    credit and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `from_engine` False, and
     their loss is -log pi. A teacher's log-probabilities, set by a source before the credit, are one of the
     `token_columns`; the exact divergence from it is the column "divergence", which the trainer sets.
     """

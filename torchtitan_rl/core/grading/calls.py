@@ -47,11 +47,11 @@ class RewardCall:
     result: ScorerResult | None = None
 
 
-Cells = dict[Scorer, tuple[ScorerResult, int]]
+ResultsOfCompletion = dict[Scorer, tuple[ScorerResult, int]]
 """One completion's results: for each scorer, the result of its call and the completion's index in that."""
 
 
-def finish(calls: Sequence[RewardCall]) -> dict[Completion, Cells]:
+def finish(calls: Sequence[RewardCall]) -> dict[Completion, ResultsOfCompletion]:
     """Set the result of every call, and return those of each completion.
 
     Async functions wait together; others that run in this process run one by one.
@@ -62,11 +62,11 @@ def finish(calls: Sequence[RewardCall]) -> dict[Completion, Cells]:
             call.result = _from_worker(call)
         elif not call.scorer.is_async:
             call.result = call.scorer.run(call.groups, call.state)
-    cells: defaultdict[Completion, Cells] = defaultdict(dict)
+    results: defaultdict[Completion, ResultsOfCompletion] = defaultdict(dict)
     for call in calls:
         for i, completion in enumerate(flat(call.groups)):
-            cells[completion][call.scorer] = call.result, i
-    return cells
+            results[completion][call.scorer] = call.result, i
+    return results
 
 
 def _from_worker(call: RewardCall) -> ScorerResult:

@@ -11,7 +11,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.events import output_of
-from torchtitan_rl.core.grading.calls import Cells, RewardCall, StartWorkers, finish
+from torchtitan_rl.core.grading.calls import ResultsOfCompletion, RewardCall, StartWorkers, finish
 from torchtitan_rl.core.grading.scorer import (
     FailurePolicy,
     RewardError,
@@ -36,7 +36,7 @@ _AFTER_KILL = (
 )
 """Remedies for a failed call."""
 
-MOST_FAILED_STEPS = 3
+MOST_FAILED_ROUNDS = 3
 """The run stops when all scores have failed this many times in a row with on_failure "none"."""
 
 
@@ -121,7 +121,7 @@ class Grader(Configurable):
         )
         self._metrics: list[tuple[str, Metric]] = []
         self._warned: set[str] = set()
-        self._failed_steps = 0
+        self._failed_rounds = 0
 
     def round(self, state: TrainerState | None = None) -> "GradingRound":
         """Returns a grading round for groups that are sampled together. It can begin before the last group ends."""
@@ -175,20 +175,20 @@ class Grader(Configurable):
         return calls
 
     def stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
-        """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_STEPS times in a row."""
+        """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_ROUNDS times in a row."""
         samples = flat(groups)
         if not samples:
             return
         errors = [_error_of(sample) for sample in samples]
         if not all(errors):
-            self._failed_steps = 0
+            self._failed_rounds = 0
             return
-        self._failed_steps += 1
+        self._failed_rounds += 1
         shown = f"No completion got a reward: all {len(samples)} failed, such as {errors[0]}"
         logger.warning(shown)
-        if self._failed_steps == MOST_FAILED_STEPS:
+        if self._failed_rounds == MOST_FAILED_ROUNDS:
             raise RewardError(
-                f"{shown}, {MOST_FAILED_STEPS} times in a row: nothing is being learned. Correct it."
+                f"{shown}, {MOST_FAILED_ROUNDS} times in a row: nothing is being learned. Correct it."
             )
 
     def report(self, call: RewardCall) -> None:
@@ -231,11 +231,11 @@ class Grader(Configurable):
         )
 
     def with_rewards(
-        self, group: Group[Completion], cells: Mapping[Completion, Cells]
+        self, group: Group[Completion], results: Mapping[Completion, ResultsOfCompletion]
     ) -> Group[ScoredCompletion]:
         """Returns the group with its rewards, given the results of its completions."""
         scorers = self._scorers[group.prompt.task]
-        samples = [_with_reward(one, scorers, cells[one]) for one in group.samples]
+        samples = [_with_reward(one, scorers, results[one]) for one in group.samples]
         return Group(prompt=group.prompt, samples=samples)
 
     def _warn_once(self, key: str, message: str) -> None:
@@ -265,7 +265,7 @@ class GradingRound:
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
         out of its sum. A completion for which a function failed has no reward, because the sum of the others is not
         comparable, unless the function's weight is 0. Raises RewardError if a function with policy "raise" fails, or
-        if all have failed MOST_FAILED_STEPS times in a row.
+        if all have failed MOST_FAILED_ROUNDS times in a row.
         """
         grader = self._grader
         groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
@@ -275,12 +275,13 @@ class GradingRound:
                 batches.setdefault(scorer, []).append(group)
         for scorer, batch in batches.items():
             self._calls += grader.start([scorer], batch, self._state)
+        # In the prompts' order, so that the failure that is named does not depend on which call ended first.
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         with output_of(WHOSE):
-            cells = finish(self._calls)
+            results = finish(self._calls)
         for call in self._calls:
             grader.report(call)
-        scored = [grader.with_rewards(group, cells) for group in groups]
+        scored = [grader.with_rewards(group, results) for group in groups]
         grader.stop_if_all_fail(scored)
         return scored
 
@@ -294,26 +295,29 @@ def _error_of(sample: ScoredCompletion) -> str:
     return ""
 
 
-def _with_reward(completion: Completion, scorers: Scorers, cells: Cells) -> ScoredCompletion:
+def _with_reward(
+    completion: Completion, scorers: Scorers, results: ResultsOfCompletion
+) -> ScoredCompletion:
     breakdown: dict[str, float | None] = {}
     extra: dict[str, Any] = {}
     weighted: list[float] = []
     failed = completion.error is not None
     if failed:
         extra["error/environment"] = completion.error
-    for reward in scorers.rewards:
-        result, i = cells[reward]
-        score = breakdown[reward.name] = result.scores[i]
+    for scorer in scorers.rewards:
+        result, i = results[scorer]
+        score = result.scores[i]
+        breakdown[scorer.name] = score
         if score is not None:
-            weighted.append(reward.weight * score)
+            weighted.append(scorer.weight * score)
         for column, values in result.extras.items():
-            extra[f"{reward.name}/{column}"] = values[i]
+            extra[f"{scorer.name}/{column}"] = values[i]
         if i in result.errors:
-            extra[f"error/{reward.name}"] = result.errors[i]
-            failed = failed or reward.weight != 0
-    judged, i = cells[scorers.judgement]  # its score is (answer, correct)
+            extra[f"error/{scorer.name}"] = result.errors[i]
+            failed = failed or scorer.weight != 0
+    judged, i = results[scorers.judgement]  # its score is (answer, correct)
     answer, correct = judged.scores[i] or (None, None)
-    turn_weight = sum(reward.weight for reward in scorers.rewards if reward.of_turns)
+    turn_weight = sum(scorer.weight for scorer in scorers.rewards if scorer.of_turns)
     return ScoredCompletion(
         completion=completion,
         reward=sum(weighted) if weighted and not failed else None,

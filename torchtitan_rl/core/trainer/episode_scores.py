@@ -12,7 +12,7 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
 from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.packing import completion_values
-from torchtitan_rl.core.trainer.score import TokenScores, score_only
+from torchtitan_rl.core.trainer.score import TokenScores, forget_forwards, score_only
 from torchtitan_rl.core.types import Episode, FloatArray, Group, TrainBatch, flat
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class EpisodeScorer:
             keep_comparisons([batch], [comparison(scores).cpu()], shares)
             total += float((scores.divergence * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
-            trainer.model.reset_iter_state()
+            forget_forwards(trainer.model)
         trainer.free_teacher()
         return trainer.sum(total) / max(trainer.sum(count), 1.0)
 

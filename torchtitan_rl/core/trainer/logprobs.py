@@ -60,7 +60,7 @@ def _statistics(logits: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tenso
     peak = logits.amax(-1)  # [C]
     exponent = logits.sub_(peak[:, None]).mul_(sharpness)  # [C, R] u, in units of log 2
     e = exponent.exp2()  # [C, R]
-    rest = e.sum(-1, dtype=torch.float64) - 1  # [C]
+    rest = e.sum(-1, dtype=torch.float64) - 1  # [C], the peak's own term is exactly 1
     return peak, rest, exponent.mul_(e).sum(-1).double() / LOG2_E
 
 
@@ -83,7 +83,7 @@ def _gradient(
 def _logprob_gradient(
     logits: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float
 ) -> Tensor:
-    """`_gradient` without the entropy's gradient."""
+    """Returns -p * g_logprob in place of a tile of logits [C, R], for an entropy without gradient. The others are [C, 1]."""
     return (
         logits.sub_(peak).mul_(sharpness).exp2_().mul_(-g_logprob * torch.exp(-log_total))
     )  # [C, R]
@@ -102,7 +102,7 @@ class _Constants(NamedTuple):
     chunk_tokens: int
     chunk_rows: int
     group: dist.ProcessGroup | None
-    first: int
+    first_row: int
     compile: bool
 
 
@@ -113,14 +113,14 @@ def slices(size: int, step: int) -> list[slice]:
 def _tiles(
     labels: Tensor, rows: slice, constants: _Constants
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yields the tiles of all tokens with these local rows of the vocabulary: (tokens, mine, row).
+    """Yields the tiles of all tokens with these local rows of the vocabulary: (tokens, in_tile, label_row).
 
-    mine: [C] bool, whether the label is one of these rows. row: [C, 1], the label's index among them, or 0.
+    in_tile: [C] bool, whether the label is one of these rows. label_row: [C, 1], the label's index among them, or 0.
     """
     for tokens in slices(len(labels), constants.chunk_tokens):
-        row = labels[tokens] - (constants.first + rows.start)  # [C]
-        mine = (row >= 0) & (row < rows.stop - rows.start)  # [C]
-        yield tokens, mine, torch.where(mine, row, 0)[:, None]
+        label_row = labels[tokens] - (constants.first_row + rows.start)  # [C]
+        in_tile = (label_row >= 0) & (label_row < rows.stop - rows.start)  # [C]
+        yield tokens, in_tile, torch.where(in_tile, label_row, 0)[:, None]
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -130,7 +130,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
       d log p(y) / dz = onehot(y) - p        dH / dz = -p * (log p + H)
     The backward reuses the forward's peak and log-sum and recomputes each tile's logits. The outer loop is over
     blocks of the vocabulary: each block of the weight is widened once, and its gradient is complete at the end of
-    the block. With a sharded vocabulary each rank holds rows [first, first + Vs) of W. The results are the same on
+    the block. With a sharded vocabulary each rank holds rows [first_row, first_row + Vs) of W. The results are the same on
     every rank, and the gradient to `hidden` is this rank's term of a sum over ranks.
     """
 
@@ -145,20 +145,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
         sharpness = LOG2_E / constants.temperature
         operand, blocks = wide(hidden), slices(len(weight), constants.chunk_rows)
         # [3, blocks, T] peak, rest and weighted of each block
-        own = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)
+        of_blocks = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)
         # [T] the label's logit if this rank has it
-        chosen = hidden.new_zeros(len(hidden), dtype=torch.float64)
-        has_label = torch.zeros_like(chosen, dtype=torch.bool)  # [T]
+        label_logit = hidden.new_zeros(len(hidden), dtype=torch.float64)
+        has_label = torch.zeros_like(label_logit, dtype=torch.bool)  # [T]
         for i, rows in enumerate(blocks):
             block = wide(weight[rows])  # [R, D]
-            for tokens, mine, row in _tiles(labels, rows, constants):
+            for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
-                chosen[tokens] += torch.where(mine, logits.gather(-1, row)[:, 0], 0)
-                has_label[tokens] |= mine
-                for kind, values in zip(own, statistics(logits, sharpness), strict=True):
-                    kind[i, tokens] = values  # [C]
-        peak, log_total, entropy = _combine(own, constants)  # [T] each
-        below_peak = all_reduce(torch.where(has_label, chosen - peak, 0), constants.group)  # [T]
+                found = logits.gather(-1, label_row)[:, 0]  # [C]
+                label_logit[tokens] += torch.where(in_tile, found, 0)
+                has_label[tokens] |= in_tile
+                for statistic, values in zip(of_blocks, statistics(logits, sharpness), strict=True):
+                    statistic[i, tokens] = values  # [C]
+        peak, log_total, entropy = _combine(of_blocks, constants)  # [T] each
+        below_peak = torch.where(has_label, label_logit - peak, 0)  # [T]
+        below_peak = all_reduce(below_peak, constants.group)  # [T]
         logprobs = (below_peak / constants.temperature - log_total).to(dtype)  # [T]
         entropy = entropy.to(dtype)  # [T]
         ctx.save_for_backward(hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy)
@@ -173,7 +175,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, labels, peak, log_total, entropy = ctx.saved_tensors
         constants: _Constants = ctx.constants
         g_logprobs = torch.zeros_like(peak) if g_logprobs is None else g_logprobs  # [T]
-        per_token = [t[:, None] for t in (peak, log_total, g_logprobs)]  # [T, 1] each
+        # [T, 1] each, in the order of the parameters of the function `gradient`
+        per_token = [t[:, None] for t in (peak, log_total, g_logprobs)]
         gradient = _compiled_logprob_gradient if constants.compile else _logprob_gradient
         if g_entropy is not None:
             gradient = _compiled_gradient if constants.compile else _gradient
@@ -185,10 +188,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in slices(len(weight), constants.chunk_rows):
             block = wide(weight[rows])  # [R, D]
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
-            for tokens, mine, row in _tiles(labels, rows, constants):
+            for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
                 grad_logits = gradient(logits, *(t[tokens] for t in per_token), sharpness)  # [C, R]
-                grad_logits.scatter_add_(-1, row, torch.where(mine, g_logprobs[tokens], 0)[:, None])
+                at_label = torch.where(in_tile, g_logprobs[tokens], 0)[:, None]  # [C, 1]
+                grad_logits.scatter_add_(-1, label_row, at_label)
                 grad_logits = grad_logits.to(hidden.dtype)
                 grad_hidden[tokens] += partial_product(grad_logits, weight[rows])  # [C, D]
                 if learns:
@@ -203,16 +207,16 @@ def partial_product(a: Tensor, b: Tensor) -> Tensor:
     return product(a, b) if a.is_cuda else a @ b
 
 
-def _combine(own: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
+def _combine(of_blocks: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, Tensor]:
     """Blocks' (peak, rest, weighted) [3, blocks, T] -> peak, log Σ exp(u) and entropy, [T] each.
 
     A block's sums are relative to its own peak. They are rescaled to the highest peak of all blocks and ranks. The
     result is the same on every rank. The entropy is log Σ exp(u) - Σ u exp(u) / Σ exp(u), with u = (logits - peak) /
     temperature for that peak. Neither term is negative.
     """
-    own_peak, rest, weighted = own  # [blocks, T] each
-    peak = all_reduce(own_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
-    drop = (own_peak - peak) / constants.temperature  # [blocks, T], at most 0
+    block_peak, rest, weighted = of_blocks  # [blocks, T] each
+    peak = all_reduce(block_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
+    drop = (block_peak - peak) / constants.temperature  # [blocks, T], at most 0
     scale, at_peak = drop.exp(), drop == 0  # [blocks, T] each
     rests = torch.where(at_peak, rest, scale * (1 + rest)).sum(0)  # [T]
     weights = (scale * (weighted + (1 + rest) * drop)).sum(0)  # [T]

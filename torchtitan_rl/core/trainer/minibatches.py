@@ -77,15 +77,15 @@ class Batcher:
     def minibatch(self, groups: Sequence[Group[Episode]]) -> MiniBatch:
         """Plan and pack the groups of one optimizer step."""
         loss = self.algorithm.policy_loss
-        forward_only: list[Item] = []
-        learning: list[Item] = []
+        no_gradient: list[Item] = []
+        with_gradient: list[Item] = []
         for item in items_of(groups, whole_groups=loss.whole_groups):
             if all(self.algorithm.zero_gradient(member.episode) for member in item):
-                forward_only.append(item)
+                no_gradient.append(item)
             else:
-                learning.append(item)
-        without_backward = self._plan(forward_only)
-        with_backward = self._plan(learning)
+                with_gradient.append(item)
+        without_backward = self._plan(no_gradient)
+        with_backward = self._plan(with_gradient)
         plan: Plan = []
         for rank in range(self.num_ranks):
             # An empty micro-batch if there is nothing to learn: AdamW needs a gradient, even of zeros, on every rank.
@@ -172,9 +172,9 @@ def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[
 
     No mini-batch is empty, because AdamW's momentum alone would move the policy.
     """
-    learning = [group for group in groups if any(episode.in_loss for episode in group.samples)]
-    num_parts = min(num_parts, len(learning))
-    return [learning[part::num_parts] for part in range(num_parts)]
+    in_loss = [group for group in groups if any(episode.in_loss for episode in group.samples)]
+    num_parts = min(num_parts, len(in_loss))
+    return [in_loss[part::num_parts] for part in range(num_parts)]
 
 
 def plan_microbatches(
@@ -195,15 +195,15 @@ def plan_microbatches(
     costs = [_cost(item, attention_cost) for item in items]
     shares: list[list[Item]] = [[] for _ in range(num_ranks)]
     loads = [(0.0, rank) for rank in range(num_ranks)]
-    for i in sorted(range(len(items)), key=lambda i: (-costs[i], i)):
+    for i in sorted(range(len(items)), key=lambda i: -costs[i]):  # stable
         load, rank = heapq.heappop(loads)
         shares[rank].append(items[i])
         heapq.heappush(loads, (load + costs[i], rank))
     plans = [_first_fit(share, max_tokens) for share in shares]
-    most = max(len(plan) for plan in plans)
-    for plan in plans:
-        while len(plan) < most:
-            plan.append([])
+    most = max(len(microbatches) for microbatches in plans)
+    for microbatches in plans:
+        while len(microbatches) < most:
+            microbatches.append([])
     return plans
 
 

@@ -28,8 +28,8 @@ def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, 
         end = trace.length
         tokens += end - trace.shared
         pairs += (end * (end + 1) - trace.shared * (trace.shared + 1)) // 2
-    scored = sum(member.episode.completion.num_sampled for member in members)
-    return tokens, pairs, scored
+    num_sampled = sum(member.episode.completion.num_sampled for member in members)
+    return tokens, pairs, num_sampled
 
 
 class _Trace(NamedTuple):
@@ -59,6 +59,8 @@ def _in_order(members: Sequence[Member], share_prompts: bool) -> list[Member]:
 
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Trace]:
     """Returns the members' traces in their order in the pack.
+
+    Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
 
     The prompt's last token is not shared, because it predicts a different token in each completion. A group's later
     traces, which have no prompt, come after the first traces of all its members, which share the prompt.
@@ -108,8 +110,8 @@ def pack(
 ) -> TrainBatch:
     """Returns one micro-batch, padded to a positive multiple of `multiple` tokens.
 
-    Padding forms segments of its own without a loss. None is longer than the longest member, so that attention needs
-    no wider rows. An empty micro-batch consists of padding only.
+    Padding forms segments of its own without a loss. No segment of padding is longer than the longest trace, so that attention
+    needs no wider rows. An empty micro-batch consists of padding only.
 
     Args:
         share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start
@@ -121,21 +123,21 @@ def pack(
     shared = np.array([trace.shared for trace in traces], dtype=np.int64)  # [traces]
     lengths = np.array([trace.length for trace in traces], dtype=np.int64)  # [traces]
     own_lengths = lengths - shared  # [traces], as of `SegmentLayout.of`
-    padding_lengths = _padding_lengths(own_lengths, shared, multiple)
+    filled, longest = int(own_lengths.sum()), int(lengths.max(initial=0))
+    padding_lengths = _padding_lengths(filled, longest, multiple)
     row = _Row(traces, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
 
-    def at_labels(values: Sequence[np.ndarray]) -> Tensor:
-        """Values [L] of each member's completion tokens -> [T] float32 on the device."""
+    def on_device_at_labels(values: Sequence[np.ndarray]) -> Tensor:
+        """Values [L] of each member's completion tokens -> [T] float32."""
         return _on_device(row.at_labels(values))
 
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
     loss_mask = row.at_labels([completion.loss_mask for completion in completions])  # [T]
     group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
-    sequence_ids = np.repeat(
-        [*(trace.sequence for trace in traces), len(members)], [*own_lengths, row.padding]
-    )  # [T]
+    owners = [*(trace.sequence for trace in traces), len(members)]  # padding is the last
+    sequence_ids = np.repeat(owners, [*own_lengths, row.padding])  # [T]
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, own_lengths)),
@@ -147,22 +149,30 @@ def pack(
         ),
         loss_mask=_on_device(loss_mask),
         loss_positions=_on_device(np.flatnonzero(loss_mask)),
-        sampler_logprobs=at_labels([completion.sampler_logprobs for completion in completions]),
-        advantages=at_labels([token_advantages(episode) for episode in episodes]),
+        sampler_logprobs=on_device_at_labels(
+            [completion.sampler_logprobs for completion in completions]
+        ),
+        advantages=on_device_at_labels([token_advantages(episode) for episode in episodes]),
         sequence_ids=_on_device(sequence_ids),
         group_ids=_on_device(group_ids),
         members=members,
         normalizers=normalizers,
     )
     if any(completion.token_versions is not None for completion in completions):
-        batch.fresh_mask = at_labels([completion.fresh_mask for completion in completions])
+        batch.fresh_mask = on_device_at_labels(
+            [completion.fresh_mask for completion in completions]
+        )
     if members and all(episode.reference_logprobs is not None for episode in episodes):
-        batch.reference_logprobs = at_labels([episode.reference_logprobs for episode in episodes])
+        batch.reference_logprobs = on_device_at_labels(
+            [episode.reference_logprobs for episode in episodes]
+        )
     for name in sequence_columns:
         values = np.array([e.credit.columns[name] for e in episodes], dtype=np.float32)  # [S]
         batch.columns[name] = _on_device(values)
     for name in token_columns:
-        batch.token_columns[name] = at_labels([e.credit.token_columns[name] for e in episodes])
+        batch.token_columns[name] = on_device_at_labels(
+            [e.credit.token_columns[name] for e in episodes]
+        )
     return batch
 
 
@@ -191,14 +201,14 @@ class _Row(NamedTuple):
         prompts = [trace.prompt[trace.shared :] for trace in self.traces]
         return self._joined(prompts, completions, np.int64)
 
-    def at_labels(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+    def at_labels(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Values [L] of each member's completion tokens -> [T] float32, each at the position that predicts the token, 0
         elsewhere.
 
         Example: a prompt of 2 tokens and values [1, 2] give [0, 1, 2, 0].
         """
         zeros = [np.zeros(len(trace.prompt) - trace.shared) for trace in self.traces]
-        return _shifted(self._joined(zeros, rows, np.float32), self.own_lengths)
+        return _shifted(self._joined(zeros, values, np.float32), self.own_lengths)
 
     def _joined(
         self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
@@ -226,15 +236,16 @@ def token_advantages(episode: Episode) -> FloatArray:
     return advantages
 
 
-def _padding_lengths(own_lengths: np.ndarray, shared: np.ndarray, multiple: int) -> list[int]:
-    """Lengths of the segments of padding after traces with these own and shared tokens, [traces] each."""
-    filled = int(own_lengths.sum())
+def _padding_lengths(filled: int, longest: int, multiple: int) -> list[int]:
+    """Lengths of the segments of padding after `filled` tokens, none longer than `longest`, the longest trace.
+
+    Example: 300 tokens, the longest trace 60 of them, and multiple 128 -> [60, 24].
+    """
     padding = -filled % multiple if filled else multiple
-    longest = int((own_lengths + shared).max(initial=0)) or padding
     padding_lengths: list[int] = []
     while padding > 0:
-        padding_lengths.append(min(longest, padding))
-        padding -= longest
+        padding_lengths.append(min(longest or padding, padding))
+        padding -= padding_lengths[-1]
     return padding_lengths
 
 

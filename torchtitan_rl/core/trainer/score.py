@@ -81,7 +81,9 @@ class LogprobHead(Linear):
             # Tensor parallel: this rank holds some rows of the vocabulary, as torch.chunk deals them.
             mesh = weight.device_mesh
             group = mesh.get_group()
-            first_row = min(mesh.get_local_rank() * -(-len(weight) // mesh.size()), len(weight))
+            vocab_size = len(weight)  # all ranks' rows
+            rows_per_rank = -(-vocab_size // mesh.size())
+            first_row = min(mesh.get_local_rank() * rows_per_rank, vocab_size)
             weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
             # [B, L, D], its gradient summed over ranks
             hidden = hidden.to_local(grad_placements=[Partial()])
@@ -105,6 +107,15 @@ class TokenScores(NamedTuple):
     def detached(self) -> "TokenScores":
         """The same values without gradient."""
         return TokenScores(*(None if values is None else values.detach() for values in self))
+
+    def spread(self, positions: Tensor, size: int) -> "TokenScores":
+        """[M] -> [size]: the values at `positions` [M], and 0 elsewhere."""
+        spread: list[Tensor | None] = []
+        for values in self:
+            if values is not None:
+                values = values.new_zeros(size).index_copy(0, positions, values)
+            spread.append(values)
+        return TokenScores(*spread)
 
 
 def score(
@@ -139,15 +150,17 @@ def score(
             "group": group,
             "first_row": first_row,
         }
-        found = chunked_logprobs(
+        logprobs, entropy = chunked_logprobs(
             hidden, weight, _at(labels, only), compile=head.compile_chunks, **tiles
         )  # [M] each
+        divergence = teacher_token = None
         if teacher is not None:
             weight, known = _shared_rows(weight, teacher)  # [Vs', D]
-            found += chunked_divergence(hidden, weight, known, beta=beta, **tiles)  # [M] each
-        if only is None:
-            return TokenScores(*found)
-        return TokenScores(*(t.new_zeros(len(labels)).index_copy(0, only, t) for t in found))
+            divergence, teacher_token = chunked_divergence(
+                hidden, weight, known, beta=beta, **tiles
+            )  # [M] each
+        found = TokenScores(logprobs, entropy, divergence, teacher_token)
+        return found if only is None else found.spread(only, len(labels))
 
     return _forward(model, token_ids, layout, token_scores)
 
@@ -175,15 +188,20 @@ def score_only(
     temperature: float,
     only: Tensor | None = None,
 ) -> Tensor:
-    """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights.
-
-    FSDP2 keeps the embedding and the head gathered, in the forward's dtype, until a backward, which never comes here.
-    They would take memory, and a checkpoint would store these rounded copies instead of the master weights. The next
-    backward would gather the head once more, because FSDP2 still counts on a backward of this forward.
-    """
+    """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights."""
     scores = score(model, token_ids, labels, layout, temperature, only)
-    model.reset_iter_state()
+    forget_forwards(model)
     return scores.logprobs
+
+
+def forget_forwards(model: Decoder) -> None:
+    """Tell FSDP2 that no backward follows the forwards so far, and reshard all weights.
+
+    It keeps the embedding and the head gathered, in the forward's dtype, until a backward. They would take memory, and a
+    checkpoint would store these rounded copies instead of the master weights. The next backward would gather the head once
+    more, for the forward that has none.
+    """
+    model.reset_iter_state()
 
 
 @torch.no_grad()
@@ -191,7 +209,7 @@ def teacher_output(
     model: Decoder, token_ids: Tensor, layout: SegmentLayout, temperature: float, only: Tensor
 ) -> TeacherOutput:
     """Returns what the divergence reads of a frozen model at the positions `only` [M]. Its head stays gathered until
-    `model.reset_iter_state()`, so that the student's backward can read it."""
+    `forget_forwards(model)`, so that the student's backward can read it."""
 
     def read(head_input: HeadInput) -> TeacherOutput:
         hidden = _at(head_input.hidden, only)  # [M, Dt]

@@ -35,7 +35,13 @@ from torchtitan_rl.core.trainer.minibatches import Batcher, MiniBatch, split_gro
 from torchtitan_rl.core.trainer.norms import StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.policy import build_policy, defer_reduction, model_config
-from torchtitan_rl.core.trainer.score import TokenScores, score, score_only, teacher_output
+from torchtitan_rl.core.trainer.score import (
+    TokenScores,
+    forget_forwards,
+    score,
+    score_only,
+    teacher_output,
+)
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
     Episode,
@@ -215,23 +221,24 @@ class Trainer(Configurable):
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
         """Take the step's optimizer steps and advance the schedule and the algorithm's controllers.
 
-        Raises NonFiniteLossError or LogprobGateError on every rank, before the optimizer steps, and NonFiniteError on
-        the rank whose token is not finite.
+        Raises on every rank LogprobGateError before the first optimizer step, and NonFiniteLossError before one that is not
+        finite or after the last if a weight is not; NonFiniteError on the rank whose token is not finite.
         """
         config = self.config
         minibatches = [
             self.batcher.minibatch(part) for part in split_groups(groups, config.num_minibatches)
         ]
-        single_step = config.num_epochs * len(minibatches) == 1
+        several_steps = config.num_epochs * len(minibatches) > 1
         from_engine = self.algorithm.policy_loss.from_engine
-        if from_engine and not single_step:
+        if from_engine and several_steps:
             self._keep_old_logprobs(minibatches)
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
         norms: list[float] = []
         num_applied = 0
         for _ in range(config.num_epochs):
             for minibatch in minibatches:
-                step = self._optimizer_step(minibatch, check_logprobs=from_engine and single_step)
+                check = from_engine and not several_steps
+                step = self._optimizer_step(minibatch, check_logprobs=check)
                 metrics += step.metrics
                 norms.append(step.grad_norm)
                 num_applied += step.applied
@@ -243,24 +250,31 @@ class Trainer(Configurable):
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         share_logprob_diffs(groups, mine=self.is_tp_leader)
-        counts = self.batcher.count(minibatches)
-        packed = 0
-        for minibatch in minibatches:
-            packed += sum(batch.token_ids.numel() for batch in minibatch.batches)
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=sum(norm > config.max_norm for norm in norms) / max(len(norms), 1),
             update_ratio=update_norm / weight_norm if weight_norm else 0.0,
             learning_rate=learning_rate,
             optimizer_steps=num_applied,
-            work=config.num_epochs * np.stack([counts.forward, counts.backward]),  # [2, 3]
-            rank_tokens=counts.rank_tokens,
-            trained_tokens=config.num_epochs * sum(counts.rank_tokens),
-            forward_only_tokens=config.num_epochs * int(counts.forward[0] - counts.backward[0]),
-            packed_tokens=packed,
-            padding_tokens=packed - counts.rank_tokens[self.dp_rank],
             metrics=metrics if self.is_tp_leader else [],
+            **self._work(minibatches),
         )
+
+    def _work(self, minibatches: Sequence[MiniBatch]) -> dict[str, Any]:
+        """The fields of UpdateReport that count tokens and work, over all passes."""
+        epochs = self.config.num_epochs
+        counts = self.batcher.count(minibatches)
+        packed = 0
+        for minibatch in minibatches:
+            packed += sum(batch.token_ids.numel() for batch in minibatch.batches)
+        return {
+            "work": epochs * np.stack([counts.forward, counts.backward]),  # [2, 3]
+            "rank_tokens": counts.rank_tokens,
+            "trained_tokens": epochs * sum(counts.rank_tokens),
+            "forward_only_tokens": epochs * int(counts.forward[0] - counts.backward[0]),
+            "packed_tokens": packed,
+            "padding_tokens": packed - counts.rank_tokens[self.dp_rank],
+        }
 
     def _keep_old_logprobs(self, minibatches: list[MiniBatch]) -> None:
         """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
@@ -279,8 +293,7 @@ class Trainer(Configurable):
             )
             batch.old_logprobs = score_only(self.model, *inputs)  # [T]
             rows.append(diff_rows(batch, batch.old_logprobs))
-        if rows:
-            [rows] = _on_host(rows)
+        [rows] = _on_host(rows)
         self._check_logprobs(batches, rows)
 
     def _check_logprobs(
@@ -316,7 +329,8 @@ class Trainer(Configurable):
             compared = [comparison(forward.scores) for forward in forwards]
         rows: list[Tensor] = []  # [5, T] each
         if check_logprobs:
-            for batch, (_, scores) in zip(minibatch.batches, forwards, strict=True):
+            for batch, forward in zip(minibatch.batches, forwards, strict=True):
+                scores = forward.scores
                 rows.append(diff_rows(batch, scores.logprobs, entropy=scores.entropy))
         (loss, norm), numbers, compared, rows = _on_host([loss, norm], numbers, compared, rows)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
@@ -338,10 +352,9 @@ class Trainer(Configurable):
         forwards: list[_Forward] = []
         for i, batch in enumerate(minibatch.batches):
             has_backward = i >= minibatch.num_forward_only
-            # FSDP2 counts forwards whose backward is still to come. Those before this one have none: see `score_only`.
             after_forward_only = i > 0 and i == minibatch.num_forward_only
             if after_forward_only and not self._keeps_weights:
-                self.model.reset_iter_state()
+                forget_forwards(self.model)
             with torch.set_grad_enabled(has_backward):
                 scores = self.score(batch)  # [T] each
                 if scores.divergence is not None:
@@ -372,7 +385,7 @@ class Trainer(Configurable):
     def free_teacher(self) -> None:
         """Free the memory of the teacher's head, which `score` keeps for the backward."""
         if self.teacher is not None:
-            self.teacher.reset_iter_state()
+            forget_forwards(self.teacher)
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
