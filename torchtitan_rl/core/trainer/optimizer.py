@@ -1,6 +1,5 @@
 """The optimizer's settings and the report of an update."""
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
