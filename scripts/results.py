@@ -144,7 +144,9 @@ def main() -> int:
         if done := [outcome_of(folder) for folder in folders if is_done(folder)]:
             outcomes[cell] = done
     if args.table and not outcomes:
-        parser.error(f"no run of {', '.join(args.only)} is done in {args.output}: run without --table, or name another --output")
+        parser.error(
+            f"no run of {', '.join(args.only)} is done in {args.output}: run without --table, or name another --output"
+        )
     print(table(outcomes))
     return int(failed > 0)
 

@@ -147,13 +147,25 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("comm.init-timeout-seconds", "0", "0: expected at least 1. Use 1800."),
         _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
         _option("watchdog.limit-seconds", "nan", "nan: expected at least 1"),
-        _option("num-steps", "= 5", "'=': expected a value right after it: --num-steps VALUE or --num-steps=VALUE. Leave out the spaces."),
+        _option(
+            "num-steps",
+            "= 5",
+            "'=': expected a value right after it: --num-steps VALUE or --num-steps=VALUE. Leave out the spaces.",
+        ),
         _option("trainer.num-epochs", "1001", "1001: expected at least 1 and at most 1000."),
         _option("trainer.optimizer.eps", "2", "2.0: expected at least 0 and at most 1. Use 1e-8."),
-        _option("trainer.optimizer.weight-decay", "1e300", "1e+300: expected at least 0 and at most 100. Use 0 for none."),
-        _option("trainer.lora.alpha", "64", "64.0: expected 32.0, as trainer.lora.rank is not set. Set trainer.lora.rank, or leave it out."),
+        _option(
+            "trainer.optimizer.weight-decay", "1e300", "1e+300: expected at least 0 and at most 100. Use 0 for none."
+        ),
+        _option(
+            "trainer.lora.alpha",
+            "64",
+            "64.0: expected 32.0, as trainer.lora.rank is not set. Set trainer.lora.rank, or leave it out.",
+        ),
         _option("evaluation.sampled.temperature", "0.7", "0.7: expected 1.0, as evaluation.sampled.n is not set."),
-        _option("trainer.parallelism.pipeline-parallel-schedule", "GPipe", "'GPipe': expected '1F1B', as it has no effect."),
+        _option(
+            "trainer.parallelism.pipeline-parallel-schedule", "GPipe", "'GPipe': expected '1F1B', as it has no effect."
+        ),
     ],
     "Folders and checkpoints": [
         _option("dump-folder", "/", "'/': expected a folder that is new, empty or a run's own, but it is the root"),
@@ -162,7 +174,9 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("resume", "-1", "'-1': expected auto, never, a step such as 40, or the folder of another run"),
         _option("resume", "3.5", "'3.5': expected auto, never, a step such as 40, or the folder of another run"),
         *(
-            _option(name, "x" * 300, f"'{'x' * 40}...': expected a path of less than 4096 bytes, with names of at most 255.")
+            _option(
+                name, "x" * 300, f"'{'x' * 40}...': expected a path of less than 4096 bytes, with names of at most 255."
+            )
             for name in ("dump-folder", "resume", "hf-assets-path", "teacher", "trainer.lora.start")
         ),
     ],

@@ -40,7 +40,13 @@ def _check_path(path: Any, field: str) -> None:
     expect(visible, field, path, named, "Correct it.")
     names = path.encode(errors="replace").split(os.sep.encode())
     is_short = sum(map(len, names)) + len(names) <= PATH_BYTES and max(map(len, names)) <= NAME_BYTES
-    expect(is_short, field, f"{path:.40}...", f"a path of less than {PATH_BYTES} bytes, with names of at most {NAME_BYTES}", "Shorten it.")
+    expect(
+        is_short,
+        field,
+        f"{path:.40}...",
+        f"a path of less than {PATH_BYTES} bytes, with names of at most {NAME_BYTES}",
+        "Shorten it.",
+    )
 
 
 def resolve_from(folder: Path, config: "RunConfig") -> None:

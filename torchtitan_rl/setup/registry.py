@@ -149,7 +149,13 @@ def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
         option = read[-1] if read else ""
         field = option.removeprefix("--").replace("-", "_")
         kind = _kind_of(field, default) if option.startswith("--") else None
-        expect(word != "=", field, word, f"a value right after it: {option} VALUE or {option}=VALUE", "Leave out the spaces.")
+        expect(
+            word != "=",
+            field,
+            word,
+            f"a value right after it: {option} VALUE or {option}=VALUE",
+            "Leave out the spaces.",
+        )
         group, dot, switch = option[2:].rpartition(".")
         off = f"--{group}{dot}no-{switch}"
         expect(
