@@ -175,6 +175,21 @@ def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_values_of_a_token_amid_a_long_text_are_seen_with_it(browser, tmp_path, width):
+    tokens = {"text": ["word "] * 2000, "logprob": [-0.5] * 2000, "diff": [0.0] * 2000, "advantage": 1.0}
+    page = with_tokens(write_run(tmp_path / "a", steps=1), tokens)
+    browser.open(at(page, view="samples", open="train/1/0/0", paint="logprob"), width=width, height=844)
+    browser.run(
+        "window.token = document.querySelectorAll('.tokens .token')[1000]; token.scrollIntoView({ block: 'end' })"
+    )
+    browser.run("token.click()")
+    [top, bottom, height, lowest] = browser.run(
+        "(r => [r.top, r.bottom, innerHeight, token.getBoundingClientRect().bottom])(document.querySelector('.token-values').getBoundingClientRect())"
+    )
+    assert lowest <= top < bottom <= height
+
+
 def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
     """Entropy, and what a teacher says, by names that this page may not know."""
     more = {"entropy": [0.1, 0.7, 0.0, None], "divergence": [0.5, 1.0, 0.25, None], "teacher_log_ratios": [-2.0, 1.0, 0.0, None],
