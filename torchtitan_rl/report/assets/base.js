@@ -179,7 +179,7 @@ function figure(value) {
   if (size >= 1e6 || size < 1e-3) return value.toExponential(1);
   return size >= 1000 ? Math.round(value).toLocaleString('en') : String(Number(value.toPrecision(3)));
 }
-const percent = (value) => (none(value) ? '–' : `${(100 * value).toFixed(1)} %`);
+const percent = (value) => (none(value) ? '–' : `${(100 * value - ((100 * value) % 1 === 0.25 ? 0.01 : 0)).toFixed(1)} %`); // 56.25 is 56.2, as in the verdicts
 /** A name that may be broken after its separators. */
 const breakable = (name) => h('span', {}, visible(name).split(/(?<=[._/])/).flatMap((part) => [part, h('wbr', {})]));
 /** A duration. Example: 0.00584 as "6 ms". */
