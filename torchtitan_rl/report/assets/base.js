@@ -90,18 +90,15 @@ function moreNote(again) {
 /** Notes that only a part of a run's samples was read. */
 const partNotes = () => runs.flatMap((run) => run.health.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(runs.length > 1 ? `${run.name}: ${note}` : note))));
 
+/** The text of a role's last message in a column of messages, else that of another column. */
+function lastOf(row, column, role, otherwise) {
+  const last = [cell(row, column)].flat().findLast((one) => one?.role === role);
+  return typeof last?.content === 'string' ? last.content : cell(row, otherwise);
+}
 /** What a row was asked: the last user message of a chat, else the prompt. */
-function question(row) {
-  const messages = cell(row, 'messages');
-  const last = Array.isArray(messages) && messages.findLast((one) => one?.role === 'user');
-  return typeof last?.content === 'string' ? last.content : cell(row, 'prompt');
-}
+const question = (row) => lastOf(row, 'messages', 'user', 'prompt');
 /** What the policy said last: its last turn of a conversation, else the response. */
-function lastSaid(row) {
-  const said = cell(row, 'conversation');
-  const last = Array.isArray(said) && said.findLast((one) => one?.role === 'assistant');
-  return typeof last?.content === 'string' ? last.content : cell(row, 'response');
-}
+const lastSaid = (row) => lastOf(row, 'conversation', 'assistant', 'response');
 /** All that was said after the prompt, as one text: a conversation's messages with their roles, else the response. */
 function saidText(row) {
   const said = cell(row, 'conversation');

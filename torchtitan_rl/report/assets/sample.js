@@ -110,15 +110,18 @@ function traceOpening(number, trace) {
   return h('details', { class: 'rendered opening' }, h('summary', {}, `trace ${number} · from trace ${trace.parent} · ${visible(brief(trace.reason || 'a new context', 120))} · ${plural(context.length, 'message')}, ${figure(trace.context_tokens)} tokens`), ...context.map((message) => messageTurn(message)));
 }
 
-/** The messages in the order of time. Before the first of a later trace stands how it began. */
+/** The messages in the order of time, as a tree: a trace is further in than the one that it came from. Before its first message stands how it began. */
 function conversationTurns(said, traces) {
   const seen = new Set([0]);
+  const depth = (trace, parent = traces?.[trace]?.parent ?? trace) => (parent < trace ? 1 + depth(parent) : 0);
   let number = 0;
   return said.flatMap((message) => {
     const trace = message?.trace;
     const opens = Array.isArray(traces) && typeof trace === 'number' && traces[trace] && !seen.has(trace);
     seen.add(trace);
-    return [...(opens ? [traceOpening(trace, traces[trace])] : []), messageTurn(message, message?.role === 'assistant' ? ++number : 0)];
+    const shown = [opens && traceOpening(trace, traces[trace]), messageTurn(message, message?.role === 'assistant' ? ++number : 0)].filter(Boolean);
+    for (const one of shown) one.style.marginLeft = `${16 * Math.min(depth(trace), 6)}px`;
+    return shown;
   });
 }
 

@@ -134,6 +134,8 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
         "assistant · turn 2 · trace 1",
         "assistant · turn 3 · trace 0",
     ]
+    lefts = browser.run("[...document.querySelectorAll('.body > :is(.assistant, .opening)')].map(e => e.offsetLeft)")
+    assert lefts[0] == lefts[3] < lefts[1] == lefts[2]  # a tree: what came from a trace is further in
     browser.run("document.querySelector('.opening').open = true")
     assert "so far: 45" in browser.run("document.querySelector('.opening').innerText")
     assert "traces\n2" in browser.run("document.querySelector('.cards').innerText")
