@@ -92,7 +92,8 @@ def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorde
     assert torch.equal(with_sink, without)
     BlockedSink.release.set()
     run.close()
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) >= STEPS - 8
+    # On a busy machine the queue of 4 may be full now and then: what is dropped is counted.
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == STEPS - run.sinks["jsonl"].dropped_writes
 
 
 def test_exception_disables_only_its_sink_with_one_error(recorder, faulty, caplog, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = """#!/usr/bin/env bash
+[[ $1 == -c ]] && echo 24000 && exit  # the megabytes of memory
 echo "ran $*"
 case "$*" in *$FAILING*) exit 1 ;; esac
 """

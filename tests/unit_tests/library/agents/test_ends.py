@@ -75,9 +75,16 @@ def talk(made):
     return talk
 
 
+@pytest.fixture(autouse=True)
+def own_agents(tmp_path, monkeypatch):
+    """Agents of this test are told from those of other tests that run at the same time by their temporary folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 def agents() -> list[str]:
-    """The processes that were started with an agent's key."""
+    """This test's processes that were started with an agent's key."""
     found = []
+    mine = f"TMPDIR={os.environ['TMPDIR']}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environ, state = (
@@ -86,7 +93,7 @@ def agents() -> list[str]:
             )
         except OSError:
             continue
-        if b"AGENT_TASK=" in environ and state != "Z":
+        if b"AGENT_TASK=" in environ and mine in environ.split(b"\0") and state != "Z":
             found.append(folder.name)
     return found
 
