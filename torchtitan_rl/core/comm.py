@@ -27,28 +27,25 @@ def init_process_group(config: CommConfig) -> None:
     init_distributed(config, enable_cpu_backend=DEVICE_TYPE != "cpu")
 
 
-def all_gather_lists(mine: list[T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Returns all ranks' lists, concatenated in rank order, on every rank of `group` (None: all ranks).
+def all_gather_lists(mine: list[T]) -> list[T]:
+    """Returns all ranks' lists, concatenated in rank order, on every rank.
 
     Arrays inside the items are sent as raw buffers and arrive as read-only views of the received bytes.
     """
-    if dist.get_world_size(group) == 1:
+    if dist.get_world_size() == 1:
         return mine
     buffers: list[pickle.PickleBuffer] = []
     skeleton = pickle.dumps(mine, protocol=5, buffer_callback=buffers.append)
     parts = [np.frombuffer(skeleton, dtype=np.uint8)]  # [bytes] each
     for buffer in buffers:
         parts.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
-    lengths: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(lengths, [len(part) for part in parts], group=group)
+    lengths: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(lengths, [len(part) for part in parts])
     # [bytes] of each rank
     rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]
-    np.concatenate(parts, out=rows[dist.get_rank(group)].numpy())
+    np.concatenate(parts, out=rows[dist.get_rank()].numpy())
     # Broadcasts send exactly these bytes. gloo's all_gather pads to the longest list and makes two more copies.
-    sent = [
-        dist.broadcast(row, group_src=rank, group=group, async_op=True)
-        for rank, row in enumerate(rows)
-    ]
+    sent = [dist.broadcast(row, src=rank, async_op=True) for rank, row in enumerate(rows)]
     for work in sent:
         work.wait()
     everyones: list[T] = []

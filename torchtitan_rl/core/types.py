@@ -418,11 +418,6 @@ class SegmentLayout:
             padding=padding,
         )
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest segment."""
-        return max(self.host_lengths)
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainBatch:

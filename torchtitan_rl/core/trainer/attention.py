@@ -202,7 +202,8 @@ def attention_masks(model: Decoder, layout: SegmentLayout) -> PackedRows | Varle
         return PackedRows.of(layout)
     total = layout.begins.new_tensor([len(layout.positions)])  # [1]
     ends = torch.cat([layout.begins, total]).int()  # [P + 1]
-    return VarlenMetadata(ends, ends, layout.longest, layout.longest)
+    longest = max(layout.host_lengths)
+    return VarlenMetadata(ends, ends, longest, longest)
 
 
 def shares_prompts(model: Decoder) -> bool:

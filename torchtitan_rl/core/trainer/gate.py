@@ -66,14 +66,14 @@ class LogprobDiffs:
                 self.largest, math.inf if np.isnan(values).any() else float(values.max())
             )
 
-    def merged(self, group: dist.ProcessGroup | None) -> "LogprobDiffs":
-        """Returns the distribution over all ranks of `group` (None: this rank alone), on each of them. Collective."""
-        if group is None:
+    def merged(self) -> "LogprobDiffs":
+        """Returns the distribution over all ranks, on each of them. Collective."""
+        if dist.get_world_size() == 1:
             return self
         sums = torch.tensor([*self.counts, self.total], dtype=torch.float64, device=DEVICE_TYPE)
         largest = torch.tensor(self.largest, dtype=torch.float64, device=DEVICE_TYPE)
-        dist.all_reduce(sums, group=group)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(sums)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         *counts, total, most = torch.cat([sums, largest[None]]).tolist()
         return LogprobDiffs(np.array(counts), total, most)
 

@@ -149,7 +149,6 @@ class Trainer(Configurable):
         self.dp_size = batch_mesh.size() if batch_mesh else 1
         self.dp_rank = batch_mesh.get_local_rank() if batch_mesh else 0
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
-        self._all_ranks = dist.group.WORLD if dist.get_world_size() > 1 else None
         tp_mesh = dims.get_optional_mesh("tp")
         self.is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
@@ -303,7 +302,7 @@ class Trainer(Configurable):
         diffs = LogprobDiffs()
         for batch, values in zip(batches, rows, strict=True):
             diffs.add(fill_logprob_diff(batch, values.numpy(), others))
-        self.logprob_gate.check(diffs.merged(self._all_ranks))
+        self.logprob_gate.check(diffs.merged())
 
     def _optimizer_step(self, minibatch: MiniBatch, *, check_logprobs: bool) -> _Step:
         """Run forward and backward over a mini-batch, then the optimizer.
