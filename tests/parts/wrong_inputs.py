@@ -3,6 +3,7 @@
 python -m tests.parts.wrong_inputs      writes docs/errors.md anew
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -395,18 +396,18 @@ SECTIONS: dict[str, list[WrongInput]] = {
             tools=lambda self: None,
         ),
     ],
-    "Model folders": [
+    "Configs and files": [
+        *wrong_files.ROWS(WrongInput),
         WrongInput(
             "a generation_config.json that is a list",
             "expected a generation_config.json with entries. Use the checkpoint's own.",
             lambda folder: (folder / "generation_config.json").write_text("[]") and end_token_ids(folder, None),
         ),
     ],
-    "Configs and files": wrong_files.ROWS(WrongInput),
 }
 
 
-SHOWN = 8
+SHOWN = 4
 """The most rows of a section on the page."""
 
 
@@ -424,7 +425,8 @@ def page() -> str:
         shown = rows[:: max(1, -(-len(rows) // SHOWN))]
         lines += [f"## {title}", "", f"| input ({len(shown)} of {len(rows)}) | message |", "|---|---|"]
         lines += [
-            f"| `{row.given}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |" for row in shown
+            f"| `{_cell(row.given)}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |"
+            for row in shown
         ]
         lines.append("")
     lines += [
@@ -440,14 +442,23 @@ def page() -> str:
         "",
         "| fault | message |",
         "|---|---|",
-        *(f"| {what} | {_cell(says)} |" for what, says in SAYS.items()),
+        *(f"| {'; '.join(faults)} | {_cell(says)} |" for says, faults in _faults_by_message().items()),
         "",
     ]
     return "\n".join(lines)
 
 
+def _faults_by_message() -> dict[str, list[str]]:
+    """The faults of a push that have the same message."""
+    faults: dict[str, list[str]] = {}
+    for what, says in SAYS.items():
+        faults.setdefault(says, []).append(what)
+    return faults
+
+
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """A text as the cell of a table, without the rest of a character that is repeated often."""
+    return re.sub(r"(.)\1{9,}(\.\.\.)?", r"\1\1\1...", text.replace("|", "\\|"))
 
 
 if __name__ == "__main__":
