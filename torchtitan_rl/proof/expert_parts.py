@@ -92,7 +92,7 @@ def packed_order(rows: int, columns: int, dtype: torch.dtype, isa: str) -> Tenso
     integers = INTEGERS[dtype.itemsize]
     for digit, factor in ((places % DIGIT, 1), (places // DIGIT, DIGIT)):
         packed = cpu_prepack_moe_weight(digit.to(integers).view(dtype).view(1, rows, columns), isa)
-        order += factor * packed.flatten().view(integers)
+        order += factor * packed.flatten().view(integers).long()  # a digit times its factor does not fit into 16 bits
     if not torch.equal(order.sort().values, places):
         raise RuntimeError(
             "vLLM packs the weights of experts otherwise than by moving elements: they cannot be proven."

@@ -146,15 +146,16 @@ def test_vllm_still_reloads_experts_wrongly_without_our_mending(pair, monkeypatc
 
 
 @pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")
+@pytest.mark.parametrize("rows", [64, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_order_undoes_vllms_packing(dtype):
+def test_packed_order_undoes_vllms_packing(dtype, rows):
     from vllm._custom_ops import cpu_prepack_moe_weight
 
     isa = "amx" if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else "vec"  # noqa: SLF001
-    weights = torch.randn(2, 64, 96).to(dtype)
+    weights = torch.randn(2, rows, 96).to(dtype)
     packed = cpu_prepack_moe_weight(weights, isa)
     unpacked = torch.empty_like(packed).flatten(1)
-    unpacked[:, packed_order(64, 96, dtype, isa)] = packed.flatten(1)
+    unpacked[:, packed_order(rows, 96, dtype, isa)] = packed.flatten(1)
     integers = INTEGERS[dtype.itemsize]
     assert torch.equal(unpacked.view(integers), weights.flatten(1).view(integers))
 
