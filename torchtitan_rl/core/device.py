@@ -43,7 +43,7 @@ if ON_CPU:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB per rank
     # vLLM would compile one function, the ranks of sampled tokens, which needs a C++ compiler.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    # torchtitan's routers ask for float32, which a CPU's autocast does not have; float32 models need none.
+    # torchtitan's routers ask for float32, which a CPU's autocast does not have: see `experts.Float32Gate`.
     warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype", UserWarning)
     # Ranks that share cores must not be pinned to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")

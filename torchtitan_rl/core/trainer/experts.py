@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts, MoE
 
 from torchtitan_rl.core.types import Metric, SegmentLayout
@@ -34,6 +35,18 @@ class ExactExperts(GroupedExperts):
         return self._grouped_mm(A=inner, B_t=down, offs=ends)  # [R, D]
 
 
+class Float32Gate(Linear):
+    """A router's logits in float32. torchtitan asks autocast for that, which on a CPU has no float32."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[1, n, D] -> [1, n, E]"""
+        return F.linear(input.float(), self.weight.float())
+
+
 class PackedMoE(MoE):
     """torchtitan's mixture of experts for one pack. Padding at the pack's end is not routed and not counted.
 
@@ -56,7 +69,8 @@ class PackedMoE(MoE):
         """[1, T, D] -> [1, T, D], 0 on padding"""
         routed = x_BLD[:, : x_BLD.shape[1] - self.padding]  # [1, n, D]
         weights, chosen, probabilities = self.router(routed)  # [1, n, K], [1, n, K], [1, n, E]
-        counts = torch.zeros_like(probabilities).scatter_(-1, chosen, 1.0).sum((0, 1)).long()  # [E]
+        is_chosen = torch.zeros_like(probabilities, dtype=torch.bool).scatter_(-1, chosen, True)
+        counts = is_chosen.sum((0, 1))  # [E] int64
         if torch.is_grad_enabled():
             self._count(counts, probabilities.detach())
         out = self.routed_experts(routed, weights, chosen, counts)  # [1, n, D]
@@ -85,7 +99,12 @@ def packed_moe(config: MoE.Config) -> PackedMoE.Config:
         config.routed_experts,
         inner_experts=ExactExperts.Config(**_fields(config.routed_experts.inner_experts)),
     )
-    given = _fields(config) | {"routed_experts": routed, "load_balance_coeff": None}
+    router = replace(config.router, gate=Float32Gate.Config(**_fields(config.router.gate)))
+    given = _fields(config) | {
+        "routed_experts": routed,
+        "router": router,
+        "load_balance_coeff": None,
+    }
     return PackedMoE.Config(**given)
 
 

@@ -62,6 +62,20 @@ def test_torchtitans_own_experts_would_round_to_bfloat16():
     assert (rounded(x, counts) - exact(x, counts)).abs().max() > 1e-3
 
 
+def test_bfloat16_routes_as_float32_does_and_loses_no_token():
+    rounded, exact, x = moe().bfloat16(), moe(), torch.randn(1, 3001, DIM).bfloat16()
+    exact.load_state_dict(rounded.state_dict())
+    seen = []
+    for model in (rounded, exact):
+        experts = model.routed_experts.inner_experts
+        experts.register_forward_pre_hook(lambda _, args: seen.append(args))
+    out, expected = rounded(x), exact(x.float())
+    [(rows, numbers), (_, of_exact)] = seen
+    assert numbers.sum() == len(rows) == 3001 * TOP_K
+    assert torch.equal(numbers, of_exact)  # up to 1,153, where bfloat16 has steps of 8
+    assert (out - expected).abs().max() < 0.02 * expected.abs().max()
+
+
 @pytest.mark.parametrize("padding", [1, 30, 37])
 def test_padding_is_not_routed_not_counted_and_without_gradient(padding):
     model, x = moe(padding), torch.randn(37, DIM, requires_grad=True)
