@@ -69,9 +69,7 @@ class TokenPayload:
 
 def is_demonstration(episode: "Episode", trained: bool) -> bool:
     """Whether the completion comes from the data: nobody sampled it, so that its log-probabilities are 0 and nothing was compared."""
-    return (
-        trained and episode.in_loss and episode.logprob_diff is None and not episode.completion.sampler_logprobs.any()
-    )
+    return trained and episode.logprob_diff is None and not episode.completion.sampler_logprobs.any()
 
 
 def with_written_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:

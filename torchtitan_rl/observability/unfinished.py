@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Credit, Episode, Group, ScoredCompletion
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, Row, episode_rows
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.tokens import TOKENS
@@ -73,9 +73,10 @@ class UnfinishedStep:
 
 
 def _drafted(group: Group) -> Group[Episode]:
-    """The group with an episode for each sample, whatever it has already."""
+    """The group with an episode for each sample, whatever it has already: not in the loss as long as the algorithm has not seen it."""
     samples = [ScoredCompletion(completion=s, reward=None) if isinstance(s, Completion) else s for s in group.samples]
-    episodes = [Episode(scored=s) if isinstance(s, ScoredCompletion) else s for s in samples]
+    unseen = Credit(left_out=REASON)
+    episodes = [Episode(scored=s, credit=unseen) if isinstance(s, ScoredCompletion) else s for s in samples]
     return Group(prompt=group.prompt, samples=episodes)
 
 

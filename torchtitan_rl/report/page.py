@@ -231,17 +231,25 @@ def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], dict
 
 
 def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[set[int], float]:
-    """The places of the rows that fit into the budget, by whole groups: first those of a failed step or with selected rows, the others by a hash.
+    """The places of the rows that fit into the budget, by whole groups: first those of a failed step, then those with selected rows, of
+    each split's last step before others, and the rest by a hash.
 
     Also the lowest `_order` of the groups that do not fit: the groups below it are in the page whatever their rewards were.
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
+    last: dict[tuple[int, Any], int] = {}
     for place, (run, row) in enumerate(rows):
         groups.setdefault((run, *_group(row)), []).append(place)
+        split = run, row.get("split")
+        last[split] = max(last.get(split, 0), row.get("step") or 0)
 
-    def urgency(places: list[int]) -> tuple[bool, int]:
-        first = any(rows[place][1].get("select_reason") or rows[place][1].get("unfinished") for place in places)
-        return not first, _order(rows[places[0]][1])
+    def urgency(places: list[int]) -> tuple[bool, bool, bool, int]:
+        unfinished, selected = (
+            any(rows[place][1].get(column) for place in places) for column in ("unfinished", "select_reason")
+        )
+        run, row = rows[places[0]]
+        newest = selected and row.get("step") == last[run, row.get("split")]
+        return not unfinished, not newest, not selected, _order(row)
 
     kept: set[int] = set()
     seen: set[tuple[str, str]] = set()

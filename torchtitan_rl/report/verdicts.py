@@ -361,7 +361,7 @@ def _ends(values: list[float]) -> tuple[float, float, str]:
 
 
 def _figure(value: float) -> str:
-    """A number in short form. Example: 3.57e-05 as "3.6e-05", 1.13750 as "1.14"."""
+    """A number in short form. Example: 3.57e-05 as "3.6e-05", 1.13750 as "1.14", 1923.4 as "1,923"."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         return f"{value:.1e}"
-    return f"{int(value):,}" if value == int(value) else f"{value:.3g}"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"

@@ -48,6 +48,11 @@ def test_the_newest_state_of_each_group_is_written_and_marked(tmp_path, full):
     assert rows["eval_greedy/4/0/1"]["table"] == "evaluation/samples"
     assert rows["train/4/2/0"]["left_out"] == "its step failed"
     assert rows["train/4/2/0"]["tokens"]["advantage"] == 0.7  # the top row is selected
+    unseen = [
+        row["tokens"] for name, row in rows.items() if name.startswith(("train/4/0", "train/4/1")) and "tokens" in row
+    ]
+    assert unseen
+    assert not any("advantage" in tokens for tokens in unseen)
 
 
 def test_what_the_algorithm_left_out_keeps_its_reason(full):

@@ -123,6 +123,11 @@ def test_the_sampler_is_held_to_the_gate_of_the_config():
     assert line(gated, "differ").level == "warn"
 
 
+def test_long_completions_are_told_in_digits():
+    lengths = [1923.4 + 10 * step for step in range(20)]
+    assert "completions 1,928 → 2,108 tokens" in line(run_of({"completions/length/mean": lengths}), "completions").text
+
+
 def test_a_spike_of_the_gradient_is_named():
     found = line(run_of({"optimizer/grad_norm": [0.1] * 10 + [5.0] + [0.1] * 9}), "gradient")
     assert found.text == "gradient norm peaked at 5 in step 11, 50 times its median"

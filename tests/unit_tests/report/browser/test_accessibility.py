@@ -87,13 +87,15 @@ def run_with_all(folder: Path) -> Path:
     said = [
         {"role": "assistant", "content": "call", "reward": -0.2, "advantage": 0.25, "logged": {"tool_errors": 1}},
         {"role": "tool", "name": "multiply", "content": "error: ValueError: no such number"},
-        {"role": "assistant", "content": "the last word", "advantage": -0.5},
+        {"role": "assistant", "content": "the last word", "advantage": -0.5, "trace": 1},
     ]  # fmt: skip
+    context = {"context": [{"role": "user", "content": "shorter"}], "context_tokens": 3, "tokens": 9}
+    traces = [{"parent": None, "reason": ""} | context, {"parent": 0, "reason": "compacted"} | context]
     tokens = {"text": ["4", "word", "x"], "logprob": [-0.01, -5.0, None], "diff": [0.0, 1e-5, None], "advantage": -1.5}
     for place, row in enumerate(rows):
         row |= {"tokens": tokens, "messages": [{"role": "user", "content": "what was asked"}]}
         if place % 2:
-            row |= {"conversation": said, "left_out": "too long"}
+            row |= {"conversation": said, "traces": traces, "left_out": "too long"}
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "logs" / "rank_0.log").write_text(
         "2026-11-21 12:00:00,000 ERROR root: the sink died\n2026-11-21 12:00:00,000 WARNING root: slow\n"
