@@ -89,7 +89,12 @@ def quantiles_of(run: Path) -> list[tuple[float, float]]:
             name: [s[key] for s in steps if (key := f"completions/group_longest/{name}") in s] for name in QUANTILES
         }
         return [(share, fmean(found[name])) for name, share in QUANTILES.items()]
-    except (OSError, ValueError, TypeError) as error:  # not the folder of a run, one without a step, or a damaged line
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        RecursionError,
+    ) as error:  # not the folder of a run, one without a step, or a damaged line
         raise UserError(
             f"--run = '{run}': expected a run with training steps, but {file} has no lengths: {error}."
         ) from error

@@ -61,7 +61,7 @@ def main() -> None:
         if is_run:
             try:
                 model, (command, caller) = f"{folder}/model", command_of(run)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 parser.error(f"{run}/config.json is not as a run writes it: {type(error).__name__}: {error}")
             if lost := hidden_options(command) - {option.partition("=")[0] for option in overrides}:
                 parser.error(

@@ -65,7 +65,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     expect((run / "config.json").is_file(), "--run", str(run), "a run's folder with a config.json", "Name one.")
     try:
         start = Path(json.loads((run / "config.json").read_text())["hf_assets_path"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"--run = '{run}': its config.json is not as a run writes it: {type(error).__name__}: {error}."
         ) from error

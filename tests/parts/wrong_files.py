@@ -32,6 +32,7 @@ from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_task import build_prompts
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
+from torchtitan_rl.setup.own_sinks import load_own_sinks
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.registry import load_config, parse_args
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
@@ -240,9 +241,9 @@ def _instructed(_: Path) -> None:
     prepare_start(config)
 
 
-def _own_prompts(body: str) -> Cause:
-    """A user's stream of prompts, whose next_batch returns this."""
-    text = f"from torchtitan_rl.library.prompts.stream import PromptStream\nclass Mine(PromptStream):\n    def next_batch(self, n, *, first_idx=0):\n        return {body}\n"
+def _own_prompts(body: str, method: str = "next_batch(self, n, *, first_idx=0)") -> Cause:
+    """A user's stream of prompts, whose method returns this."""
+    text = f"from torchtitan_rl.library.prompts.stream import PromptStream\nclass Mine(PromptStream):\n    def {method}:\n        return {body}\n"
 
     def cause(folder: Path) -> None:
         (folder / "mine.py").write_text(text)
@@ -250,6 +251,15 @@ def _own_prompts(body: str) -> Cause:
         config.model_spec, config.hf_assets_path = small_qwen3(vocab_size=320), str(folder)
         config.prompts = load_class(f"{folder}/mine.py:Mine", "prompts", PromptStream).Config()
         build_prompts(config, SumDigits.Config().build(), tokenizer)
+
+    return cause
+
+
+def _own_sink(body: str) -> Cause:
+    def cause(folder: Path) -> None:
+        text = f"from torchtitan_rl.observability.sinks import Sink\nclass Mine(Sink):\n    {body}\n"
+        (folder / "my.py").write_text(text)
+        load_own_sinks(["console", f"{folder}/my.py:Mine"])
 
     return cause
 
@@ -638,6 +648,21 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                 ("raises", "Mine.next_batch(2): expected a method that returns, but it raises AttributeError", "self.pool[:n]"),
             )
         ),
+        *(
+            row(f"a stream of prompts whose {method}", f"Mine.{says}", _own_prompts(body, signature))
+            for method, signature, body, says in (
+                ("held_out returns texts", "held_out(self, num)", "['a']", "held_out = \"['a']\": expected prompts. Return"),
+                ("held_out raises", "held_out(self, num)", "1 / 0", "held_out(256): expected a method that returns, but it raises Zero"),
+                ("at returns None", "at(self, place)", "None", "at(0) = '[None]': expected prompts."),
+                ("epoch is a text", "epoch(self, seen)", "'1'", "epoch(1) = '1': expected a number or None. Return one."),
+                ("metrics are numbers", "metrics(self, seen)", "{'a': 1.0}", 'metrics(1) = "{\'a\': 1.0}": expected Metrics by name.'),
+                ("state_dict is a list", "state_dict(self)", "[]", "state_dict() = '[]': expected a dict. Return one."),
+                ("observe raises", "observe(self, groups)", "groups[0].reward", "observe: expected a method that returns, but it raises Attr"),
+            )
+        ),
+        row("a sink without write", "my.py:Mine': expected a class that defines ['write']. Write it.", _own_sink("pass")),
+        row("a sink whose __init__ takes no context", "my.py:Mine': expected a class whose __init__ takes the context.",
+            _own_sink("write = print\n    def __init__(self):\n        pass")),
         row("a reward f(completions, /)", "reward function f = '(completions, /)': expected parameters that are given by name.",
             _reward("def f(completions, /):\n    return [1.0] * len(completions)\n")),
         row("a Judge whose cache is in no folder", "cache '/no/where.jsonl' is in a folder that does not exist: make it first",

@@ -4,6 +4,8 @@ python -m tests.parts.wrong_inputs      writes docs/errors.md anew
 """
 
 import re
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +69,11 @@ def _option(name: str, value: str, says: str, ranks: int = 1) -> WrongInput:
     return WrongInput(f"--{name} {value}", f"{name.replace('-', '_')} = {says}", ranks=ranks)
 
 
-def _part(given: str, field: str, part: type, says: str, before: str = "") -> WrongInput:
+def _part(given: str, field: str, part: type, says: str, before: str = "", between: str = "") -> WrongInput:
     """A faulty part of the objective. The message names the field and the class."""
     name = f"{before}{part.__name__}"
-    says = f"algorithm{field and '.'}{field}: {name}{'' if says[0] in '.,' else ' '}{says}"
+    between = between or ("" if says[0] in ".," else " ")
+    says = f"algorithm{field and '.'}{field}: {name}{between}{says}"
     return WrongInput(given, says, lambda folder: wrong_parts.trial(**{field or "loss": part}))
 
 
@@ -152,6 +155,12 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "num-steps",
             "= 5",
             "'=': expected a value right after it: --num-steps VALUE or --num-steps=VALUE. Leave out the spaces.",
+        ),
+        WrongInput(
+            "--num-steps= 5", "num_steps = '': expected a value right after it: --num-steps VALUE or --num-steps=VALUE."
+        ),
+        WrongInput(
+            "--eval-only=True", "eval_only = 'True': expected no value: --eval-only turns it on, --no-eval-only off."
         ),
         _option("trainer.num-epochs", "1001", "1001: expected at least 1 and at most 1000."),
         _option("trainer.optimizer.eps", "2", "2.0: expected at least 0 and at most 1. Use 1e-8."),
@@ -337,6 +346,40 @@ SECTIONS: dict[str, list[WrongInput]] = {
             wrong_parts.KeepsTokens,
             "returned a tensor of shape [72]: expected",
         ),
+        *(
+            _part(
+                f"a loss whose {method} {what}",
+                "loss",
+                part,
+                f"{method} returned {found}: expected {expected}. Return one.",
+                "",
+                ".",
+            )
+            for method, what, part, found, expected in (
+                ("zero_gradient", "is a text", wrong_parts.TextZero, "'no'", "a bool"),
+                ("state_dict", "is a list", wrong_parts.ListState, "[]", "a dict of JSON values"),
+                (
+                    "group_metrics",
+                    "has plain numbers",
+                    wrong_parts.PlainMetrics,
+                    "1.0",
+                    "a dict with a Metric by each name",
+                ),
+            )
+        ),
+        *(
+            _part(given, "", part, f", Grpo raised {error}", "on a synthetic step of two groups ")
+            for given, part, error in (
+                ("a loss whose after_update raises", wrong_parts.FailsAfterUpdate, "KeyError: 'tau' ("),
+                ("a loss that exits", wrong_parts.Exits, "SystemExit: 3 ("),
+            )
+        ),
+        _part(
+            "an advantage that is infinite",
+            "advantage",
+            wrong_parts.InfiniteAdvantage,
+            "gives NaN or infinite advantages on a synthetic step whose rewards are finite: prompt 0, sample 0: the advantage is inf",
+        ),
         _part(
             "an advantage too few", "advantage", wrong_parts.OneFewer, "returned 7 values for 8: expected one for each"
         ),
@@ -349,6 +392,16 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "a task whose train_example returns a dict",
             "Mine.train_example(0) = {}: expected an Example",
             train_example=lambda self, index, *, seed: {},
+        ),
+        _own_task(
+            "a task whose train_example is another at each call",
+            "expected the same example at every call with one index and seed. Draw chance from random.Random",
+            train_example=lambda self, index, *, seed: Example(text=str(time.perf_counter_ns()), expected_answer="1"),
+        ),
+        _own_task(
+            "a task whose train_example exits",
+            "Mine.train_example(0): expected a method that returns, but it raises SystemExit: 3 (",
+            train_example=lambda self, index, *, seed: sys.exit(3),
         ),
         _own_task(
             "a task whose train_example takes no seed",

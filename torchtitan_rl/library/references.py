@@ -115,12 +115,21 @@ def _checked(function: Any, reference: str) -> Callable[..., Any]:
     return function
 
 
+def accepts(function: Callable[..., Any], *args: Any) -> bool:
+    """Whether a function or class can be called with these positional arguments."""
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
 def import_checked(place: Path | str, field: str) -> ModuleType:
     """Imports a file or a module. Raises UserError, naming `field`, if that fails or calls sys.exit."""
     try:
         # The heartbeat names the file if it ends the process.
         with (
-            correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:"),
+            correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:", (Exception,)),
             heartbeat(f"{IMPORTING}{place}"),
         ):
             return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
@@ -134,7 +143,7 @@ def import_checked(place: Path | str, field: str) -> ModuleType:
 def returned(function: Callable[[], Any], field: str, value: str, expected: str, kind: type) -> Any:
     """Calls a user's function without arguments. Raises UserError if it raises, exits or does not return a `kind`."""
     try:
-        with correctable(f"{field} = {value!r}: expected {expected}, but it raises"):
+        with correctable(f"{field} = {value!r}: expected {expected}, but it raises", (Exception,)):
             made = function()
     except SystemExit as error:  # parse_args exits for --help: this would look like a success
         raise UserError(f"{field} = {value!r}: it calls sys.exit({error.code!r}). This function returns.") from error
@@ -151,7 +160,7 @@ def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
         return getattr(part, method)(*args, **options)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not is_users_file(inspect.getfile(type(part))):
             raise
         numbers = "".join(f"({value})" for value in args if isinstance(value, int))
@@ -161,17 +170,21 @@ def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
 
 
 @contextmanager
-def correctable(message: str) -> Iterator[None]:
-    """Replace an error of a user's code by a UserError: the message, the error and the last line of the user's own code."""
+def correctable(message: str, errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
+    """Replace an error of a user's code by a UserError: the message, the error and the last line of the user's own code.
+
+    Args:
+        errors: those that are replaced. A call of sys.exit would look like the end of the run.
+    """
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except errors as error:
         raise UserError(f"{message} {explained(error)}. Correct it.") from error
 
 
-def explained(error: Exception) -> str:
+def explained(error: BaseException) -> str:
     """Returns an exception's kind and text, and the last line of the user's own code.
 
     Example: "AttributeError: 'SamplingConfig' object has no attribute 'm' (my_configs.py, line 7)"

@@ -197,7 +197,7 @@ def _document(path: Path, notes: list[str]) -> dict[str, Any]:
         return found if isinstance(found, dict) else {}
     except FileNotFoundError:
         notes.append(f"{path.name} is missing")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} could not be read: {error}")
     return {}
 

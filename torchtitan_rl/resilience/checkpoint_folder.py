@@ -97,7 +97,7 @@ class CheckpointFolder:
         """The step that a file of the folder names; None without a readable one."""
         try:
             return json.loads((self.path / name).read_text())["step"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _delete(self, folder: Path) -> None:
@@ -170,7 +170,7 @@ def find_resume(resume: str, run_folder: Path) -> Resume | None:
 def _was_forked(run_folder: Path, source: Path) -> bool:
     """Whether one of the run's starts forked from `source`, by the configs that it has kept (config-1.json, ...)."""
     for file in run_folder.glob("config*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             then = json.loads(file.read_text())["resume"]
             if not is_choice(then) and Path(then).resolve() == source:
                 return True

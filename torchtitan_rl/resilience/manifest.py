@@ -54,7 +54,7 @@ def read(folder: Path) -> dict[str, Any]:
         whole = manifest.pop("sha256") == _own_digest(manifest)
     except FileNotFoundError:
         raise UserError(f"it has no {NAME}: it was not finished, or not written by this version") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(f"its {NAME} cannot be read ({error})") from error
     if not whole:
         raise UserError(f"its {NAME} is damaged")

@@ -118,7 +118,7 @@ def write_end(
 
 def ensure_report(folder: Path) -> None:
     """Write the run's report if it is missing or older than its end. It needs no torch and runs in a process of its own."""
-    with suppress(OSError, ValueError, subprocess.SubprocessError):
+    with suppress(OSError, ValueError, RecursionError, subprocess.SubprocessError):
         settings = json.loads((folder / "config.json").read_text())
         metrics = settings.get("metrics", {})
         wanted = metrics.get("enabled", True) and metrics.get("report", True)

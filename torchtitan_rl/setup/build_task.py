@@ -4,13 +4,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import end_token_ids
-from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.demonstrations import check_demonstrated
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 from torchtitan_rl.setup.build_grader import find_scorers
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer
+from torchtitan_rl.setup.trial import credited_groups
 from torchtitan_rl.setup.validation import check_task, validate
 
 if TYPE_CHECKING:
@@ -55,6 +56,16 @@ def build_task(config: Task.Config) -> Task:
         name = type(member).__name__
         example, held_out = tried(member, "train_example", 0, seed=0), tried(member, "held_out_examples", 1)
         expect(isinstance(example, Example), f"{name}.train_example(0)", example, "an Example", "Return one.")
+        again = tried(member, "train_example", 0, seed=0)
+        equal = (example.text, example.messages, example.expected_answer) == (
+            again.text,
+            again.messages,
+            again.expected_answer,
+        )
+        expect(
+            equal, f"{name}.train_example(0)", example.text[:80], "the same example at every call with one index and seed",
+            'Draw chance from random.Random(f"{seed}/{index}"): ranks and resumed runs ask again.',
+        )  # fmt: skip
         listed = _is_list(held_out) and held_out and all(isinstance(each, Example) for each in held_out)
         expect(bool(listed), f"{name}.held_out_examples(1)", held_out, "a list with an Example", "Return one.")
         for method in ("reward_functions", "tools"):
@@ -85,12 +96,12 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     longest = config.sampling.max_tokens
     options = {"end_token_ids": ends, "max_completion_tokens": longest}
     stream = tried(config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options)
-    if type(stream) is not PromptStream:
-        _try_stream(stream)
     if not config.samples_training:
         check_demonstrated(stream.at(0))
     evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
-    held_out = stream.held_out(config.evaluation.num_prompts if evaluates else 1)
+    held_out = tried(stream, "held_out", config.evaluation.num_prompts if evaluates else 1)
+    if type(stream) is not PromptStream:
+        _try_stream(stream, held_out, config)
     environments = config.conversations.build(
         members=task.members(),
         tokenizer=tokenizer,
@@ -101,16 +112,27 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     return PromptParts(stream, held_out, environments)
 
 
-def _try_stream(stream: PromptStream) -> None:
-    """Take two prompts of a user's stream and go back, so that a wrong method is named before anything starts."""
+def _try_stream(stream: PromptStream, held_out: list[Prompt], config: "RunConfig") -> None:
+    """Call the methods of a user's stream and go back, so that a wrong one is named before anything starts."""
+    name = type(stream).__qualname__
+    _expect_prompts(f"{name}.held_out", held_out)
     state = tried(stream, "state_dict")
+    expect(isinstance(state, dict), f"{name}.state_dict()", f"{state!r:.80}", "a dict", "Return one.")
     batch = tried(stream, "next_batch", 2)
-    whole = _is_list(batch) and len(batch) == 2 and all(isinstance(prompt, Prompt) for prompt in batch)
+    _expect_prompts(f"{name}.next_batch(2)", batch, "2 prompts", 2)
+    _expect_prompts(f"{name}.at(0)", [tried(stream, "at", 0)])
+    epoch, metrics = tried(stream, "epoch", 1), tried(stream, "metrics", 1)
     expect(
-        whole,
-        f"{type(stream).__qualname__}.next_batch(2)",
-        f"{batch!r:.80}",
-        "2 prompts",
-        "Return as many as are asked for.",
+        epoch is None or isinstance(epoch, int | float), f"{name}.epoch(1)", epoch, "a number or None", "Return one."
     )
+    whole = isinstance(metrics, dict) and all(isinstance(metric, Metric) for metric in metrics.values())
+    expect(whole, f"{name}.metrics(1)", f"{metrics!r:.80}", "Metrics by name", "Return a dict.")
+    tried(stream, "observe", credited_groups(config, batch[0]))
     tried(stream, "load_state_dict", state)
+
+
+def _expect_prompts(field: str, found: Any, expected: str = "prompts", number: int = 0) -> None:
+    """Raise UserError unless `found` is a list of prompts, as many as `number` if it is given."""
+    whole = _is_list(found) and found and all(isinstance(prompt, Prompt) for prompt in found)
+    counted = whole and (not number or len(found) == number)
+    expect(bool(counted), field, f"{found!r:.80}", expected, "Return as many as are asked for.")

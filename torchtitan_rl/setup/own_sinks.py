@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchtitan_rl.library.references import in_folder, load_class
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.library.references import accepts, in_folder, load_class
 from torchtitan_rl.observability.sinks import SINKS, Sink, name_and_mode
 
 
@@ -14,7 +15,14 @@ def load_own_sinks(sinks: Sequence[str]) -> dict[str, type[Sink]]:
         place, _ = name_and_mode(text)
         if place in SINKS or ":" not in place:
             continue
-        found[place] = load_class(place, "metrics.sinks", Sink)
+        sink = load_class(place, "metrics.sinks", Sink)
+        missing = sorted(sink.__abstractmethods__)
+        expect(not missing, "metrics.sinks", text, f"a class that defines {missing}", "Write it.")
+        takes = accepts(sink, "context")
+        expect(
+            takes, "metrics.sinks", text, "a class whose __init__ takes the context", "Declare __init__(self, context)."
+        )
+        found[place] = sink
     return found
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from torchtitan_rl.common.config_types import check_types
-from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function, returned
 from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
 from torchtitan_rl.setup.config_paths import check_paths, resolve_from
@@ -142,34 +142,46 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
 def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
     """Returns the options with texts that begin with a minus behind a "=", as in --evaluation.best-by=-evaluation/loss.
 
-    Raises UserError for a switch with a value: tyro would call the value an unrecognized option.
+    Raises UserError for a value that tyro would call an unrecognized option: of a switch, or behind a space.
     """
     read: list[str] = []
     for word in words:
         option = read[-1] if read else ""
-        field = option.removeprefix("--").replace("-", "_")
-        kind = _kind_of(field, default) if option.startswith("--") else None
-        expect(
-            word != "=",
-            field,
-            word,
-            f"a value right after it: {option} VALUE or {option}=VALUE",
-            "Leave out the spaces.",
-        )
-        group, dot, switch = option[2:].rpartition(".")
-        off = f"--{group}{dot}no-{switch}"
-        expect(
-            kind is not bool or word.startswith("-"),
-            field,
-            word,
-            f"no value: {option} turns it on, {off} off",
-            "Leave it out.",
-        )
+        kind = _kind_of(_field_of(option), default) if option.startswith("--") else None
+        value_after = f"a value right after it: {option} VALUE or {option}=VALUE"
+        expect(word != "=", _field_of(option), word, value_after, "Leave out the spaces.")
+        if kind is bool and not word.startswith("-"):
+            _refuse_value(option, word)
+        if word.startswith("--"):
+            _check_option(word, default)
         if kind is str and re.match("-[^-]", word):
             read[-1] += f"={word}"
         else:
             read.append(word)
     return read
+
+
+def _check_option(word: str, default: "RunConfig") -> None:
+    """Check a word such as --num-steps=5. Raises UserError, naming the field, for a value that tyro would misname."""
+    option, equals, value = word.partition("=")
+    kind = _kind_of(_field_of(option), default)
+    if equals and kind is bool:
+        _refuse_value(option, value)
+    expect(
+        not equals or value != "" or kind in (str, None), _field_of(option), value,
+        f"a value right after it: {option} VALUE or {option}=VALUE", "Leave out the spaces.",
+    )  # fmt: skip
+
+
+def _refuse_value(option: str, value: str) -> None:
+    group, dot, switch = option[2:].rpartition(".")
+    switches = f"no value: {option} turns it on, --{group}{dot}no-{switch} off"
+    raise UserError(f"{_field_of(option)} = {value!r}: expected {switches}. Leave it out.")
+
+
+def _field_of(option: str) -> str:
+    """Example: "num_steps" for "--num-steps"."""
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _kind_of(field: str, config: Any) -> Any:

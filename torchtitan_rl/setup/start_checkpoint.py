@@ -109,7 +109,7 @@ def _unreadable(file: Path) -> str | None:
             json.loads(file.read_text())
         else:
             safe_open(file, "pt").__exit__(None, None, None)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         return str(error)
     return None
 
@@ -173,6 +173,15 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
         ) from error
     known = len(tokenizer) > len(tokenizer.all_special_ids)
     expect(known, "hf_assets_path", folder, "a tokenizer with a vocabulary, but it has special tokens alone", remedy)
+    longest = tokenizer.model_max_length
+    is_length = isinstance(longest, int | float) and longest >= 1
+    expect(
+        is_length,
+        "hf_assets_path",
+        folder,
+        f"a model_max_length of at least 1, but its tokenizer_config.json has {longest!r}",
+        remedy,
+    )
     return tokenizer
 
 

@@ -1,9 +1,10 @@
 """Calls the parts of the objective once on a synthetic step, so that a fault in a user's loss is named before the engine starts."""
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,9 +12,20 @@ import torch
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE
+from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.packing import pack
-from torchtitan_rl.core.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion, TurnRecord, flat
+from torchtitan_rl.core.types import (
+    Completion,
+    Episode,
+    Group,
+    Member,
+    Metric,
+    Prompt,
+    ScoredCompletion,
+    TurnRecord,
+    flat,
+)
 from torchtitan_rl.library.distillation import LOGPROBS
 from torchtitan_rl.library.references import correctable
 
@@ -22,6 +34,15 @@ if TYPE_CHECKING:
 
 MOST_SAMPLES = 16
 """Completions of a synthetic group, or `sampling.n` if that is less."""
+
+
+def credited_groups(config: "RunConfig", prompt: Prompt) -> list[Group[Episode]]:
+    """Returns a synthetic step of one prompt, with the credit of `algorithm`, as a stream of prompts observes it."""
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    groups = draft_episodes([_group(prompt, config, ())])
+    _with_frozen_models(algorithm, groups)
+    algorithm.assign_credit(groups)
+    return groups
 
 
 def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[str]) -> None:
@@ -37,13 +58,22 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
         _train(algorithm, draft_episodes(groups))
 
 
-def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
+def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
+    """Set what the reference and the teacher say of the episodes."""
     for episode in flat(groups) if algorithm.needs_reference else []:
         episode.reference_logprobs = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
     for episode in flat(groups) if algorithm.policy_loss.needs_teacher else []:
         episode.credit.token_columns[LOGPROBS] = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
-    algorithm.assign_credit(groups)
+
+
+def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
+    _with_frozen_models(algorithm, groups)
+    _assign_credit(algorithm, groups)
     members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
+    for member in members:
+        _check(
+            algorithm, "zero_gradient", algorithm.policy_loss.zero_gradient(member.episode), bool | np.bool_, "a bool"
+        )
     batch = pack(
         members,
         normalizers=algorithm.normalizers(groups),
@@ -62,7 +92,39 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
             f"algorithm.loss: the gradient of {type(algorithm.policy_loss).__qualname__} is NaN or infinite on a synthetic step "
             "whose rewards, advantages and log-probabilities are finite. Look for a division by 0 or a logarithm of 0."
         )
+    _check_metrics(algorithm, "group_metrics", algorithm.policy_loss.group_metrics(groups))
     algorithm.group_metrics(groups)
+    _check_metrics(algorithm, "after_update", algorithm.after_update(dict.fromkeys(algorithm.controller_inputs, 1.0)))
+    state = algorithm.policy_loss.state_dict()
+    _check(algorithm, "state_dict", state, dict, "a dict of JSON values")
+    json.dumps(state)
+
+
+def _assign_credit(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
+    """Set the credit. Raises UserError if an advantage is not finite, which a step would put down to the rewards."""
+    name = type(algorithm.advantage).__qualname__
+    cause = f"algorithm.advantage: {name} gives NaN or infinite advantages on a synthetic step whose rewards are finite"
+    try:
+        algorithm.assign_credit(groups)
+    except NonFiniteError as error:
+        raise UserError(f"{cause}: {error}") from error
+    masked = [episode for episode in flat(groups) if (episode.credit.left_out or "").startswith("not finite")]
+    if masked:
+        raise UserError(f"{cause}: {masked[0].credit.left_out}. Look for a division by 0.")
+
+
+def _check(algorithm: Algorithm, method: str, returned: Any, kind: Any, expected: str) -> None:
+    """Raise UserError unless a method of the loss returned a `kind`."""
+    name = f"{type(algorithm.policy_loss).__qualname__}.{method}"
+    if not isinstance(returned, kind):
+        raise UserError(f"algorithm.loss: {name} returned {returned!r:.80}: expected {expected}. Return one.")
+
+
+def _check_metrics(algorithm: Algorithm, method: str, returned: Any) -> None:
+    expected = "a dict with a Metric by each name"
+    _check(algorithm, method, returned, dict, expected)
+    for metric in returned.values():
+        _check(algorithm, method, metric, Metric, expected)
 
 
 def _group(prompt: Prompt, config: "RunConfig", reward_names: Sequence[str]) -> Group[ScoredCompletion]:

@@ -54,6 +54,13 @@ def test_missing_file_gives_a_note(tmp_path, missing):
     assert missing in " ".join(load_run(folder).notes)
 
 
+@pytest.mark.parametrize("name", ["config.json", "environment.json"])
+def test_a_file_nested_too_deeply_gives_a_note(tmp_path, name):
+    folder = write_run(tmp_path / "a", steps=2)
+    (folder / name).write_text("[" * 5000)
+    assert f"{name} could not be read" in " ".join(load_run(folder).notes)
+
+
 def test_rank_0_values_are_used_for_per_rank_files(tmp_path):
     folder = write_run(tmp_path / "a", steps=2)
     (folder / "metrics.jsonl").rename(folder / "metrics.rank0.jsonl")

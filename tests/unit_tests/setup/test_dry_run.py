@@ -203,8 +203,8 @@ def test_a_dry_run_finds_a_model_that_its_start_will_not_have(tmp_path, monkeypa
 def test_a_dry_run_in_which_a_task_exits_is_no_success(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import sys\nfrom configs.debug import debug\nfrom torchtitan_rl.library.tasks import SumDigits\n\n\n"
-        "class Exits(SumDigits):\n    def train_example(self, index, *, seed):\n        sys.exit(0)\n\n\n"
-        "def mine():\n    config = debug()\n    config.task = Exits.Config()\n    return config\n"
+        "class Exits(SumDigits):\n    def judge(self, answer, prompt):\n        sys.exit(0)\n\n\n"
+        "def mine():\n    config = debug()\n    config.task = Exits.Config(instruction='')\n    return config\n"
     )
     with pytest.raises(RuntimeError, match=r"called sys.exit\(0\) in the middle of the dry run"):
         parse_args(["--config", f"{tmp_path / 'mine.py'}:mine", "--dry-run"])

@@ -122,7 +122,7 @@ class Conversations(Configurable):
         task = self._members[prompt.task]
         try:
             environment = task.environment(prompt, **({"seed": seed} if _takes_seed(task.environment) else {}))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RuntimeError(f"{type(task).__name__}.environment raised {described(error)}") from error
         if not isinstance(environment, Environment | None):
             kind = type(environment).__name__

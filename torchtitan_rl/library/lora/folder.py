@@ -59,7 +59,7 @@ def read_adapter(folder: Path, config: LoraConfig) -> dict[str, Tensor]:
         described = PEFTHelper.from_local_dir(str(folder), None)
         described.validate_legal(LoRAConfig(max_lora_rank=512))
         tensors = load_file(folder / FILE)
-    except (ValueError, TypeError, SafetensorError) as error:
+    except (ValueError, TypeError, RecursionError, SafetensorError) as error:
         raise UserError(f"{field} = {str(folder)!r}: expected a plain LoRA adapter, but: {error} {remedy}") from error
     for layer in sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}):
         rank, scale = described.get_rank_and_scaling(layer)

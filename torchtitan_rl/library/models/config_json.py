@@ -42,19 +42,22 @@ def read_config(folder: Path) -> "PretrainedConfig":
     field = f"hf_assets_path = {str(folder)!r}"
     try:
         entries = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{field}: config.json is not valid JSON: {error}. Download the checkpoint again.") from error
     wrong = [*_wrong_architectures(entries), *wrong_values(entries)] if isinstance(entries, dict) else ["no entries"]
     expect(
         not wrong, "hf_assets_path", str(folder), f"the config.json of a decoder, but it has {'; '.join(wrong)}", "Correct it."
     )  # fmt: skip
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        read = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # many types, for unknown model types and for wrong types of values
         said = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
         raise UserError(
             f"{field}: transformers cannot read its config.json: {said.rstrip('.')}. Correct it."
         ) from error
+    for fault in _wrong_heads(read.to_dict()):
+        raise UserError(f"{field}: its config.json has, or leaves to transformers' default, {fault}. Correct it.")
+    return read
 
 
 def _wrong_architectures(entries: dict[str, Any]) -> Iterator[str]:
@@ -72,9 +75,7 @@ def wrong_values(entries: dict[str, Any]) -> Iterator[str]:
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             yield f"{key} {value!r}, which must be a whole number of at least 1"
             return
-    heads, kv_heads = entries.get("num_attention_heads"), entries.get("num_key_value_heads")
-    if heads and kv_heads and heads % kv_heads:
-        yield f"num_key_value_heads {kv_heads}, which does not divide num_attention_heads {heads}"
+    yield from _wrong_heads(entries)
     experts = entries.get("num_experts") or entries.get("num_local_experts")
     chosen = entries.get("num_experts_per_tok")
     if is_mixture and experts and chosen and chosen > experts:
@@ -82,8 +83,16 @@ def wrong_values(entries: dict[str, Any]) -> Iterator[str]:
     for part in _with_rope(entries):
         for key in _NUMBERS:
             value = part.get(key)
-            if value is not None and not _is_positive(value):
+            may_be_null = part is entries or key not in part
+            if not (value is None and may_be_null or _is_positive(value)):
                 yield f"{key} {value!r}, which must be a number above 0"
+
+
+def _wrong_heads(entries: dict[str, Any]) -> Iterator[str]:
+    """Yields the number of key and value heads if it does not divide the heads."""
+    heads, kv_heads = entries.get("num_attention_heads"), entries.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        yield f"num_key_value_heads {kv_heads}, which does not divide num_attention_heads {heads}"
 
 
 def _with_rope(entries: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -89,6 +89,11 @@ class PromptStream(OwnConfig):
             progress(
                 f"evaluations have {len(held_out)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
             )
+        asked = [_asked(example) for example in held_out]
+        if len(asked) >= _NUM_CHECKED and all(first in asked for first in self._first):
+            progress(
+                f"the first {_NUM_CHECKED} training examples are also held out: evaluations measure what was trained on"
+            )
         examples = [self._demonstrated(example, f"held_out/{index}") for index, example in enumerate(held_out)]
         return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in enumerate(examples)]
 
@@ -152,6 +157,7 @@ class PromptStream(OwnConfig):
     def _check_start(self) -> None:
         """Raises UserError if the tokenizer does not fit the task, or if none of the first examples can be a prompt."""
         examples = [self._example(index) for index in range(_NUM_CHECKED)]
+        self._first = [_asked(example) for example in examples]
         unfit: list[UserError] = []
         for example in examples + self.task.held_out_examples(1):
             self._renderer.check_represents(example.expected_answer)
@@ -161,6 +167,11 @@ class PromptStream(OwnConfig):
                 unfit.append(error)
         if len(unfit) >= _NUM_CHECKED:
             raise unfit[0]
+
+
+def _asked(example: Example) -> tuple:
+    """What two equal examples have in common."""
+    return example.text, example.messages, example.expected_answer, example.columns
 
 
 class _Places(BaseNode[int]):

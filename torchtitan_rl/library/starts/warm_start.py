@@ -269,7 +269,7 @@ def _worked(task: Task, recipe: Recipe, seed: int, num: int) -> list[tuple[Examp
     examples = [task.train_example(index, seed=seed) for index in range(num)]
     try:
         return [(example, _text(recipe.worked(example, rng))) for example in examples]
-    except Exception as error:  # of any kind: the recipe may be of another task, or the user's
+    except (Exception, SystemExit) as error:  # of any kind: the recipe may be of another task, or the user's
         raise UserError(
             f"the recipe {recipe.name}: expected one whose `worked` returns a text for examples of {type(task).__qualname__}, but "
             f"it raises {explained(error)}. Name another one in task.warm_start or teacher, or pass a checkpoint folder."
