@@ -58,6 +58,8 @@ def main() -> None:
         parser.error(f"--output {args.output} exists already")
     if args.size and args.architecture:
         parser.error(f"--size {args.size} is of Qwen3: leave it out with --architecture, and --set its entries")
+    if args.architecture == "":
+        parser.error("--architecture '': expected a model_type, such as llama. Leave it out for a Qwen3")
     if args.set and not args.architecture:
         parser.error(f"--set {' '.join(args.set)}: expected --architecture, as a published size has its own entries")
     size = args.size or "0.6B"

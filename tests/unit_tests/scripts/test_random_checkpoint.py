@@ -44,6 +44,15 @@ def test_entries_that_make_no_model_are_one_sentence(tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir())
 
 
+def test_an_empty_architecture_makes_no_published_size(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv", ["make_random_checkpoint", "--architecture", "", "--output", str(tmp_path / "made")]
+    )
+    with pytest.raises(SystemExit, match="2"):
+        make_random_checkpoint.main()
+    assert "error: --architecture '': expected a model_type, such as llama" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [["--set", "hidden_size=64"], ["--architecture", "llama", "--size", "8B"]])
 def test_an_option_without_effect_is_refused(tmp_path, monkeypatch, capsys, options):
     monkeypatch.setattr("sys.argv", ["make_random_checkpoint", *options, "--output", str(tmp_path / "made")])
