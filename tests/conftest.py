@@ -1,5 +1,16 @@
 """Imported before any test: the device's adaptations must precede torchtitan and vLLM; events are heard as in a run."""
 
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+if not os.access(Path.home(), os.W_OK):
+    # Libraries keep caches there. Processes that tests start inherit the new one.
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
+
 from torchtitan_rl.core import device  # noqa: F401
 
 # isort: split

@@ -148,7 +148,7 @@ console = plain_console()
 for line in range(100_000):
     console.print(f"line {line}")
 """
-    command = f"{sys.executable} -c '{code}' | head -1"
+    command = f"'{sys.executable}' -c '{code}' | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert (done.stdout, done.stderr, done.returncode) == ("line 0\n", "", 0)
 

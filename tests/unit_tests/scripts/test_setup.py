@@ -41,7 +41,7 @@ def checkout(tmp_path):
     def run(*args, **variables):
         calls.write_text("")
         path = f"{bin_folder}:{os.environ['PATH']}"
-        own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHTITAN_RL_")}
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHTITAN_RL_", "UV_"))}
         environment = own | {"PATH": path, "CALLS": str(calls), "PYTHON": "python3"} | variables
         command = ["bash", str(tmp_path / "scripts/setup.sh"), *args]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -94,6 +95,7 @@ def test_a_node_that_sees_another_folder_is_named(tmp_path):
             check_shared(other, "another run", patience_s=0.3)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_of_the_code_and_whether_it_is_dirty(tmp_path):
     def git(*args):
         identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
