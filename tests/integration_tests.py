@@ -69,6 +69,10 @@ IN_FLIGHT = [
     "--trainer.lr-scheduler.warmup-steps", "0", "--trainer.lr-scheduler.decay-ratio", "0",
 ]  # fmt: skip
 """Groups in flight; the ratio's denominator is the sampler's, which corrects the tokens of older weights."""
+REPLAY = [
+    "--generator.router-replay", "--in-flight.prompts", "12", "--num-prompts-per-step", "8", "--algorithm.old-logprobs",
+    "sampler", "--evaluation.every", "0",
+]  # fmt: skip
 CARRIED = {"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7}
 TURNS = {"conversations/turns/max": 1}
 """Metrics that show that a run did what is tested, and what they exceed."""
@@ -216,6 +220,11 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             [run("--config", "debug_moe")], "a mixture of experts: accuracy rises",
             "debug_moe", 1, [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.90), exported_model_equals_policy],
+        ),
+        OverrideDefinitions(
+            forked("--config", "debug_moe", *REPLAY, steps=4), "router replay with carried groups: a fork goes on to the last bit",
+            "router_replay", 1,
+            [same_step(4, "straight", "fork", above={"in_flight/carried_tokens_fraction": 0, "moe/replayed": 0.5})],
         ),
         OverrideDefinitions(
             [run("--config", "debug_lora")], "LoRA: accuracy rises", "debug_lora", 1,

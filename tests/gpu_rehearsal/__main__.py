@@ -70,6 +70,7 @@ def _small(layout: Layout) -> RunConfig:
     mlp = {"hidden_dim": 384, "num_experts": 8} if layout.ep > 1 else {"hidden_dim": 3072}
     config.model_spec = small_qwen3(**sizes, **mlp, max_seq_len=2048)
     config.trainer.max_tokens_per_microbatch = 1024
+    config.generator.router_replay = layout.ep > 1
     return config
 
 

@@ -322,6 +322,7 @@ OPTIONS = {
     "never asleep": {"sleep": False},
     "another share": {"gpu_memory_utilization": 0.6, "max_num_seqs": 512},
     "TP 2, growing segments": {"tensor_parallel_degree": 2},
+    "router replay": {"router_replay": True},
 }
 """The engine's options that only a GPU takes."""
 
@@ -338,7 +339,8 @@ def rehearse_configs(at: str) -> list[str]:
     faults = []
     with mock.patch.object(LLMEngine, "from_engine_args", make):
         for name in [*config_functions(), *OPTIONS]:
-            config = load_config("qwen3_0_6b" if name in OPTIONS else name)
+            base = "debug_moe" if name == "router replay" else "qwen3_0_6b"
+            config = load_config(base if name in OPTIONS else name)
             for option, value in OPTIONS.get(name, {}).items():
                 setattr(config.generator, option, value)
             growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if "growing" in name else {}
@@ -369,6 +371,7 @@ def _differences(config: object, made: object, growing: bool) -> list[str]:
         "ranks": (parallel.tensor_parallel_size, ours.tensor_parallel_degree),
         "own all-reduce off": (parallel.disable_custom_all_reduce, growing),
         "lora": (made.lora_config is not None, config.trainer.lora.rank > 0),
+        "experts of tokens": (made.aux_output_config.enable_return_routed_experts, ours.router_replay),
     }
     return [f"{what} is {theirs}, not {wanted}" for what, (theirs, wanted) in pairs.items() if theirs != wanted]
 

@@ -123,7 +123,7 @@ def rehearse(
     )
     record.timeout = config.comm.init_timeout_seconds
     with _ranks(layout, config, record), recording(device), _pretended_values(device, record), even_routing(device):
-        groups = draft_episodes(_step(prompts, longest))
+        groups = draft_episodes(_step(prompts, longest, recorded=_recorded(config)))
         with cuda.FakeCuda(allow_non_fake_inputs=True), device:
             _run(config, device, record, groups, updates)
     record.collectives, record.races = device.collectives, device.memory.races
@@ -270,20 +270,28 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
         trainer_module.load_hf_weights, comm.all_gather_lists = kept[1:]
 
 
-def _step(prompts: int, longest: int) -> list[Group]:
+def _recorded(config: RunConfig) -> int:
+    """Experts that the engine records of each token."""
+    layers = config.model_spec.model.layers if config.generator.router_replay else ()
+    return sum(layer.moe.router.top_k for layer in layers)
+
+
+def _step(prompts: int, longest: int, *, recorded: int) -> list[Group]:
     """Scored completions of random lengths, the same on every rank."""
     rng = np.random.default_rng(0)
 
-    def sample(number: int) -> ScoredCompletion:
+    def sample(number: int, of: Prompt) -> ScoredCompletion:
         length = int(rng.integers(longest // 2, longest + 1))
         completion = Completion(
             sample_idx=number, policy_version=0, token_ids=rng.integers(5, 100, length), sampler_logprobs=-np.ones(length),
             text="", finish_reason="stop",
+            sampler_records=np.zeros((len(of.token_ids) + length, recorded), np.uint8) if recorded else None,
         )  # fmt: skip
         return ScoredCompletion(completion=completion, reward=float(number % 2))
 
-    def prompt(number: int) -> Prompt:
+    def group(number: int) -> Group:
         ids = rng.integers(5, 100, int(rng.integers(30, 60)))
-        return Prompt(prompt_idx=number, text="", token_ids=ids, expected_answer="")
+        prompt = Prompt(prompt_idx=number, text="", token_ids=ids, expected_answer="")
+        return Group(prompt=prompt, samples=[sample(j, prompt) for j in range(4)])
 
-    return [Group(prompt=prompt(i), samples=[sample(j) for j in range(4)]) for i in range(prompts)]
+    return [group(number) for number in range(prompts)]

@@ -105,7 +105,7 @@ def same_step(step: int, *names: str, above: Mapping[str, float] | None = None) 
         above: metrics that show that the run did what is tested, and values that they must exceed.
     """
     parts = ("reward", "loss", "optimizer", "completions", "evaluation", "conversations")
-    parts += ("in_flight", "sync", "teacher")
+    parts += ("in_flight", "sync", "teacher", "moe")
 
     def check(folder: Path) -> None:
         found = [metrics_of(folder / name)[step] for name in names]

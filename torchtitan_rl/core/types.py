@@ -38,6 +38,10 @@ FloatArray = np.ndarray
 """float32"""
 BoolArray = np.ndarray
 """bool"""
+RecordArray = np.ndarray
+"""uint8 [tokens, R], what the sampler recorded at each token"""
+NO_RECORD = 255
+"""All values of a record's row where the sampler recorded nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,6 +156,9 @@ class Completion:
     """The environment's error, with finish_reason "env_error"."""
     token_versions: IntArray | None = None
     """int32 [L], the policy version that sampled each token of a group in flight; None: all are `policy_version`."""
+    sampler_records: RecordArray | None = None
+    """uint8 [Lp + L, R], what the sampler recorded while it read each token of the prompt and of `token_ids`; None:
+    nothing. With `generator.router_replay` the experts that it chose, of all layers."""
 
     def __post_init__(self) -> None:
         token_ids = np.asarray(self.token_ids, dtype=np.int32)  # [L]
@@ -456,6 +463,9 @@ class TrainBatch:
     is then pi."""
     reference_logprobs: Tensor | None = None
     """[T] float32, the frozen reference's; None without a reference."""
+    sampler_records: Tensor | None = None
+    """[T, R] uint8, what the sampler recorded while it read token t, not its label; NO_RECORD where nothing. None: it
+    recorded nothing."""
     columns: dict[str, Tensor] = field(default_factory=dict)
     """[S] float32 each, those of `Credit.columns` that the loss asks for."""
     token_columns: dict[str, Tensor] = field(default_factory=dict)

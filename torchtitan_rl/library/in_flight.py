@@ -4,11 +4,13 @@ A carried group keeps its tokens with their log-probabilities. Which groups make
 none is thrown away: a group that has reached the greatest age is waited for.
 """
 
+import base64
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
@@ -17,7 +19,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.types import Completion, FinishReason, Group, Metric, Prompt
+from torchtitan_rl.core.types import Completion, FinishReason, Group, Metric, Prompt, RecordArray
 
 
 class Partial(NamedTuple):
@@ -31,6 +33,8 @@ class Partial(NamedTuple):
     """None if it goes on."""
     text: str
     """The whole text, if it does not go on."""
+    records: RecordArray | None = None
+    """What the engine recorded at the prompt's tokens and these; None if nothing."""
 
     @classmethod
     def of(cls, conversation: Conversation, newest: int) -> "Partial":
@@ -38,11 +42,30 @@ class Partial(NamedTuple):
         finish_reason, versions = conversation.finish_reason, conversation.all_versions(newest)
         trace = conversation.trace
         text = conversation.last.text if finish_reason and conversation.last else ""
-        return cls(trace.token_ids, trace.sampler_logprobs, versions, finish_reason, text)
+        return cls(trace.token_ids, trace.sampler_logprobs, versions, finish_reason, text, trace.records)
+
+    def as_json(self) -> list[Any]:
+        """The fields as JSON values: records as their shape and base64."""
+        *others, records = self
+        if records is not None:
+            records = [records.shape, base64.b64encode(records.tobytes()).decode()]
+        return [*others, records]
+
+    @classmethod
+    def from_json(cls, *values: Any) -> "Partial":
+        """What `as_json` returned. Checkpoints of earlier versions have no records."""
+        partial = cls(*values)
+        if partial.records is None:
+            return partial
+        shape, encoded = partial.records
+        records = np.frombuffer(base64.b64decode(encoded), dtype=np.uint8).reshape(shape)
+        return partial._replace(records=records)
 
     def go_on_in(self, conversation: Conversation) -> None:
         """Give a new conversation these tokens. A limit that is lower now ends it."""
-        conversation.append_turn(Sampled(-1, self.token_ids, self.sampler_logprobs, self.text, self.finish_reason))
+        conversation.append_turn(
+            Sampled(-1, self.token_ids, self.sampler_logprobs, self.text, self.finish_reason, self.records)
+        )
         conversation.versions = list(self.versions)
         if conversation.finish_reason is None and conversation.room() <= 0:
             conversation.finish_reason = "length"
@@ -173,7 +196,12 @@ class InFlight(Configurable):
     def state_dict(self) -> dict[str, Any]:
         """The carried groups, as JSON values. A prompt is saved as its place in the data, and its tokens to compare."""
         return {
-            str(index): [carried.prompt.stream_idx, carried.prompt.token_ids.tolist(), carried.since, carried.samples]
+            str(index): [
+                carried.prompt.stream_idx,
+                carried.prompt.token_ids.tolist(),
+                carried.since,
+                [sample.as_json() for sample in carried.samples],
+            ]
             for index, carried in self.carried.items()
         }
 
@@ -187,5 +215,5 @@ class InFlight(Configurable):
                     f"the checkpoint holds unfinished completions of training prompt {place}, whose text is another one now. "
                     "Resume with the data that the run was started with."
                 )
-            partials = [Partial(*sample) for sample in samples]
+            partials = [Partial.from_json(*sample) for sample in samples]
             self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=partials)

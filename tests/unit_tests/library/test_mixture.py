@@ -1,6 +1,7 @@
 """Qwen3-MoE from a folder: the numbers of transformers, the same weights back, and what is refused."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library import named_models
 from torchtitan_rl.library.models import hf_architecture, qwen3, spec_from_folder
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 
@@ -134,6 +136,11 @@ def moe_config(**changes):
         ({"trainer__compile": True}, 1, "trainer.compile = True: expected False for a mixture of experts"),
         ({"trainer__lora__rank": 4}, 1, "trainer.lora.rank = 4: expected 0 for a mixture of experts"),
         ({"generator__tensor_parallel_degree": 3}, 1, "generator.tensor_parallel_degree = 3: expected a divisor of"),
+        (
+            {"generator__router_replay": True, "model_spec": named_models.small_qwen3(vocab_size=320, num_experts=256)},
+            1,
+            "generator.router_replay = True: expected fewer than 255 experts",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_a_mixture_are_refused(changes, ranks, said):
@@ -146,6 +153,21 @@ def test_settings_that_do_not_fit_a_mixture_are_refused(changes, ranks, said):
 def test_layouts_that_divide_the_experts_are_allowed(ranks, experts):
     config = moe_config(trainer__parallelism__expert_parallel_degree=experts)
     check_mixture(config.model_spec.model, config.trainer, config.generator, world_size=ranks, on_cpu=True)
+
+
+@pytest.mark.parametrize(("degree", "on_cpu", "allowed"), [(1, False, True), (2, False, False), (2, True, True)])
+def test_a_gpu_engine_of_several_ranks_cannot_be_replayed(degree, on_cpu, allowed):
+    config = moe_config(generator__router_replay=True, generator__tensor_parallel_degree=degree)
+    refused = pytest.raises(UserError, match="tensor_parallel_degree = 2: expected 1 with generator.router_replay")
+    with nullcontext() if allowed else refused:
+        check_mixture(config.model_spec.model, config.trainer, config.generator, world_size=2, on_cpu=on_cpu)
+
+
+def test_dense_models_have_no_routers_to_replay():
+    config = debug()
+    config.generator.router_replay = True
+    with pytest.raises(UserError, match="router_replay = True: expected False, as the model has no experts"):
+        check_mixture(config.model_spec.model, config.trainer, config.generator, world_size=1, on_cpu=True)
 
 
 def test_dense_models_have_no_expert_parallelism():

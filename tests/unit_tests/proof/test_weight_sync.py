@@ -33,7 +33,7 @@ PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i,
 class Pair:
     """A policy and an engine in one process."""
 
-    def __init__(self, folder, save=save_tiny_checkpoint) -> None:
+    def __init__(self, folder, save=save_tiny_checkpoint, **generator) -> None:
         save(folder)
         spec = spec_from_folder(folder)
         parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
@@ -53,7 +53,7 @@ class Pair:
         self.adapter = spec.state_dict_adapter(spec.model, None)
         self.folder = str(folder)
         self.restore()
-        self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False).build(
+        self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False, **generator).build(
             stats=EngineStats(),
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),

@@ -7,7 +7,15 @@ from zlib import crc32
 
 import numpy as np
 
-from torchtitan_rl.core.types import Completion, FinishReason, Prompt, Trace, TurnRecord
+from torchtitan_rl.core.types import (
+    NO_RECORD,
+    Completion,
+    FinishReason,
+    Prompt,
+    RecordArray,
+    Trace,
+    TurnRecord,
+)
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator import SamplingConfig
@@ -23,6 +31,8 @@ class Sampled(NamedTuple):
     text: str
     finish_reason: FinishReason | None
     """stop or length; None for a turn that is not at its end"""
+    records: RecordArray | None = None
+    """What the engine recorded at the first tokens of the context and this turn; None if it records nothing."""
 
 
 class Answer(NamedTuple):
@@ -55,6 +65,8 @@ class TraceTokens:
     token_ids: list[int] = field(default_factory=list)
     sampler_logprobs: list[float] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
+    records: RecordArray | None = None
+    """What the engine recorded at the prompt's tokens, of the first trace, and at these."""
 
     def append(
         self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool
@@ -64,10 +76,26 @@ class TraceTokens:
         self.sampler_logprobs += logprobs
         self.loss_mask += [is_sampled] * len(token_ids)
 
+    def remember(self, records: RecordArray, positions: int) -> None:
+        """Append what the engine recorded to what it recorded in earlier turns, so that the first `positions` tokens
+        have a row.
+
+        A later turn may compute an earlier token again, with newer weights. What counts is how a token was read when
+        its successor was sampled.
+        """
+        before = records[:0] if self.records is None else self.records
+        self.records = filled(np.concatenate([before, records[len(before) :]]), positions)
+
     @property
     def context_key(self) -> int:
         """A number that depends on the context alone, not on when the trace began."""
         return crc32(np.array(self.token_ids[: self.origin.context_tokens], np.int32).tobytes())
+
+
+def filled(records: RecordArray, positions: int) -> RecordArray:
+    """Returns `positions` rows: the first ones of `records`, and NO_RECORD where there are no more."""
+    missing = np.full((max(0, positions - len(records)), *records.shape[1:]), NO_RECORD, np.uint8)
+    return np.concatenate([records[:positions], missing])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -152,6 +180,9 @@ class Conversation:
     def append_turn(self, sampled: Sampled) -> None:
         """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
         self.trace.append(sampled.token_ids, sampled.sampler_logprobs, is_sampled=True)
+        if sampled.records is not None:
+            read = len(self.context) - 1  # not the last token yet
+            self.trace.remember(sampled.records, read)
         self.num_sampled += len(sampled.token_ids)
         self.last = sampled
         if not self.in_turns:
@@ -187,7 +218,11 @@ class Conversation:
             token_versions = np.array(self.all_versions(policy_version), dtype=np.int32)  # [L]
         whole = TraceTokens()
         traces: list[Trace] = []
-        for trace in self.traces:
+        records: list[RecordArray] = []  # of the prompt's tokens and all traces
+        for i, trace in enumerate(self.traces):
+            if trace.records is not None:
+                num_prompt = len(self.prompt.token_ids) if i == 0 else 0
+                records.append(filled(trace.records, num_prompt + len(trace.token_ids)))
             traces.append(replace(trace.origin, begin=len(whole.token_ids)))
             whole.token_ids += trace.token_ids
             whole.sampler_logprobs += trace.sampler_logprobs
@@ -204,4 +239,5 @@ class Conversation:
             traces=tuple(traces),
             error=self.error,
             token_versions=token_versions,
+            sampler_records=np.concatenate(records) if records else None,
         )

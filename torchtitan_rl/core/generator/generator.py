@@ -24,15 +24,17 @@ from torchtitan_rl.core.device import (
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory
+from torchtitan_rl.core.generator.routing import SlotRecords, output_records
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.sampling_round import SamplingRound
 from torchtitan_rl.core.generator.scheduler import scheduler_class
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.services import EngineLora, EngineStatistics
-from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt
+from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from vllm import RequestOutput
 
 T = TypeVar("T")
 
@@ -77,6 +79,10 @@ class Generator(Configurable):
         scheduler: Literal["turns", "stock"] = "turns"
         """"turns": tokens leave vLLM's scheduler when their turn ends, which takes the host less than half the time.
         "stock": vLLM's own. Both sample the same tokens with the same log-probabilities."""
+
+        router_replay: bool = False
+        """For a mixture of experts: record which experts the engine chose for each token, and let the trainer choose the
+        same, with weights from its own router (R3, arXiv 2510.11370)."""
 
     def __init__(
         self,
@@ -140,6 +146,9 @@ class Generator(Configurable):
         unlink_shared_memory(siblings, self.rank_in_replica)
         self.stats = stats
         replace_engine_parts(self.llm, tokenizer, stats)
+        self._records: Callable[[RequestOutput, str], RecordArray | None] | None = None
+        if config.router_replay:
+            self._records = SlotRecords(self.llm).of if ON_CPU else output_records
 
     @property
     def dtype(self) -> torch.dtype:
@@ -244,6 +253,7 @@ class Generator(Configurable):
             self.end_token_ids,
             seed=seed_of_turn,
             lora_request=self.lora_request,
+            records=self._records,
         )
 
     def _seed(self, number: int) -> None:
@@ -386,6 +396,7 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
         "enable_sleep_mode": bool(config.sleep),
         "gpu_memory_utilization": config.gpu_memory_utilization,
         "moe_backend": "triton",  # others rearrange the weights of experts, which could then not be proven
+        "enable_return_routed_experts": config.router_replay,
     }
     if config.dtype == "float32":
         options["attention_config"] = {"backend": "TRITON_ATTN"}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.scheduler import pass_on_waiting
+from torchtitan_rl.core.types import RecordArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,17 +24,21 @@ class TurnEngine:
         *,
         seed: Callable[[Conversation], int],
         lora_request: "LoRARequest | None" = None,
+        records: "Callable[[RequestOutput, str], RecordArray | None] | None" = None,
     ) -> None:
         """
         Args:
             seed: returns the seed of a conversation's next turn.
             lora_request: names the adapter of every turn.
+            records: returns what the engine recorded of a request, by its output and the engine's name of it.
         """
         self._engine = llm.llm_engine
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
         self._seed, self._lora_request = seed, lora_request
+        self._records = records
         self._under_way: dict[str, Conversation] = {}
+        self._names: dict[str, str] = {}
         self.outputs: list[RequestOutput] = []
         """vLLM's outputs of all turns that have ended or were taken back, for the engine's statistics."""
 
@@ -65,7 +70,7 @@ class TurnEngine:
             skip_clone=True,
         )
         self._under_way[str(index)] = conversation
-        self._engine.add_request(
+        self._names[str(index)] = self._engine.add_request(
             str(index), tokens_input(conversation.context), params, lora_request=self._lora_request
         )
 
@@ -83,11 +88,12 @@ class TurnEngine:
         states = list(self._engine.output_processor.request_states.values())
         cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
         self.outputs += cut
-        self._engine.abort_request([output.request_id for output in cut])
-        self._engine.step()  # a GPU's engine is a batch ahead; nobody gets its tokens, but it must end before a sleep
-        return [
+        turns = [
             self._sampled(output, ends=("abort",))._replace(finish_reason=None) for output in cut
         ]
+        self._engine.abort_request([output.request_id for output in cut])
+        self._engine.step()  # a GPU's engine is a batch ahead; nobody gets its tokens, but it must end before a sleep
+        return turns
 
     def close(self) -> None:
         """Abort all unfinished turns, so that the engine is free for the next call."""
@@ -109,4 +115,5 @@ class TurnEngine:
             sampler_logprobs=turn.logprobs.logprobs,
             text=self._tokenizer.decode([*before, *turn.token_ids], skip_special_tokens=True),
             finish_reason=turn.finish_reason,
+            records=self._records and self._records(output, self._names[output.request_id]),
         )

@@ -13,7 +13,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts, MoE
 
-from torchtitan_rl.core.types import Metric, SegmentLayout
+from torchtitan_rl.core.types import NO_RECORD, Metric, SegmentLayout
 
 
 class ExactExperts(GroupedExperts):
@@ -50,6 +50,9 @@ class Float32Gate(Linear):
 class PackedMoE(MoE):
     """torchtitan's mixture of experts for one pack. Padding at the pack's end is not routed and not counted.
 
+    With `replayed`, tokens go to the experts that the sampler recorded (R3, arXiv 2510.11370). Their weights are the
+    router's own, and so is its gradient.
+
     Forwards with a gradient count what their tokens chose, until `take_counts`. Forwards without one, such as those of an
     evaluation, count nothing.
     """
@@ -64,17 +67,42 @@ class PackedMoE(MoE):
         """Rows at the end of the next pack that are not routed. Set by `route`; the backward may read it again."""
         self.entropy: Tensor | float = 0.0
         """The sum of the routers' entropies of the tokens in `tokens_per_expert_E`, in nats."""
+        self.replayed: Tensor | None = None
+        """[T, K] uint8, the experts of each row of the next pack; NO_RECORD where the router chooses. None: everywhere.
+        Set by `route`, as `padding` is."""
+        self.replays: Tensor | float = 0.0
+        """Tokens with replayed experts, and those of them for which the router would have chosen others: [2]."""
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         """[1, T, D] -> [1, T, D], 0 on padding"""
         routed = x_BLD[:, : x_BLD.shape[1] - self.padding]  # [1, n, D]
-        weights, chosen, probabilities = self.router(routed)  # [1, n, K], [1, n, K], [1, n, E]
+        bias = None if self.replayed is None else self._bias(routed.shape[1])  # [1, n, E]
+        # [1, n, K], [1, n, K], [1, n, E]
+        weights, chosen, probabilities = self.router(routed, bias)
         is_chosen = torch.zeros_like(probabilities, dtype=torch.bool).scatter_(-1, chosen, True)
         counts = is_chosen.sum((0, 1))  # [E] int64
         if torch.is_grad_enabled():
             self._count(counts, probabilities.detach())
+            if self.replayed is not None:
+                self._count_replays(chosen[0], probabilities[0].detach())
         out = self.routed_experts(routed, weights, chosen, counts)  # [1, n, D]
         return F.pad(out, (0, 0, 0, self.padding))
+
+    def _bias(self, rows: int) -> Tensor:
+        """[1, n, E], what torchtitan adds to the probabilities for the choice alone: more than any at replayed experts."""
+        experts = self.router.num_experts
+        # [n, K], E where nothing was recorded
+        chosen = self.replayed[:rows].long().clamp(max=experts)
+        bias = torch.zeros(rows, experts + 1, device=chosen.device)
+        return bias.scatter_(-1, chosen, 2.0)[None, :, :experts]
+
+    def _count_replays(self, chosen: Tensor, probabilities: Tensor) -> None:
+        """Add one pack's replays, [n, K] of [n, E]."""
+        replayed = self.replayed[: len(chosen), 0] != NO_RECORD  # [n]
+        least = probabilities.gather(-1, chosen).amin(-1)  # [n], of the chosen
+        most = probabilities.scatter(-1, chosen, 0.0).amax(-1)  # [n], of the others
+        otherwise = replayed & (most > least)  # [n]
+        self.replays = self.replays + torch.stack([replayed.sum(), otherwise.sum()])
 
     def _count(self, counts: Tensor, probabilities: Tensor) -> None:
         """Add one pack's counts, [E], and entropies, of [1, n, E]."""
@@ -82,11 +110,12 @@ class PackedMoE(MoE):
         self.entropy = self.entropy - torch.special.xlogy(probabilities, probabilities).sum()
 
     def take_counts(self) -> Tensor:
-        """Returns (tokens of each expert, sum of entropies), [E + 1] float32, since the last call."""
-        entropy = self.tokens_per_expert_E.new_zeros(1) + self.entropy  # [1]
-        taken = torch.cat([self.tokens_per_expert_E, entropy])  # [E + 1]
+        """Returns (tokens of each expert, sum of entropies, replays), [E + 3] float32, since the last call."""
+        zeros = self.tokens_per_expert_E.new_zeros
+        sums = zeros(1) + self.entropy, zeros(2) + self.replays
+        taken = torch.cat([self.tokens_per_expert_E, *sums])  # [E + 3]
         self.tokens_per_expert_E.zero_()
-        self.entropy = 0.0
+        self.entropy = self.replays = 0.0
         return taken
 
 
@@ -119,10 +148,21 @@ def mixtures(model: Decoder) -> Iterator[PackedMoE]:
             yield layer.moe
 
 
-def route(model: Decoder, layout: SegmentLayout) -> None:
-    """Tell a model's mixtures which rows of the next forward, and of its backward, are padding."""
-    for moe in mixtures(model):
-        moe.padding = layout.padding
+def route(model: Decoder, layout: SegmentLayout, records: Tensor | None) -> None:
+    """Tell a model's mixtures which rows of the next forward, and of its backward, are padding, and to which experts the
+    others go.
+
+    Args:
+        records: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
+    """
+    for number, layer in model.layers.items():
+        if not getattr(layer, "moe_enabled", False):
+            continue
+        layer.moe.padding = layout.padding
+        layer.moe.replayed = None
+        if records is not None:
+            of_layers = records.view(len(records), len(model.layers), -1)  # [T, layers, K]
+            layer.moe.replayed = of_layers[:, int(number)]  # [T, K]
 
 
 def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str, Metric]:
@@ -134,11 +174,12 @@ def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str
     found = list(mixtures(model))
     if not found:
         return {}
-    counted = torch.stack([moe.take_counts() for moe in found])  # [layers, E + 1]
+    counted = torch.stack([moe.take_counts() for moe in found])  # [layers, E + 3]
     if group is not None:
         dist.all_reduce(counted, group=group)
     counted = counted.cpu()  # the host waits once
-    counts, entropies = counted[:, :-1], counted[:, -1]  # [layers, E], [layers]
+    counts, entropies = counted[:, :-3], counted[:, -3]  # [layers, E], [layers]
+    replayed, otherwise = counted[:, -2:].sum(0).tolist()
     tokens = counts.sum(1) / found[0].router.top_k  # [layers]
     if not tokens.all():
         return {}
@@ -148,4 +189,7 @@ def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str
         "moe/router_entropy": (entropies / tokens).mean(),
         "moe/dead_experts": (counts == 0).sum(),
     }
+    if replayed:
+        values["moe/replayed"] = replayed / tokens.sum()
+        values["moe/chosen_otherwise"] = otherwise / replayed
     return {name: Metric(float(value), "mean") for name, value in values.items()}

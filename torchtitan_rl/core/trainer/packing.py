@@ -9,10 +9,12 @@ from torch import Tensor
 
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.types import (
+    NO_RECORD,
     Episode,
     FloatArray,
     Member,
     Normalizers,
+    RecordArray,
     SegmentLayout,
     TrainBatch,
 )
@@ -166,6 +168,8 @@ def pack(
         batch.reference_logprobs = on_device_at_labels(
             [episode.reference_logprobs for episode in episodes]
         )
+    if any(completion.sampler_records is not None for completion in completions):
+        batch.sampler_records = _on_device(row.records(members))
     for name in sequence_columns:
         values = np.array([e.credit.columns[name] for e in episodes], dtype=np.float32)  # [S]
         batch.columns[name] = _on_device(values)
@@ -209,6 +213,23 @@ class _Row(NamedTuple):
         """
         zeros = [np.zeros(len(trace.prompt) - trace.shared) for trace in self.traces]
         return _shifted(self._joined(zeros, values, np.float32), self.own_lengths)
+
+    def records(self, members: Sequence[Member]) -> RecordArray:
+        """What the sampler recorded at each token of the row: [T, R], NO_RECORD on padding and where it recorded
+        nothing."""
+        recorded = [member.episode.completion.sampler_records for member in members]
+        width = next(rows.shape[1] for rows in recorded if rows is not None)
+        parts: list[RecordArray] = []
+        for trace, own_length in zip(self.traces, self.own_lengths, strict=True):
+            rows, span = recorded[trace.sequence], trace.span
+            if rows is None:
+                parts.append(np.full((own_length, width), NO_RECORD, dtype=np.uint8))
+                continue
+            num_prompt = len(members[trace.sequence].prompt.token_ids)
+            parts.append(rows[trace.shared : len(trace.prompt)])
+            parts.append(rows[num_prompt + span.start : num_prompt + span.stop])
+        parts.append(np.full((self.padding, width), NO_RECORD, dtype=np.uint8))
+        return np.concatenate(parts)  # [T, R]
 
     def _joined(
         self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type

@@ -125,6 +125,7 @@ def score(
     layout: SegmentLayout,
     temperature: float,
     only: Tensor | None = None,
+    records: Tensor | None = None,
     *,
     teacher: TeacherOutput | None = None,
     beta: float = 1.0,
@@ -135,6 +136,7 @@ def score(
         token_ids, labels: [T] int64.
         layout: the places of the segments.
         only: [M] int64, the positions whose results are wanted; the others are 0 and take no work. None: all.
+        records: [T, R] uint8, what the sampler recorded (`TrainBatch.sampler_records`); None: the model alone decides.
         teacher: of the wanted positions, [M, Dt].
         beta: as `chunked_divergence` has it.
     """
@@ -162,7 +164,7 @@ def score(
         found = TokenScores(logprobs, entropy, divergence, teacher_token)
         return found if only is None else found.spread(only, len(labels))
 
-    return _forward(model, token_ids, layout, token_scores)
+    return _forward(model, token_ids, layout, token_scores, records)
 
 
 def _shared_rows(weight: Tensor, teacher: TeacherOutput) -> tuple[Tensor, TeacherOutput]:
@@ -187,9 +189,10 @@ def score_only(
     layout: SegmentLayout,
     temperature: float,
     only: Tensor | None = None,
+    records: Tensor | None = None,
 ) -> Tensor:
     """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights."""
-    scores = score(model, token_ids, labels, layout, temperature, only)
+    scores = score(model, token_ids, labels, layout, temperature, only, records)
     forget_forwards(model)
     return scores.logprobs
 
@@ -225,9 +228,10 @@ def _forward(
     token_ids: Tensor,
     layout: SegmentLayout,
     of_head: Callable[[HeadInput], T],
+    records: Tensor | None = None,
 ) -> T:
     """One forward of the packed tokens. The model returns what its head makes of its input with `of_head`."""
     masks = attention_masks(model, layout)
-    route(model, layout)
+    route(model, layout, records)
     with model.lm_head.computing(of_head):
         return model(token_ids[None], layout.positions[None], masks)

@@ -295,6 +295,7 @@ class Trainer(Configurable):
                 batch.layout,
                 self.temperature,
                 batch.loss_positions,
+                batch.sampler_records,
             )
             batch.old_logprobs = score_only(self.model, *inputs)  # [T]
             rows.append(diff_rows(batch, batch.old_logprobs))
@@ -378,7 +379,14 @@ class Trainer(Configurable):
     def score(self, batch: TrainBatch) -> TokenScores:
         """Returns what the policy says of a micro-batch's loss tokens: one forward, and one of the teacher if the loss
         reads the divergence from it."""
-        inputs = batch.token_ids, batch.labels, batch.layout, self.temperature, batch.loss_positions
+        inputs = (
+            batch.token_ids,
+            batch.labels,
+            batch.layout,
+            self.temperature,
+            batch.loss_positions,
+            batch.sampler_records,
+        )
         if self.teacher is None:
             return score(self.model, *inputs)
         beta = self.algorithm.policy_loss.divergence_beta

@@ -11,6 +11,7 @@ from torchtitan.models.common.config_utils import make_moe_config, make_routed_e
 from torchtitan.models.common.moe import MoE
 
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.types import NO_RECORD
 
 if TYPE_CHECKING:
     from torchtitan.config import ParallelismConfig
@@ -99,7 +100,11 @@ def check_mixture(
     if not entries:
         field, degree = "trainer.parallelism.expert_parallel_degree", p.expert_parallel_degree
         expect(degree == 1, field, degree, "1, as the model has no experts", "Use FSDP, HSDP and TP.")
+        replay, field = generator.router_replay, "generator.router_replay"
+        expect(not replay, field, replay, "False, as the model has no experts", "Leave it off.")
         return
+    if generator.router_replay:
+        _check_replay(entries, generator, on_cpu)
     _check_degrees(entries, p, world_size)
     whose, inner = "for a mixture of experts", entries["moe_intermediate_size"]
     expect(not trainer.compile, "trainer.compile", True, f"False {whose}: it is not tested", "Leave it off.")
@@ -121,6 +126,20 @@ def check_mixture(
         not on_cpu or model.dim % CPU_MULTIPLE == 0, "hf_assets_path", model.dim,
         f"a mixture of experts whose hidden_size is a multiple of {CPU_MULTIPLE}, which vLLM needs on a CPU",
         "Use another model, or a GPU.",
+    )  # fmt: skip
+
+
+def _check_replay(entries: dict[str, Any], generator: "Generator.Config", on_cpu: bool) -> None:
+    """Check what a replay of the engine's choices needs."""
+    degree, experts = generator.tensor_parallel_degree, entries["num_experts"]
+    expect(
+        on_cpu or degree == 1, "generator.tensor_parallel_degree", degree,
+        "1 with generator.router_replay: vLLM 0.32 gives the experts of a token to the first rank of an engine alone",
+        "Turn generator.router_replay off.",
+    )  # fmt: skip
+    expect(
+        experts < NO_RECORD, "generator.router_replay", True,
+        f"fewer than {NO_RECORD} experts, which one byte can tell apart, but the model has {experts}", "Turn it off.",
     )  # fmt: skip
 
 

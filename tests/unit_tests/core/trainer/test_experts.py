@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torchtitan.models.common.moe import GroupedExperts
 
 from torchtitan_rl.core.trainer.experts import ExactExperts, packed_moe
+from torchtitan_rl.core.types import NO_RECORD
 from torchtitan_rl.library.models.mixture_of_experts import MixtureOfExperts
 
 EXPERTS, DIM, HIDDEN, TOP_K = 6, 32, 24, 2
@@ -112,3 +113,38 @@ def test_counts_and_entropy_are_those_of_the_routers_choice():
     taken = model.take_counts()
     assert torch.equal(taken[:EXPERTS], counts.float())
     assert float(taken[EXPERTS]) == pytest.approx(float(entropy), rel=1e-5)
+
+
+def test_replayed_tokens_go_to_the_recorded_experts_with_the_routers_own_weights():
+    model, x, target = moe(padding=3), torch.randn(20, DIM), torch.randn(20, DIM)
+    recorded = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(20)])  # [T, K]
+    recorded[[2, 9]] = NO_RECORD
+    model.replayed = recorded.to(torch.uint8)
+    experts, rows, otherwise = model.routed_experts.inner_experts, [], 0
+    for row, chosen in zip(x[:17], recorded, strict=False):
+        probabilities = (row @ model.router.gate.weight.T).softmax(-1)  # [E]
+        own = probabilities.topk(TOP_K).indices
+        chosen = own if chosen[0] == NO_RECORD else chosen
+        otherwise += set(own.tolist()) != set(chosen.tolist())
+        out = 0
+        for weight, expert in zip(probabilities[chosen] / probabilities[chosen].sum(), chosen, strict=True):
+            inner = F.silu(row @ experts.w1_EFD[expert].T) * (row @ experts.w3_EFD[expert].T)
+            out = out + weight * (inner @ experts.w2_EDF[expert].T)
+        rows.append(out)
+    expected = torch.stack([*rows, *torch.zeros(3, DIM)])
+    out = model(x[None])[0]
+    assert torch.allclose(out, expected, atol=1e-5)
+    assert model.take_counts()[-2:].tolist() == [15, otherwise]
+    assert not model.take_counts().any()
+    ours, theirs = gradients(model, out, target), gradients(model, expected, target)
+    for name, gradient in theirs.items():
+        assert torch.allclose(ours[name], gradient, atol=1e-4), name
+    assert ours["router.gate.weight"].abs().max() > 1e-3
+
+
+def test_replaying_the_routers_own_choice_changes_no_bit():
+    model, x = moe(), torch.randn(20, DIM)
+    alone = model(x[None])
+    model.replayed = model.router(x[None])[1][0].to(torch.uint8)
+    assert torch.equal(model(x[None]), alone)
+    assert model.take_counts()[-2:].tolist() == [20, 0]

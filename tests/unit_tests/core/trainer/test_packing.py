@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,18 @@ from hypothesis import strategies as st
 
 from torchtitan_rl.core.trainer.minibatches import items_of, plan_microbatches, split_groups
 from torchtitan_rl.core.trainer.packing import count_work, pack
-from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Member, Normalizers, Prompt, ScoredCompletion
+from torchtitan_rl.core.types import (
+    NO_RECORD,
+    Completion,
+    Credit,
+    Episode,
+    Group,
+    Member,
+    Normalizers,
+    Prompt,
+    ScoredCompletion,
+    Trace,
+)
 
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
 
@@ -187,3 +200,34 @@ def test_packed_tensors_are_on_the_device():
     assert batch.token_ids.device.type in ("cpu", "cuda")
     assert batch.token_ids.dtype == torch.int64
     assert batch.loss_mask.dtype == batch.advantages.dtype == torch.float32
+
+
+def recorded(made: Member) -> Member:
+    """The member with a record of one byte at each token: the token's id plus 100."""
+    completion = made.episode.completion
+    tokens = np.concatenate([made.prompt.token_ids, completion.token_ids])
+    found = replace(completion, sampler_records=(tokens + 100).astype(np.uint8)[:, None])
+    return Member(made.prompt, Episode(scored=ScoredCompletion(completion=found, reward=1.0)))
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_records_stand_at_the_token_that_was_read(share_prompts):
+    members = [recorded(member((5, 6, 7), (8, 9))), recorded(member((5, 6, 7), (4, 3, 2)))]
+    batch = pack(members, normalizers=COUNTS, multiple=8, share_prompts=share_prompts)
+    used = len(batch.token_ids) - batch.layout.padding
+    assert batch.sampler_records[:used, 0].tolist() == [100 + token for token in batch.token_ids[:used].tolist()]
+    assert (batch.sampler_records[used:] == NO_RECORD).all()
+
+
+def test_members_without_records_are_packed_beside_others():
+    batch = pack([member((1,), (2, 3)), recorded(member((4,), (5,)))], normalizers=COUNTS, multiple=1)
+    assert batch.sampler_records[:, 0].tolist() == [NO_RECORD] * 3 + [104, 105]
+    assert pack([member()], normalizers=COUNTS, multiple=1).sampler_records is None
+
+
+def test_records_of_later_traces_follow_the_first_traces():
+    two = replace(member((1,), (2, 3, 4, 5)).episode.completion, traces=(Trace(), Trace(begin=2, context_tokens=1)))
+    made = Member(prompt((1,)), Episode(scored=ScoredCompletion(completion=two, reward=1.0)))
+    batch = pack([recorded(made), recorded(member((1,), (7,)))], normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.token_ids.tolist() == [1, 2, 3, 1, 7, 4, 5]
+    assert batch.sampler_records[:, 0].tolist() == [101, 102, 103, 101, 107, 104, 105]
