@@ -5,6 +5,7 @@
 """
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 
@@ -93,9 +94,9 @@ def main() -> None:
 def plot(curves: dict[str, list[Path]], output: Path) -> None:
     """Draws a curve for each label's runs and writes the image."""
     figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    for label, runs in curves.items():
-        draw(reward, runs, DRAWN[0], label)
-        draw(accuracy, runs, DRAWN[1], label, marker="o")
+    for (label, runs), dashes in zip(curves.items(), itertools.cycle(("-", "--", "-.", ":"))):
+        draw(reward, runs, DRAWN[0], label, linestyle=dashes)  # a curve under another one is seen between its dashes
+        draw(accuracy, runs, DRAWN[1], label, linestyle=dashes, marker="o")
     reward.set(title="reward of sampled completions (mean of a step)", xlabel="step", ylabel="reward")
     accuracy.set(title="held-out accuracy (greedy)", xlabel="step", ylabel="accuracy", ylim=(0, 1.03))
     for axes in (reward, accuracy):
