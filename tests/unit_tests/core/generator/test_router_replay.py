@@ -15,6 +15,7 @@ from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.routing import output_records
 from torchtitan_rl.core.trainer.experts import mixtures
 from torchtitan_rl.core.trainer.packing import completion_values, pack
@@ -198,3 +199,14 @@ def test_a_gpu_engines_output_has_its_records():
     assert records.dtype == np.uint8
     assert records.tolist() == np.arange(24).reshape(3, 8).tolist()
     assert output_records(output(None), "") is None
+
+
+def test_a_cut_turn_without_records_leaves_its_tokens_to_the_router():
+    [prompt, *_] = PROMPTS
+    conversation = Conversation(prompt=prompt, sample_idx=0, sampling=LONG, most_in_turn=40, most_tokens=128)
+    num_prompt, width = len(prompt.token_ids), LAYERS * TOP_K
+    conversation.append_turn(Sampled(0, [5, 6], [-1.0, -1.0], "", None, np.empty((0, width), np.uint8)))
+    newer = np.ones((num_prompt + 3, width), np.uint8)  # the next step reads the whole context again
+    conversation.append_turn(Sampled(0, [7, 8], [-1.0, -1.0], "", "stop", newer))
+    records = conversation.completion(1).sampler_records
+    assert records[:, 0].tolist() == [NO_RECORD] * (num_prompt + 1) + [1, 1, NO_RECORD]
