@@ -665,8 +665,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _own_sink("write = print\n    def __init__(self):\n        pass")),
         row("a reward f(completions, /)", "reward function f = '(completions, /)': expected parameters that are given by name.",
             _reward("def f(completions, /):\n    return [1.0] * len(completions)\n")),
-        row("a Judge whose cache is in no folder", "cache '/no/where.jsonl' is in a folder that does not exist: make it first",
-            _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', cache='/no/where.jsonl')"])),
+        row("a Judge whose cache is in no folder", "cache '/no/such/folder/where.jsonl' is in a folder that does not exist: make it first",
+            _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', cache='/no/such/folder/where.jsonl')"])),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
             _assigned("c.task.max_integers = 1000000")),
     ]  # fmt: skip
