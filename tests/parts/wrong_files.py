@@ -642,9 +642,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         *(
             row(f"a stream of prompts whose next_batch {what}", says, _own_prompts(body))
             for what, says, body in (
-                ("returns None", "Mine.next_batch(2) = 'None': expected 2 prompts. Return as many as are asked for.", "None"),
+                ("returns None", "Mine.next_batch(2) = 'None': expected 2 prompts, each a Prompt. Return as many as are asked for.", "None"),
                 ("returns fewer", 'Mine.next_batch(2) = "[Prompt(', "super().next_batch(n - 1, first_idx=first_idx)"),
                 ("returns texts", "Mine.next_batch(2) = \"['a', 'a']\": expected 2 prompts", "['a'] * n"),
+                ("takes no first_idx", "Mine.next_batch(2): expected a method that returns, but it raises TypeError", "(lambda n: [])(n, first_idx=first_idx)"),
                 ("raises", "Mine.next_batch(2): expected a method that returns, but it raises AttributeError", "self.pool[:n]"),
             )
         ),

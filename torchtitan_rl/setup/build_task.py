@@ -118,8 +118,8 @@ def _try_stream(stream: PromptStream, held_out: list[Prompt], config: "RunConfig
     _expect_prompts(f"{name}.held_out", held_out)
     state = tried(stream, "state_dict")
     expect(isinstance(state, dict), f"{name}.state_dict()", f"{state!r:.80}", "a dict", "Return one.")
-    batch = tried(stream, "next_batch", 2)
-    _expect_prompts(f"{name}.next_batch(2)", batch, "2 prompts", 2)
+    batch = tried(stream, "next_batch", 2, first_idx=0)
+    _expect_prompts(f"{name}.next_batch(2)", batch, "2 prompts, each a Prompt", 2)
     _expect_prompts(f"{name}.at(0)", [tried(stream, "at", 0)])
     epoch, metrics = tried(stream, "epoch", 1), tried(stream, "metrics", 1)
     expect(

@@ -106,15 +106,27 @@ def _count(variable: str, given: str) -> int:
 
 
 def _rendezvous(nodes: str) -> list[str]:
+    node = os.environ.get("NODE_RANK", "")
     if _count("NNODES", nodes) == 1:
+        expect(
+            node in ("", "0"), "NODE_RANK", node, "0, as NNODES is 1", "Set NNODES on every node, or leave both out."
+        )
         return ["--standalone"]
-    needed = {"NODE_RANK": "a number from 0 to NNODES - 1", "MASTER_ADDR": "the host name or address of node 0"}
-    for name, expected in needed.items():
-        given = os.environ.get(name, "")
-        holds = bool(re.fullmatch(r"[\w.:%-]+", given))
-        expect(holds, name, given, f"{expected}, as NNODES = {nodes}", "Set it on every node.")
+    of_nodes = node.isdecimal() and int(node) < int(nodes)
+    expect(
+        of_nodes,
+        "NODE_RANK",
+        node,
+        f"a number from 0 to {int(nodes) - 1}, as NNODES = {nodes}",
+        "Set it on every node.",
+    )
+    address = os.environ.get("MASTER_ADDR", "")
+    is_address = bool(re.fullmatch(r"[\w.:%-]+", address))
+    whose = f"the host name or address of node 0, as NNODES = {nodes}"
+    expect(is_address, "MASTER_ADDR", address, whose, "Set it on every node.")
     port = os.environ.get("MASTER_PORT") or "29500"
-    expect(port.isdecimal(), "MASTER_PORT", port, "the number of a port", "Leave it out for 29500.")
+    is_port = port.isdecimal() and 0 < int(port) < 65536
+    expect(is_port, "MASTER_PORT", port, "the number of a port, 1 to 65535", "Leave it out for 29500.")
     return [
         f"--nnodes={nodes}",
         f"--node_rank={os.environ['NODE_RANK']}",

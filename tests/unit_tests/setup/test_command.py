@@ -91,6 +91,9 @@ def test_several_nodes_meet_at_the_first(node):
         ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR"),
         ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "http://node0"}, "MASTER_ADDR = 'http://node0'"),
         ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "abc"}, "MASTER_PORT = 'abc'"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "99999"}, "MASTER_PORT = '99999'"),
+        ({"NNODES": "2", "NODE_RANK": "one", "MASTER_ADDR": "node0"}, "NODE_RANK = 'one'"),
+        ({"NODE_RANK": "1"}, "NODE_RANK = '1': expected 0, as NNODES is 1"),
         ({"NGPU": "abc"}, "NGPU = 'abc'"),
     ],
 )
