@@ -33,7 +33,13 @@ def test_expandable_segments_are_detected_in_the_variables_that_pytorch_reads(mo
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 TRITON = {"attention_config": {"backend": "TRITON_ATTN"}}
 OF_A_CPU = {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False, "block_size": 32}
-OF_A_GPU = {"enforce_eager": False, "enable_sleep_mode": True, "gpu_memory_utilization": 0.4, "moe_backend": "triton"}
+OF_A_GPU = {
+    "enforce_eager": False,
+    "enable_sleep_mode": True,
+    "gpu_memory_utilization": 0.4,
+    "moe_backend": "triton",
+    "enable_return_routed_experts": False,
+}
 NO_CUSTOM = {"disable_custom_all_reduce": True}
 
 
