@@ -151,13 +151,13 @@ def test_blocked_sink_is_abandoned_at_the_end_with_a_message(faulty, caplog, rec
 
 
 def test_blocked_sink_does_not_use_up_the_close_time_of_others(faulty, recorder, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.observability.recorder.CLOSE_SECONDS", 0.5)
+    monkeypatch.setattr("torchtitan_rl.observability.recorder.CLOSE_SECONDS", 2.5)
     monkeypatch.setitem(SINKS, "slow", f"{__name__}:SlowlyClosedSink")
     run = recorder(sinks=["blocked", "slow"], queue_size=1)
     for step in range(1, 5):
         run.flush(step)
     run.close()
-    assert SlowlyClosedSink.closed, "it had the whole half second, not what the stuck one left of it"
+    assert SlowlyClosedSink.closed, "it had the whole time, not what the stuck one left of it"
 
 
 class SlowlyClosedSink(Sink):
@@ -167,7 +167,7 @@ class SlowlyClosedSink(Sink):
         pass
 
     def close(self):
-        time.sleep(0.3)
+        time.sleep(1.5)
         type(self).closed = True
 
 
