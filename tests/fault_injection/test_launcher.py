@@ -80,7 +80,8 @@ def test_killed_rank_is_reported_with_phase_memory_and_resume_command(tmp_path):
         re.M,
     )
     assert re.search(
-        r"Its peak was 0\.\d of the node's \d+\.\d GiB of memory\. The same command with --dump-folder .*run starts a new run, as no",
+        r"Its peak was 0\.\d of (the .* its processes, and )?the node's \d+\.\d GiB of memory\. The same command with --dump-folder .*run "
+        r"starts a new run, as no",
         said,
     )
 
