@@ -289,15 +289,7 @@ class Trainer(Configurable):
         for minibatch in minibatches:
             batches += minibatch.batches
         for batch in batches:
-            inputs = (
-                batch.token_ids,
-                batch.labels,
-                batch.layout,
-                self.temperature,
-                batch.loss_positions,
-                batch.sampler_records,
-            )
-            batch.old_logprobs = score_only(self.model, *inputs)  # [T]
+            batch.old_logprobs = score_only(self.model, *self._inputs(batch))  # [T]
             rows.append(diff_rows(batch, batch.old_logprobs))
         [rows] = _on_host(rows)
         self._check_logprobs(batches, rows)
@@ -376,10 +368,9 @@ class Trainer(Configurable):
         self.free_teacher()
         return forwards
 
-    def score(self, batch: TrainBatch) -> TokenScores:
-        """Returns what the policy says of a micro-batch's loss tokens: one forward, and one of the teacher if the loss
-        reads the divergence from it."""
-        inputs = (
+    def _inputs(self, batch: TrainBatch) -> tuple[Any, ...]:
+        """The arguments of `score` and `score_only` for the policy's forward over a micro-batch."""
+        return (
             batch.token_ids,
             batch.labels,
             batch.layout,
@@ -387,6 +378,11 @@ class Trainer(Configurable):
             batch.loss_positions,
             batch.sampler_records,
         )
+
+    def score(self, batch: TrainBatch) -> TokenScores:
+        """Returns what the policy says of a micro-batch's loss tokens: one forward, and one of the teacher if the loss
+        reads the divergence from it."""
+        inputs = self._inputs(batch)
         if self.teacher is None:
             return score(self.model, *inputs)
         beta = self.algorithm.policy_loss.divergence_beta
