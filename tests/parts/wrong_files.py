@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 import configs
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.core.algorithm import Loss
 from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader
@@ -182,6 +183,20 @@ def _assigned(line: str) -> Cause:
         file = folder / "my_configs.py"
         file.write_text(f"{before}def mine():\n    c = debug()\n    {line}\n    return c\n")
         validate(load_config(f"{file}:mine"), world_size=1)
+
+    return cause
+
+
+def _own_number(name: str, declared: str) -> Cause:
+    """A user's loss with this field."""
+
+    def cause(folder: Path) -> None:
+        (folder / "mine.py").write_text(
+            "from dataclasses import dataclass\nfrom torchtitan_rl.core.algorithm import Clip, number\nclass Mine(Clip):\n"
+            f"    @dataclass(kw_only=True, slots=True)\n    class Config(Clip.Config):\n        {name}: float = {declared}\n"
+        )
+        loss = load_class(f"{folder}/mine.py:Mine", "algorithm.loss", Loss)
+        check_fields(replace(load_config("debug").algorithm, loss=loss.Config()), "algorithm")
 
     return cause
 
@@ -668,6 +683,16 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _reward("def f(completions, /):\n    return [1.0] * len(completions)\n")),
         row("a Judge whose cache is in no folder", "cache '/no/such/folder/where.jsonl' is in a folder that does not exist: make it first",
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', cache='/no/such/folder/where.jsonl')"])),
+        row("c.algorithm.loss.fraction = number(2.0, above=0, most=1)", "loss.fraction = 2.0: expected more than 0 and at most 1. Use 1.",
+            _own_number("fraction", "number(2.0, above=0, most=1)")),
+        row("task.min_numbers = 5 of countdown", "task.max_numbers = 4: expected at least 5 (min_numbers) and at most 6. Use 5.",
+            _assigned("from torchtitan_rl.library.tasks.countdown import Countdown; c.task = Countdown.Config(min_numbers=5)")),
+        row("c.trainer.optimizer = torch.optim.SGD", "expected AdamW.Config. Use AdamW.Config().",
+            _assigned("import torch; c.trainer.optimizer = torch.optim.SGD")),
+        row("c.metrics.sinks = 'console jsonl'", "expected list[str]. Use a list of texts, such as ['console', 'jsonl', 'tensorboard'].",
+            _assigned("c.metrics.sinks = 'console jsonl'")),
+        row("grader.rewards of a module with a function's name", "expected a function of torchtitan_rl.library.rewards. Did you mean Judge",
+            _grader(rewards=[f"{_LIBRARY}:judge('http://a', 'b')"])),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
             _assigned("c.task.max_integers = 1000000")),
     ]  # fmt: skip

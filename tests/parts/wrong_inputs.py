@@ -142,7 +142,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option(
             "trainer.num-minibatches", "17", "17: expected at most num_prompts_per_step 16, as a mini-batch holds whole"
         ),
-        _option("checkpoint.interval", "0", "0: expected at least 1. Use 50; checkpoint.enable False saves none."),
+        _option("checkpoint.interval", "0", "0: expected at least 1. Use 50; --checkpoint.no-enable saves none."),
         _option("checkpoint.keep-latest-k", "-1", "-1: expected at least 0"),
         WrongInput(
             "--checkpoint.enable False",

@@ -59,10 +59,13 @@ def _in_words(declared: Any) -> str:
 
 
 def _type_remedy(declared: Field, value: Any) -> str:
-    if isinstance(value, type):
-        return f"Use {getattr(value, 'Config', value).__qualname__}()."
+    made = getattr(value, "Config", value)
+    kinds = (declared.type, *get_args(declared.type))
+    if isinstance(value, type) and any(isinstance(kind, type) and issubclass(made, kind) for kind in kinds):
+        return f"Use {made.__qualname__}()."
     if isinstance(value, str) and declared.type == list[str]:
-        return f"Use [{value!r}]."
+        usual = [] if declared.default_factory is MISSING else declared.default_factory()
+        return f"Use a list of texts, such as {usual}." if usual else f"Use [{value!r}]."
     if isinstance(value, PurePath):
         return f"Use {str(value)!r}."
     made = getattr(declared.default_factory, "__qualname__", "<")

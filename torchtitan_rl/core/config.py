@@ -32,7 +32,7 @@ def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -
 
     Example: high: float = number(5.0, above="low", remedy="Use 5.")
     """
-    metadata = {"limits": limits, "remedy": remedy or f"Use {default}."}
+    metadata = {"limits": limits, "remedy": remedy, "usual": default}
     if isinstance(default, (list, dict)):
         return field(default_factory=partial(copy, default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -89,7 +89,6 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
     Args:
         config: contains the fields that the limits name.
     """
-    remedy = declared.metadata["remedy"]
     bounds: dict[str, float] = {}
     words: list[str] = []
     for how, limit in declared.metadata["limits"].items():
@@ -101,6 +100,7 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
         if math.isfinite(limit):
             words.append(f"{_COMPARISONS[how][0]} {limit}{whose}")
     expected = " and ".join(words) or "a finite number"
+    remedy = declared.metadata["remedy"] or _usual(declared.metadata["usual"], bounds)
     types = {declared.type, *get_args(declared.type)}
     whole = int in types and float not in types
     unlimited = "most" in bounds and math.isinf(bounds["most"])
@@ -109,12 +109,23 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
         # NumPy's numbers are refused, because they are not written as JSON.
         typed = is_number and not isinstance(element, bool)
         expect(typed, name, value, "a whole number" if whole else "a number", remedy)
-        for how, bound in bounds.items():
-            _, holds = _COMPARISONS[how]
-            expect(holds(element, bound), name, value, expected, remedy)
+        expect(_is_within(element, bounds), name, value, expected, remedy)
         sized = abs(element) <= MANY or (unlimited and element == math.inf)
         bound = f"at most {MANY}" if element > 0 else f"at least -{MANY}"
         expect(sized, name, value, bound, remedy)
+
+
+def _is_within(element: float, bounds: dict[str, float]) -> bool:
+    return all(_COMPARISONS[how][1](element, bound) for how, bound in bounds.items())
+
+
+def _usual(default: Any, bounds: dict[str, float]) -> str:
+    """The default as a remedy; or a limit, if the default is beyond one, as another field's value may be a limit."""
+    for usual in (default, bounds.get("least"), bounds.get("most")):
+        numbers = [element for _, element in parts(usual) if element is not None]
+        if usual not in (None, MISSING) and all(_is_within(element, bounds) for element in numbers):
+            return f"Use {usual}."
+    return "Correct the value."
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]]:

@@ -57,9 +57,9 @@ def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any
     is_kind = inspect.isfunction if kind == "function" else inspect.isclass
     own = [n for n, f in inspect.getmembers(module, is_kind) if f.__module__ == module.__name__]
     # A package imports what it has from its modules.
-    known = own or [n for n in dir(module) if not n.startswith("_")]
+    known = own or [n for n in dir(module) if n[0] != "_" and f"{module.__name__}.{n}" not in sys.modules]
     remedy = f"{did_you_mean(name, known)}It has {known}."
-    if function is not None:
+    if function is not None and not inspect.ismodule(function):
         remedy = f"{name} is of the type {type(function).__name__}: write a {kind}."
     expect(callable(function), field, reference, f"a {kind} of {place}", remedy)
     return function

@@ -14,7 +14,7 @@ class CheckpointerConfig(Configurable.Config):
     enable: bool = True
     """Save checkpoints. A run without them cannot be resumed."""
 
-    interval: int = number(50, least=1, remedy="Use 50; checkpoint.enable False saves none.")
+    interval: int = number(50, least=1, remedy="Use 50; --checkpoint.no-enable saves none.")
     """Steps between checkpoints. The last step of a run is always saved, also if a signal stops it."""
 
     keep_latest_k: int = number(2, least=0, remedy="Use 2; 0 keeps all.")

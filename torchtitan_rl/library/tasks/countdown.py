@@ -40,10 +40,10 @@ class Countdown(ProceduralTask):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        min_numbers: int = number(3, least=2, most="max_numbers")
+        min_numbers: int = number(3, least=2, most=6)
         """Fewest numbers in a prompt, at least 2."""
 
-        max_numbers: int = number(4, least=2, most=6)
+        max_numbers: int = number(4, least="min_numbers", most=6)
         """Most numbers in a prompt, at most 6."""
 
         largest: int = number(99, least=10)
