@@ -18,6 +18,10 @@ _AT_3_AND_4 = "import os, sys; [os.dup2(int(end), place) for place, end in zip((
 """Where Chromium reads and writes."""
 
 
+class PageLeftError(Exception):
+    """The page was left or read again before an expression had its value."""
+
+
 class Browser:
     """One page of one browser. `errors` holds what the console and uncaught exceptions said."""
 
@@ -90,11 +94,17 @@ class Browser:
         self.call("Page.navigate", url="about:blank")
 
     def wait(self, condition: str, seconds: float = 30.0) -> None:
-        """Until the expression is true."""
+        """Until the expression is true. The page may be read again meanwhile, even while the expression is being evaluated."""
         deadline = time.monotonic() + seconds
-        while not self.run(condition):
+        while not self._holds(condition):
             assert time.monotonic() < deadline, f"{condition} did not become true; errors: {self.errors}"
             time.sleep(0.02)
+
+    def _holds(self, condition: str) -> bool:
+        try:
+            return bool(self.run(condition))
+        except PageLeftError:
+            return False
 
     def press(self, key: str) -> None:
         """One key, down and up."""
@@ -130,7 +140,10 @@ class Browser:
         while True:
             answer = self._message()
             if answer.get("id") == self._id:
-                assert "error" not in answer, f"{method}: {answer['error']}"
+                error = answer.get("error", {}).get("message")
+                if error == "Inspected target navigated or closed":
+                    raise PageLeftError(error)
+                assert error is None, f"{method}: {answer['error']}"
                 return answer["result"]
             self._note(answer)
 

@@ -93,3 +93,11 @@ def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, t
     assert browser.run("document.querySelector('tr.open').dataset.row") == opened
     assert browser.run("document.querySelector('.list').scrollTop") == 120
     assert browser.run("document.querySelector('[aria-sort]').innerText").startswith("reward")
+
+
+def test_wait_goes_on_when_the_page_is_read_again_meanwhile(browser, tmp_path):
+    page = tmp_path / "r.html"
+    write_report([write_run(tmp_path / "a", steps=2, num_steps=2)], page)
+    browser.open(page)
+    browser.wait("window.name === 'again' || (window.name = 'again', location.reload(), new Promise(() => {}))")
+    assert browser.run("window.name") == "again"
