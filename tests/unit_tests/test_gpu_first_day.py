@@ -1,6 +1,7 @@
 """The script of a first day on a GPU goes on after hangs, crashes and nonsense, and needs nothing that such a machine may lack."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from tests import gpu_first_day
 from tests.gpu_first_day import PARTS, RUNS, Report, Run, take
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 4.0
+"""For a run that hangs: a busy machine takes seconds to start Python."""
 HANGS = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('child', p.pid, flush=True); time.sleep(600)"  # noqa: E501
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('stays', flush=True); time.sleep(600)"
@@ -28,21 +31,29 @@ def said(tmp_path: Path, runs: list[Run], limit_s: float = 60) -> tuple[Report, 
     return report, (tmp_path / "report.txt").read_text().splitlines()
 
 
+def is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().split()[2] != "Z"
+
+
 def test_a_hanging_run_and_its_children_are_killed_and_the_next_begins(tmp_path):
     begin = time.monotonic()
-    report, lines = said(tmp_path, [python("hangs", HANGS, 1), python("next", "print('fine')", tell=str.splitlines)])
-    assert time.monotonic() - begin < 15
+    hanging = python("hangs", HANGS, LIMIT_S)
+    report, lines = said(tmp_path, [hanging, python("next", "print('fine')", tell=str.splitlines)])
+    assert time.monotonic() - begin < 30
     assert report.failed == 1
-    assert lines[0].startswith("FAIL hangs: not done in 1 s, killed")
+    assert re.match(r"FAIL hangs: not done in \d+ s, killed", lines[0])
     assert [lines[-2].split(" in ")[0], lines[-1].strip()] == ["PASS next", "fine"]
     child = int((tmp_path / "hangs.log").read_text().split()[1])
-    time.sleep(0.2)
-    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]
+    deadline = time.monotonic() + 10
+    while is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_run_that_ignores_the_signal_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_first_day, "GRACE_S", 0.5)
-    report, lines = said(tmp_path, [python("stubborn", STUBBORN, 1)])
+    report, lines = said(tmp_path, [python("stubborn", STUBBORN, LIMIT_S)])
     assert report.failed == 1
     assert lines[-1] == "stays"
 
