@@ -38,6 +38,7 @@ from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.registry import load_config, parse_args
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
+from torchtitan_rl.setup.trial import try_optimizer
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 Cause = Callable[[Path], object]
@@ -183,6 +184,26 @@ def _assigned(line: str) -> Cause:
         file = folder / "my_configs.py"
         file.write_text(f"{before}def mine():\n    c = debug()\n    {line}\n    return c\n")
         validate(load_config(f"{file}:mine"), world_size=1)
+
+    return cause
+
+
+def _own_trainer_part(field: str, body: str) -> Cause:
+    """A user's optimizer or schedule, with this body."""
+    base = {"optimizer": "AdamW", "lr_scheduler": "LRSchedule"}[field]
+    text = (
+        "from dataclasses import dataclass\nfrom torchtitan.components.optimizer import LRSchedulersContainer\n"
+        "from torchtitan_rl.core.trainer.optimizer import AdamW\n"
+        "from torchtitan_rl.core.trainer.trainer_config import LRSchedule\n"
+        f"@dataclass(kw_only=True, slots=True)\nclass Mine({base}.Config if '{base}' == 'AdamW' else {base}):\n    {body}\n"
+    )
+
+    def cause(folder: Path) -> None:
+        (folder / "mine.py").write_text(text)
+        config = load_config("debug")
+        config.model_spec = small_qwen3(vocab_size=320)
+        setattr(config.trainer, field, load_class(f"{folder}/mine.py:Mine", "trainer", object)())
+        try_optimizer(config)
 
     return cause
 
@@ -687,6 +708,25 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _own_number("fraction", "number(2.0, above=0, most=1)")),
         row("task.min_numbers = 5 of countdown", "task.max_numbers = 4: expected at least 5 (min_numbers) and at most 6. Use 5.",
             _assigned("from torchtitan_rl.library.tasks.countdown import Countdown; c.task = Countdown.Config(min_numbers=5)")),
+        *(
+            row(f"{kind} whose {what}", says, _own_trainer_part(field, body))
+            for kind, field, what, says, body in (
+                ("an optimizer", "optimizer", "build returns None", "expected one whose build returns an OptimizersContainer. It returned None.",
+                    "def build(self, *, model): return None"),
+                ("an optimizer", "optimizer", "build raises", "Mine.build: expected a method that returns, but it raises ZeroDivisionError: division by zero (",
+                    "def build(self, *, model): 1 / 0"),
+                ("a schedule", "lr_scheduler", "build takes no training_steps", "unexpected keyword argument 'training_steps' (",
+                    "def build(self, optimizers, steps): return None"),
+                ("a schedule", "lr_scheduler", "factor is negative", "the factor of Mine at step 0 = -1.0: expected a number from 0 up",
+                    "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: -1.0)"),
+                ("a schedule", "lr_scheduler", "factor raises at step 7", "the factor of Mine at step 7 raised ZeroDivisionError: integer division or modulo by zero (",
+                    "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: 1 // (7 - step))"),
+            )
+        ),
+        row("an optimizer with build in its class", "trainer.optimizer = 'M': expected `build` in its Config: nothing calls that of the class. Move",
+            _assigned("from torchtitan_rl.core.trainer.optimizer import AdamW; c.trainer.optimizer = type('M', (AdamW,), {'build': print}).Config()")),
+        row("a loss whose __init__ takes no config", "algorithm.loss = 'M': expected a class whose __init__ takes `config`. Declare",
+            _assigned("from torchtitan_rl.core.algorithm import Clip; c.algorithm.loss = type('M', (Clip,), {'__init__': lambda self: None}).Config()")),
         row("c.trainer.optimizer = torch.optim.SGD", "expected AdamW.Config. Use AdamW.Config().",
             _assigned("import torch; c.trainer.optimizer = torch.optim.SGD")),
         row("c.metrics.sinks = 'console jsonl'", "expected list[str]. Use a list of texts, such as ['console', 'jsonl', 'tensorboard'].",

@@ -359,6 +359,13 @@ SECTIONS: dict[str, list[WrongInput]] = {
                 ("zero_gradient", "is a text", wrong_parts.TextZero, "'no'", "a bool"),
                 ("state_dict", "is a list", wrong_parts.ListState, "[]", "a dict of JSON values"),
                 (
+                    "loss_metrics",
+                    "has no weights",
+                    wrong_parts.BareMetrics,
+                    "{'mine': tensor(1.)}",
+                    "a dict with a tuple of two 0-d tensors, (mean, weight), by each name",
+                ),
+                (
                     "group_metrics",
                     "has plain numbers",
                     wrong_parts.PlainMetrics,

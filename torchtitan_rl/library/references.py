@@ -161,11 +161,13 @@ def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        if not is_users_file(inspect.getfile(type(part))):
+        file = inspect.getfile(type(part))
+        if not is_users_file(file):
             raise
+        where = "" if users_frames(error) else f" ({file})"
         numbers = "".join(f"({value})" for value in args if isinstance(value, int))
         raise UserError(
-            f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises {explained(error)}. Correct it."
+            f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises {explained(error)}{where}. Correct it."
         ) from error
 
 

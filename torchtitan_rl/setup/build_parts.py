@@ -40,7 +40,7 @@ from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
-from torchtitan_rl.setup.trial import try_objective
+from torchtitan_rl.setup.trial import try_objective, try_optimizer
 from torchtitan_rl.setup.validation import check_model, schedule_warning
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def prepare(config: "RunConfig") -> Prepared:
     prepared = check_parts(config, world_size=world_size)
     missing = missing_start(config)
     check_model(config, world_size=world_size)
+    try_optimizer(config)
     if missing is not None:
         # Their errors, before the minute it takes.
         _, held_out, _ = build_prompts(config, config.task.build(), missing.tokenizer())

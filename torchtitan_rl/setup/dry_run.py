@@ -26,7 +26,7 @@ from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
-from torchtitan_rl.setup.trial import try_objective
+from torchtitan_rl.setup.trial import try_objective, try_optimizer
 from torchtitan_rl.setup.validation import check_model, schedule_warning
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     _show("memory", _memory(config, world_size))
     if config.hf_assets_path and (compared := compare_start(config)):
         _show("model", compared)
+    try_optimizer(config)
     prompts = build_prompts(config, task, tokenizer).stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)

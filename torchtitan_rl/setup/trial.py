@@ -1,6 +1,8 @@
 """Calls the parts of the objective once on a synthetic step, so that a fault in a user's loss is named before the engine starts."""
 
+import inspect
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError
-from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.types import (
     Completion,
@@ -27,13 +31,18 @@ from torchtitan_rl.core.types import (
     flat,
 )
 from torchtitan_rl.library.distillation import LOGPROBS
-from torchtitan_rl.library.references import correctable
+from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.library.references import correctable, is_users_file, tried
+from torchtitan_rl.setup.memory import meta_model
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
 MOST_SAMPLES = 16
 """Completions of a synthetic group, or `sampling.n` if that is less."""
+
+MOST_STEPS = 1000
+"""Steps, evenly over the run, whose learning rate is read."""
 
 
 def credited_groups(config: "RunConfig", prompt: Prompt) -> list[Group[Episode]]:
@@ -56,6 +65,41 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     parts = ", ".join(type(part).__qualname__ for part in (algorithm.policy_loss, algorithm.advantage))
     with correctable(f"algorithm: on a synthetic step of two groups {parts} raised"):
         _train(algorithm, draft_episodes(groups))
+
+
+def try_optimizer(config: "RunConfig") -> None:
+    """Build a user's optimizer and schedule for parameters of the policy's names and shapes, and read the learning rates.
+
+    Raises:
+        UserError: naming the part that raises, with the line, or that returns anything else.
+    """
+    trainer, steps = config.trainer, config.num_steps
+    if not any(is_users_file(inspect.getfile(type(part))) for part in (trainer.optimizer, trainer.lr_scheduler)):
+        return
+    model = meta_model(config.model_spec, Lora.of(trainer.lora))
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, meta in module.named_parameters(recurse=False):
+            one = torch.empty(1).expand(meta.shape)  # on a device, as optimizers ask, and without memory
+            setattr(module, name, made.setdefault(id(meta), nn.Parameter(one, requires_grad=meta.requires_grad)))
+    optimizers = _built("trainer.optimizer", trainer.optimizer, OptimizersContainer, model=model)
+    field, schedule = "trainer.lr_scheduler", trainer.lr_scheduler
+    built = _built(field, schedule, LRSchedulersContainer, optimizers=optimizers, training_steps=steps)
+    factors = [factor for scheduler in built.schedulers for factor in getattr(scheduler, "lr_lambdas", ())]
+    for step in range(0, steps + 1, 1 + steps // MOST_STEPS):
+        with correctable(f"{field}: the factor of {type(schedule).__qualname__} at step {step} raised"):
+            values = [float(factor(step)) for factor in factors]
+        holds = all(0 <= value < math.inf for value in values)
+        expect(holds, f"{field}: the factor of {type(schedule).__qualname__} at step {step}", values[0],
+            "a number from 0 up, by which the learning rate is multiplied", "Correct it.")  # fmt: skip
+
+
+def _built(field: str, config: Any, kind: type, **options: Any) -> Any:
+    """Returns what `build` of the config returns. Raises UserError unless it is a `kind`."""
+    built = tried(config, "build", **options)
+    name, expected = type(config).__qualname__, f"one whose build returns an {kind.__name__}"
+    expect(isinstance(built, kind), field, name, expected, f"It returned {built!r:.80}.")
+    return built
 
 
 def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:

@@ -1,16 +1,17 @@
 """Checks a config before a process group starts."""
 
+import inspect
 import os
 from dataclasses import Field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torchtitan.config import ParallelismConfig
+from torchtitan.config import Configurable, ParallelismConfig
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.core.algorithm import Algorithm, NoCorrection
-from torchtitan_rl.core.config import check_fields, check_number, number
+from torchtitan_rl.core.algorithm import NoCorrection
+from torchtitan_rl.core.config import check_fields, check_number, number, parts
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.evaluation import HELD_OUT_LOSS
@@ -89,7 +90,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         title, _, keys = chart.partition("=")
         named = bool(title) and all(keys.split(","))
         expect(named, "metrics.charts", chart, "title=metric,metric", 'Example: "Characters=extra/brevity/characters".')
-    _check_whole(config.algorithm)
+    _check_whole(config)
     _check_evaluates(config)
     check_parser_name(config.conversations.tool_call_parser)
     check_layout(config, world_size)
@@ -111,19 +112,27 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     expect(bool(used), "evaluation.best_by", config.evaluation.best_by, kept, "Leave it out, or save checkpoints.")
 
 
-def _check_whole(algorithm: Algorithm.Config) -> None:
-    """Check that every part of the objective defines the methods that its base class asks for."""
-    for declared in fields(algorithm):
-        part = getattr(algorithm, declared.name)
-        built = built_by(part)
-        missing = sorted(getattr(built, "__abstractmethods__", ()))
-        expect(
-            not missing,
-            f"algorithm.{declared.name}",
-            built.__qualname__,
-            f"a class that defines {missing}",
-            "Write it.",
-        )
+def _check_whole(config: Any, path: str = "") -> None:
+    """Check that the class of every part can be built: it has the methods of its base, and takes its config."""
+    for declared in fields(config):
+        for key, part in parts(getattr(config, declared.name)):
+            name = f"{path}.{declared.name}.{key}".strip(".")
+            if isinstance(part, Configurable.Config):
+                _check_class(name, built_by(part), type(part))
+                _check_whole(part, name)
+
+
+def _check_class(field: str, built: type, config: type) -> None:
+    name, missing = built.__qualname__, sorted(getattr(built, "__abstractmethods__", ()))
+    expect(not missing, field, name, f"a class that defines {missing}", "Write it.")
+    if built is config:
+        return
+    expect(
+        not hasattr(built, "build"), field, name, "`build` in its Config: nothing calls that of the class", "Move it."
+    )
+    named = {parameter.name for parameter in inspect.signature(built).parameters.values()}
+    takes = config.build is not Configurable.Config.build or bool(named & {"config", "kwargs"})
+    expect(takes, field, name, "a class whose __init__ takes `config`", "Declare __init__(self, config).")
 
 
 def _check_evaluates(config: "RunConfig") -> None:

@@ -36,7 +36,12 @@ from torchtitan_rl.core.algorithm.nonfinite import (
     leave_out,
     raise_for_token,
 )
-from torchtitan_rl.core.algorithm.returned import check_gradient, numbers_from, tensor_from
+from torchtitan_rl.core.algorithm.returned import (
+    check_gradient,
+    numbers_from,
+    pairs_from,
+    tensor_from,
+)
 from torchtitan_rl.core.algorithm.truncation import Truncation
 from torchtitan_rl.core.config import check_fields, number
 from torchtitan_rl.core.errors import expect
@@ -477,7 +482,10 @@ class Algorithm(OwnConfig):
         if "reference_logprobs" in values:
             record_divergence(tally, "reference", logprobs - values["reference_logprobs"], inputs)
         record_ratio(tally, self.policy_loss.ratio_loss, inputs)
-        for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
+        measured = self.policy_loss.loss_metrics(inputs)
+        for key, (value, weight) in pairs_from(
+            self.policy_loss, "algorithm.loss", measured
+        ).items():
             tally.put(key, value, weight)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:

@@ -59,6 +59,21 @@ def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
     ]
 
 
+def pairs_from(part: object, field: str, returned: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the dict of (mean, weight), 0-d each, by name. Raises UserError, naming `field` and the part's class, for any
+    other value."""
+    whole = isinstance(returned, dict) and all(
+        isinstance(pair, tuple) and [getattr(one, "shape", None) for one in pair] == [(), ()]
+        for pair in returned.values()
+    )
+    if not whole:
+        raise UserError(
+            f"{field}: {_name(part)}.loss_metrics returned {returned!r:.80}: expected a dict with a tuple of two 0-d "
+            "tensors, (mean, weight), by each name. Return one."
+        )
+    return returned
+
+
 def check_gradient(part: object, field: str, loss: Tensor, logprobs: Tensor) -> None:
     """Raise UserError if `loss` was computed without a gradient although the policy's `logprobs` have one."""
     if logprobs.requires_grad and torch.is_grad_enabled() and not loss.requires_grad:

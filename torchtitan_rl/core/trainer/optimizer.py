@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import FloatArray, Metric
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from torchtitan.models.common.decoder import Decoder
 
 
-class AdamW(Configurable):
+class AdamW(OwnConfig):
     """The optimizer's settings; torchtitan's OptimizersContainer does the work."""
 
     @dataclass(kw_only=True, slots=True)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, Configurable, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
@@ -20,7 +19,6 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.episode_scores import EpisodeScorer, comparison, keep_comparisons
@@ -124,14 +122,10 @@ class Trainer(Configurable):
         self.teacher: Decoder | None = None
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
-        _expect_built("trainer.optimizer", config.optimizer, self.optimizer, OptimizersContainer)
         self._norms = StepNorms(self.optimizer)
         self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
         self.scheduler = config.lr_scheduler.build(
             optimizers=self.optimizer, training_steps=num_steps
-        )
-        _expect_built(
-            "trainer.lr_scheduler", config.lr_scheduler, self.scheduler, LRSchedulersContainer
         )
         self._settings: list[dict[str, Any]] = []
         for group in self.param_groups():
@@ -445,12 +439,6 @@ class Trainer(Configurable):
         tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         dist.all_reduce(tensor, group=self.dp_group)
         return float(tensor)
-
-
-def _expect_built(field: str, config: object, built: object, kind: type) -> None:
-    """Raise UserError unless `build` of the config, which may be a user's, returned a `kind`."""
-    name, expected = type(config).__qualname__, f"one whose build returns an {kind.__name__}"
-    expect(isinstance(built, kind), field, name, expected, f"It returned {built!r:.80}.")
 
 
 def _on_host(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
