@@ -22,6 +22,7 @@ from torchtitan_rl.core.algorithm import Loss
 from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.grading import Grader
+from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import load_class
@@ -204,6 +205,34 @@ def _own_trainer_part(field: str, body: str) -> Cause:
         config.model_spec = small_qwen3(vocab_size=320)
         setattr(config.trainer, field, load_class(f"{folder}/mine.py:Mine", "trainer", object)())
         try_optimizer(config)
+
+    return cause
+
+
+def _unanswered(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text("".join(f'{{"prompt": "{i}", "Answer": "1"}}\n' for i in range(9)))
+    find_scorers(Grader.Config(), Rows.Config(path=str(folder / "rows.jsonl")).build())
+
+
+def _own_environment(made: str) -> Cause:
+    """A user's task with this environment."""
+    text = (
+        "from torchtitan_rl.library.agents import AgentEnvironment\nfrom torchtitan_rl.library.environments import ToolEnvironment\n"
+        "from torchtitan_rl.library.environments.python_tool import ProgramLimits, python_tool\n"
+        "from torchtitan_rl.library.tasks import SumDigits\nclass Mine(SumDigits):\n    def environment(self, prompt):\n"
+        f"        return {made}\n"
+    )
+
+    def cause(folder: Path) -> None:
+        (folder / "mine.py").write_text(text)
+        task = load_class(f"{folder}/mine.py:Mine", "task", Task).Config().build()
+        options = {
+            "tokenizer": make_small_tokenizer(["1"], vocab_size=258),
+            "end_token_ids": [0],
+            "template_options": {},
+        }
+        prompt = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1], expected_answer="2")
+        load_config("debug").conversations.build(members={"": task}, **options).check([prompt])
 
     return cause
 
@@ -541,10 +570,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a Judge with concurrency=0", "concurrency 0 is less than 1: no request would ever be sent",
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', concurrency=0)"])),
         row("overlong(10, 20)", "cache 20 is not from 1 to max_tokens 10", _grader(rewards=[f"{_LIBRARY}:overlong(10, 20)"])),
-        row("tags([])", "tags takes a list of at least one name, not []", _grader(rewards=[f"{_LIBRARY}:tags([])"])),
-        row("tags('think')", "tags takes a list of at least one name, not 'think'",
+        row("tags([])", "tags takes at least one name such as 'think', without brackets, not []", _grader(rewards=[f"{_LIBRARY}:tags([])"])),
+        row("tags('think')", "names = 'think': expected Sequence[str]. Use ['think']. Correct the arguments.",
             _grader(rewards=[f"{_LIBRARY}:tags('think')"])),
-        row("tags(['<think>'])", "tags takes names such as 'think', without brackets, not ['<think>']",
+        row("tags(['<think>'])", "tags takes at least one name such as 'think', without brackets, not ['<think>']",
             _grader(rewards=[f"{_LIBRARY}:tags(['<think>'])"])),
         row("a Judge at 'judge'", "base_url 'judge' is no address such as", _grader(rewards=[f"{_LIBRARY}:Judge('judge', 'b')"])),
         row("a Judge with budget=-1", "budget -1 is less than 0", _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', budget=-1)"])),
@@ -554,7 +583,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _grader(rewards=["my-f=operator:add"])),
         row("grader.rewards of a factory that is not called", "give a default, or call a factory: length(...)",
             _grader(rewards=[f"{_LIBRARY}:length"])),
-        row("json_object('name')", "json_object takes a list of keys, not 'name'",
+        row("json_object('name')", "keys = 'name': expected Sequence[str]. Use ['name']. Correct the arguments.",
             _grader(rewards=[f"{_LIBRARY}:json_object('name')"])),
         row("a Judge with retries=-1", "highest and timeout_seconds are more than 0, and retries at least 0",
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', retries=-1)"])),
@@ -568,8 +597,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned("c.trainer.optimizer.betas = 0.9")),
         row("c.trainer.optimizer.betas of three", "trainer.optimizer.betas = (0.9, 0.95, 0.99): expected tuple[float, float]",
             _assigned("c.trainer.optimizer.betas = (0.9, 0.95, 0.99)")),
-        row("length(0)", "target 0 is no whole number of at least 1", _grader(rewards=[f"{_LIBRARY}:length(0)"])),
-        row("repetition(0)", "ngram 0 is no whole number of at least 1", _grader(rewards=[f"{_LIBRARY}:repetition(0)"])),
+        row("length(0)", "target 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:length(0)"])),
+        row("repetition(0)", "ngram 0 is less than 1", _grader(rewards=[f"{_LIBRARY}:repetition(0)"])),
         row("RANK=one", "RANK = 'one': expected a number from 0 up", _with_variable("RANK", "one")),
         row("LOCAL_WORLD_SIZE=x", "LOCAL_WORLD_SIZE = 'x': expected a number from 1 up", _with_variable("LOCAL_WORLD_SIZE", "x")),
         row("WORLD_SIZE=0", "WORLD_SIZE = '0': expected a number from 1 up", _with_variable("WORLD_SIZE", "0")),
@@ -640,7 +669,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _reward("def f(*completions):\n    return [1.0] * len(completions)\n")),
         row("a reward f(*completions, **kwargs)", "f = '(*completions, **kwargs)': expected parameters that are given by name.",
             _reward("def f(*completions, **kwargs):\n    return [1.0] * len(completions)\n")),
-        row("json_object(None)", "json_object takes a list of keys, not None", _grader(rewards=[f"{_LIBRARY}:json_object(None)"])),
+        row("json_object(None)", "keys = None: expected Sequence[str]. Correct the arguments.", _grader(rewards=[f"{_LIBRARY}:json_object(None)"])),
         row("--teacher https://huggingface.co/Qwen/Qwen3-8B", "a name on the hub with its owner: Qwen/Qwen3-0.6B.",
             lambda _: prepare_teacher(replace(load_config("debug_distill"), teacher="https://huggingface.co/Qwen/Qwen3-8B"), None)),
         row("--task.warm-start of a recipe with dimensions={}", "the recipe five: expected dimensions of small_qwen3 and a regular",
@@ -708,6 +737,28 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _own_number("fraction", "number(2.0, above=0, most=1)")),
         row("task.min_numbers = 5 of countdown", "task.max_numbers = 4: expected at least 5 (min_numbers) and at most 6. Use 5.",
             _assigned("from torchtitan_rl.library.tasks.countdown import Countdown; c.task = Countdown.Config(min_numbers=5)")),
+        row("a Judge with budget='20k'", "budget = '20k': expected a whole number or None. Correct the arguments.",
+            _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', budget='20k')"])),
+        row("length('100')", "target = '100': expected a whole number. Correct the arguments.",
+            _grader(rewards=[f"{_LIBRARY}:length('100')"])),
+        *(
+            row(made, f"Mine.environment raised {says}", _own_environment(made))
+            for made, says in (
+                ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] or Callable[..., "
+                    "Awaitable[Any]]. Use ['python', 'agent.py'] ("),
+                ("AgentEnvironment([])", "ValueError: agent = []: expected a program that can be run here, by name or absolute path ("),
+                ("AgentEnvironment(['./agent'])", "ValueError: agent = ['./agent']: expected a program that can be run here"),
+                ("AgentEnvironment(['python3', 'a.py'])", "ValueError: agent = ['python3', 'a.py']: expected the absolute path of a file"),
+                ("AgentEnvironment(['true'], task=object)", "TypeError: agent = ['true'], task = <class 'object'>: expected a coroutine"),
+                ("AgentEnvironment(['true'], env={'A': 1})", "TypeError: env = {'A': 1}: expected Mapping[str, str] or None"),
+                ("AgentEnvironment(['true'], seconds='60')", "TypeError: seconds = '60': expected a number"),
+                ("ToolEnvironment([], seconds=0)", "ValueError: seconds = 0: expected more than 0"),
+                ("ToolEnvironment([python_tool(command='python -')])", "TypeError: command = 'python -': expected Sequence[str]. Use ['python', '-']"),
+                ("ToolEnvironment([python_tool(ProgramLimits(seconds='5'))])", "UserError: ProgramLimits.seconds = '5': expected a number. Use 5.0."),
+            )
+        ),
+        row("AgentEnvironment(lambda task: 1.0)", "(task, *, base_url, api_key), or a command with a task in JSON values, but: got an",
+            _own_environment("AgentEnvironment(lambda task: 1.0)")),
         *(
             row(f"{kind} whose {what}", says, _own_trainer_part(field, body))
             for kind, field, what, says, body in (
@@ -733,6 +784,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned("c.metrics.sinks = 'console jsonl'")),
         row("grader.rewards of a module with a function's name", "expected a function of torchtitan_rl.library.rewards. Did you mean Judge",
             _grader(rewards=[f"{_LIBRARY}:judge('http://a', 'b')"])),
+        row("rows whose answers are in a column Answer", "expected a reward function, as the task has none: its rows have no answer column. Name one",
+            _unanswered),
         row("task.max_integers 1000000", "task.max_integers = 1000000: expected at least 2 (min_integers) and at most 1000",
             _assigned("c.task.max_integers = 1000000")),
     ]  # fmt: skip

@@ -431,6 +431,13 @@ SECTIONS: dict[str, list[WrongInput]] = {
             train_example=lambda self, index, *, seed: Example(text="", expected_answer="1", messages="hi"),
         ),
         _own_task(
+            "an Example whose messages are one dict",
+            "Example.messages = {'role': 'user', 'content': 'q'}: expected a list of dicts with a role, or None",
+            train_example=lambda self, index, *, seed: Example(
+                text="", expected_answer="1", messages={"role": "user", "content": "q"}
+            ),
+        ),
+        _own_task(
             "an Example with a column that is named by a number",
             "Example.columns = {1: 'a'}: expected a dict by name",
             train_example=lambda self, index, *, seed: Example(text="", expected_answer="1", columns={1: "a"}),

@@ -1,5 +1,7 @@
 """Checks that every field of a config has a value of its declared type."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import PurePath
 from types import NoneType, UnionType
@@ -29,17 +31,24 @@ def check_types(config: Any, path: str = "") -> None:
                 f"{name}: expected a field of the returned config, but: {error}. Set fields of the config object, not of its class, and delete none."
             ) from error
         seen = type(value) if is_dataclass(value) and not isinstance(value, type) else value
-        expect(_is_typed(value, declared.type), name, seen, _in_words(declared.type), _type_remedy(declared, value))
+        expect(is_typed(value, declared.type), name, seen, in_words(declared.type), _type_remedy(declared, value))
         for key, part in parts(value):
             if is_dataclass(part) and not isinstance(part, type):
                 check_types(part, f"{name}.{key}".rstrip("."))
 
 
-def _is_typed(value: Any, declared: Any) -> bool:
-    """Whether a value is of the declared type. Any value is of Any, and of a type that is only named (a forward reference)."""
+def is_typed(value: Any, declared: Any) -> bool:
+    """Whether a value is of the declared type. Any value is of Any, and of a type that is only named (a forward reference).
+
+    A text is no sequence of texts.
+    """
     declared = get_args(declared)[0] if get_origin(declared) is Annotated else declared
     if declared is Any or isinstance(declared, str):
         return True
+    if get_origin(declared) in (Union, UnionType):
+        return any(is_typed(value, one) for one in get_args(declared))
+    if isinstance(value, str) and get_origin(declared) is Sequence:  # each of its characters would be an item
+        return False
     try:
         check_type(value, declared, collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS)
     except TypeCheckError:
@@ -47,15 +56,17 @@ def _is_typed(value: Any, declared: Any) -> bool:
     return True
 
 
-def _in_words(declared: Any) -> str:
+def in_words(declared: Any) -> str:
     """Example: "a whole number or None" for int | None, "SamplingConfig" for that class."""
     if get_origin(declared) in (Union, UnionType):
-        return " or ".join(map(_in_words, get_args(declared)))
+        return " or ".join(map(in_words, get_args(declared)))
     if get_origin(declared) is Literal:
         return f"one of {get_args(declared)}"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
     plain = getattr(declared, "__qualname__", "") if isinstance(declared, type) else ""
-    return words.get(declared) or (plain if plain and not get_args(declared) else str(declared).replace("typing.", ""))
+    return words.get(declared) or (
+        plain if plain and not get_args(declared) else re.sub(r"(typing|collections\.abc)\.", "", str(declared))
+    )
 
 
 def _type_remedy(declared: Field, value: Any) -> str:

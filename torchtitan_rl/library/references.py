@@ -193,9 +193,13 @@ def explained(error: BaseException) -> str:
     """
     if isinstance(error, (ImportError, SyntaxError)):
         return str(error)
+    return f"{type(error).__name__}: {error}{users_line(error)}"
+
+
+def users_line(error: BaseException) -> str:
+    """Returns the last line of the user's own code in the traceback, " (my_configs.py, line 7)", or ""."""
     own = users_frames(error)
-    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:

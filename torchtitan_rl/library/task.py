@@ -55,9 +55,15 @@ class Example:
     def __post_init__(self) -> None:
         by_name = isinstance(self.columns, dict) and all(isinstance(name, str) for name in self.columns)
         expect(by_name, "Example.columns", self.columns, "a dict by name", "Return one.")
-        turns = self.messages if isinstance(self.messages, list) else [self.messages]
-        chat = self.messages is None or all(isinstance(one, dict) and "role" in one for one in turns)
-        expect(chat, "Example.messages", self.messages, "a list of dicts with a role, or None", "Return one.")
+        turns = self.messages if isinstance(self.messages, list) else []
+        chat = bool(turns) and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns)
+        expect(
+            self.messages is None or chat,
+            "Example.messages",
+            self.messages,
+            "a list of dicts with a role, or None",
+            "Return one.",
+        )
         answer, clash = self.expected_answer, sorted(RESERVED_COLUMNS & self.columns.keys())
         if isinstance(answer, Real) and not isinstance(answer, bool):
             object.__setattr__(self, "expected_answer", str(answer))

@@ -100,12 +100,13 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
     """
     rewards = [*(_reward(config, _name(function), function) for function in task.reward_functions()), *extra]
     names = [reward.name for reward in rewards]
+    unanswered = not getattr(task, "has_answers", True)
     expect(
         bool(names) or not required,
         "grader.rewards",
         config.rewards,
-        "a reward function, as the task has none",
-        "Name one or more.",
+        "a reward function, as the task has none" + ": its rows have no answer column" * unanswered,
+        "Name one or more" + ", or the column by task.answer_column" * unanswered + ".",
     )
     twice = sorted({name for name in names if names.count(name) > 1})
     expect(

@@ -1,10 +1,12 @@
 """`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a rollout."""
 
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchtitan_rl.common.typed_arguments import typed
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.types import FinishReason
 from torchtitan_rl.library.agents.history import appended, common
@@ -20,7 +22,7 @@ from torchtitan_rl.library.agents.protocol import (
 )
 from torchtitan_rl.library.agents.running import Running, RunningCommand, RunningCoroutine
 from torchtitan_rl.library.agents.settings import NotFollowed
-from torchtitan_rl.library.environments.checks import Context
+from torchtitan_rl.library.environments.checks import Context, check_above_zero, check_command
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Message, Turn
 from torchtitan_rl.library.environments.tool_calls import CallParser, ToolCall, suits
@@ -37,6 +39,7 @@ class _Trace:
     history: list[Message] = field(default_factory=list)
 
 
+@typed
 class AgentEnvironment(FittedEnvironment):
     """Starts an agent, and turns its requests for chat completions into the turns of a conversation.
 
@@ -67,6 +70,17 @@ class AgentEnvironment(FittedEnvironment):
             broken_call_reward: the reward if the agent fails right after a turn that it cannot use (a broken call, a call
                 that does not suit the tools, an empty turn), unless it has posted one. None: no reward.
         """
+        check_above_zero(seconds=seconds)
+        try:
+            if callable(agent):
+                inspect.signature(agent).bind(task, base_url="", api_key="")
+            else:
+                json.dumps(task)
+        except (TypeError, ValueError, RecursionError) as error:
+            expected = "a coroutine function agent(task, *, base_url, api_key), or a command with a task in JSON values"
+            raise TypeError(f"agent = {agent!r:.80}, task = {task!r:.80}: expected {expected}, but: {error}") from error
+        if not callable(agent):
+            check_command("agent", agent, path=(env or {}).get("PATH"))
         self._parser = parser
         self.role = role
         self._agent, self._task, self._env, self._seconds = agent, task, dict(env or {}), seconds

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -139,7 +140,10 @@ class RunningCoroutine:
 
     async def _play(self, agent: Callable[..., Awaitable[Any]], session: "Session", task: Any) -> None:
         try:
-            value = await agent(task, base_url=session.base_url, api_key=session.key)
+            started = agent(task, base_url=session.base_url, api_key=session.key)
+            if not inspect.isawaitable(started):
+                raise TypeError(f"it returned {started!r:.80}; expected a coroutine function, declared with async def")
+            value = await started
             session.end(session.outcome if value is None else Outcome.of(value))
         except AgentError as error:
             session.end(error)

@@ -22,6 +22,7 @@ from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.library.environments.vllm_parsers import call_parser
+from torchtitan_rl.library.references import users_line
 from torchtitan_rl.library.task import Task
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class Conversations(Configurable):
             try:
                 environment = self._environment(prompt, seed=0)
             except RuntimeError as error:
-                raise UserError(f"{error}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
+                raise UserError(f"{error}{users_line(error)}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
             if environment is None:
                 continue
             try:

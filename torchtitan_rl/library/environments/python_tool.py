@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import IO
 
 from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked, new_mark
+from torchtitan_rl.common.typed_arguments import typed
+from torchtitan_rl.core.config import check_fields, number
+from torchtitan_rl.library.environments.checks import check_command
 from torchtitan_rl.library.environments.tools import Tool
 
 COMMAND = (sys.executable, "-I", "-")
@@ -32,16 +35,20 @@ class ProgramError(Exception):
 class ProgramLimits:
     """Limits of one program."""
 
-    seconds: float = 5.0
+    seconds: float = number(5.0, above=0)
     """Time, after which the program and the processes that it has started are killed."""
-    cpu_seconds: int = 5
+    cpu_seconds: int = number(5, least=1)
     """CPU time of each of its processes."""
-    memory_bytes: int = 2**30
+    memory_bytes: int = number(2**30, least=1)
     """Address space of each of its processes. Beyond it Python raises MemoryError."""
-    file_bytes: int = 2**20
+    file_bytes: int = number(2**20, least=1)
     """Size of what it prints, and of each file that it writes."""
 
+    def __post_init__(self) -> None:
+        check_fields(self, "ProgramLimits")
 
+
+@typed
 def python_tool(limits: ProgramLimits | None = None, *, command: Sequence[str] = COMMAND) -> Tool:
     """Returns the tool `python(code)`.
 
@@ -50,6 +57,7 @@ def python_tool(limits: ProgramLimits | None = None, *, command: Sequence[str] =
             "none", "--memory", "512m", "python:3.13-slim", "python", "-")
     """
     chosen = limits or ProgramLimits()
+    check_command("command", command)
 
     def python(code: str) -> str:
         """

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, get_type_hints
 
 from torchtitan_rl.common.text import head_and_tail
+from torchtitan_rl.common.typed_arguments import typed
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.environments.checks import described, escaped
+from torchtitan_rl.library.environments.checks import check_above_zero, described, escaped
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Message, Turn
 from torchtitan_rl.library.environments.threads import CallResult, call_side_by_side, resolve
@@ -41,6 +42,7 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         ) from error
 
 
+@typed
 class ToolEnvironment(FittedEnvironment):
     """Runs the tool calls in each message of the policy. A message without a call ends the conversation.
 
@@ -71,6 +73,7 @@ class ToolEnvironment(FittedEnvironment):
                 `conversations.max_answer_characters`.
             parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
         """
+        check_above_zero(seconds=seconds, most_characters=most_characters)
         self._tools = {tool.__name__: tool for tool in tools}
         self._seconds = seconds
         self._most_characters = most_characters

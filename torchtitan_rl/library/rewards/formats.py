@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
+from torchtitan_rl.common.typed_arguments import typed
 from torchtitan_rl.library.answers import last_boxed
 from torchtitan_rl.library.task import completion_text
 
@@ -17,23 +18,21 @@ def boxed(completions, **_):
     return [float(has(completion_text(completion))) for completion in completions]
 
 
+@typed
 def tags(names: Sequence[str]) -> Callable:
     """1 for exactly these tags in this order, with no text outside them.
 
     Example: tags(["think", "answer"]) requires <think>...</think> <answer>...</answer>.
     """
-    if isinstance(names, str) or not names:
-        raise ValueError(f"tags takes a list of at least one name, not {names!r}")
-    if not all(isinstance(name, str) and re.fullmatch(r"[\w.:-]+", name) for name in names):
-        raise ValueError(f"tags takes names such as 'think', without brackets, not {names!r}")
+    if not names or not all(re.fullmatch(r"[\w.:-]+", name) for name in names):
+        raise ValueError(f"tags takes at least one name such as 'think', without brackets, not {names!r}")
     whole = re.compile(r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL)
     return _matching("tags", lambda text: whole.fullmatch(text.strip()) is not None)
 
 
+@typed
 def json_object(keys: Sequence[str] = ()) -> Callable:
     """1 if the completion, or its only fenced code block, is a JSON object with at least these keys."""
-    if not isinstance(keys, (list, tuple)):
-        raise ValueError(f"json_object takes a list of keys, not {keys!r}")
 
     def holds(text: str) -> bool:
         fenced = re.findall(r"```(?:json)?[^\S\n]*\n(.*?)```", text, re.DOTALL)
@@ -46,6 +45,7 @@ def json_object(keys: Sequence[str] = ()) -> Callable:
     return _matching("json_object", holds)
 
 
+@typed
 def regex(pattern: str, *, whole: bool = False) -> Callable:
     """1 if the completion contains the pattern, or with `whole` matches it entirely. A dot also matches line breaks."""
     compiled = re.compile(pattern, re.DOTALL)

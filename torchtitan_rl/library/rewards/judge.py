@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchtitan_rl.common.typed_arguments import typed
 from torchtitan_rl.library.task import completion_text
 
 QUESTION = """Mark an answer from 0 (worthless) to 10 (perfect).
@@ -26,6 +27,7 @@ Right answer, for your information:
 End with the mark alone on the last line, as: Mark: 7"""
 
 
+@typed
 class Judge:
     """A reward function: the judge's mark for each completion, divided by `highest`; None once the budget is used up.
 

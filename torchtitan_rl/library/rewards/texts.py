@@ -3,13 +3,15 @@
 import unicodedata
 from collections.abc import Callable
 
+from torchtitan_rl.common.typed_arguments import typed
 from torchtitan_rl.library.task import completion_text
 
 
+@typed
 def length(target: int) -> Callable:
     """0 for exactly `target` tokens, falling linearly to -1 at 0 tokens and at 2 `target` tokens or more."""
-    if not isinstance(target, int) or target < 1:
-        raise ValueError(f"target {target!r} is no whole number of at least 1")
+    if target < 1:
+        raise ValueError(f"target {target} is less than 1")
 
     def length(completion_ids, **_):
         return [-min(abs(len(ids) - target) / target, 1.0) for ids in completion_ids]
@@ -17,6 +19,7 @@ def length(target: int) -> Callable:
     return length
 
 
+@typed
 def overlong(max_tokens: int, cache: int) -> Callable:
     """DAPO's soft overlong punishment, arXiv 2503.14476 (13).
 
@@ -31,10 +34,11 @@ def overlong(max_tokens: int, cache: int) -> Callable:
     return overlong
 
 
+@typed
 def repetition(ngram: int = 4) -> Callable:
     """Minus the fraction of token n-grams that already occurred earlier in the completion; 0 if it is too short."""
-    if not isinstance(ngram, int) or ngram < 1:
-        raise ValueError(f"ngram {ngram!r} is no whole number of at least 1")
+    if ngram < 1:
+        raise ValueError(f"ngram {ngram} is less than 1")
 
     def repetition(completion_ids, **_):
         grams = [[tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)] for ids in completion_ids]
@@ -43,6 +47,7 @@ def repetition(ngram: int = 4) -> Callable:
     return repetition
 
 
+@typed
 def script(name: str) -> Callable:
     """The fraction of a completion's letters in one script, such as latin, cyrillic, cjk, hangul, arabic or greek.
 
