@@ -54,8 +54,12 @@ def main() -> None:
     is_run = (run / "environment.json").is_file()
     if args.step is not None and not is_run:
         parser.error(f"--step {args.step}: expected a run's folder, but {run} is none, so it has no checkpoints")
-    if not run.exists() and run.parent != Path() and run.parent.is_dir():  # otherwise it may be a name on the hub
-        parser.error(f"{run.parent} has no {run.name}: expected a run's folder, a model folder, or a name on the hub")
+    if args.nproc < 1:
+        parser.error(f"--nproc {args.nproc}: expected 1 or more")
+    if not run.exists() and run.parent.is_dir():  # otherwise it may be a name on the hub
+        parser.error(
+            f"{run.parent.absolute()} has no {run.name}: expected a run's folder, a model folder, or a name on the hub"
+        )
     with tempfile.TemporaryDirectory() as folder:
         model, command, caller, adapter = args.model_or_run, [], str(Path.cwd()), []
         if is_run:

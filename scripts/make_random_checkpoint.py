@@ -19,10 +19,11 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 # isort: split
 import torch  # noqa: E402
 from torchtitan.tools.utils import set_default_dtype  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
 from torchtitan_rl.library.models import QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
 from torchtitan_rl.library.models.config_json import wrong_values  # noqa: E402
+from torchtitan_rl.library.references import did_you_mean  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
 
@@ -92,6 +93,9 @@ def entries(assignments: list[str]) -> dict[str, Any]:
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     """Returns a random model of a transformers model type, with `SMALL`'s dimensions overridden by `settings`."""
     # Many families read entries that their config class does not list, such as head_dim: those of Llama are taken for all.
+    if model_type not in CONFIG_MAPPING:
+        near = did_you_mean(model_type, CONFIG_MAPPING.keys())
+        raise ValueError(f"--architecture {model_type}: expected a model_type of transformers. {near}".strip())
     own = AutoConfig.for_model(model_type)
     known = {*own.to_dict(), *own.attribute_map, *AutoConfig.for_model("llama").to_dict()}
     if unknown := sorted(settings.keys() - known):

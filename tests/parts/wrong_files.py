@@ -492,6 +492,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("VLLM_CPU_KVCACHE_SPACE=0.5, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '0.5': expected a whole number of GiB", _cpu_cache("0.5")),
         row("VLLM_CPU_KVCACHE_SPACE=100000, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '100000': expected a whole", _cpu_cache("100000")),
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
+        row("--dump-folder /proc/run", "dump_folder: cannot write to /proc/run: The kernel has no files of yours",
+            lambda _: check_dump_folder("/proc/run")),
         row("--dump-folder in a file", "Not a directory: ", _claimed("file/run")),
         row("--dump-folder of 300 characters", "File name too long. Pass --dump-folder", _claimed("x" * 300)),
         row("--dump-folder of a name that is no UTF-8", "expected a name in UTF-8, as", _claimed(os.fsdecode(b"caf\xe9"))),

@@ -88,13 +88,13 @@ def _matching(run: str, options: argparse.Namespace) -> list[Row]:
 
 
 def _stored_steps(run: str) -> str:
-    """Describes the stored rows. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train." """
+    """Describes the stored rows. Example: "It has steps 1 to 50 (50 of them), splits eval_greedy, train, tables rollout/samples." """
     rows = list(read_rows(run))
     if not rows:
         return "It has no rows of a whole step: the first is not over, or the file is damaged."
     steps = sorted({row["step"] for row in rows})
-    splits = ", ".join(sorted({str(row["split"]) for row in rows if "split" in row}))
-    return f"It has steps {steps[0]} to {steps[-1]} ({len(steps)} of them), splits {splits}."
+    splits, tables = (", ".join(sorted({str(row[key]) for row in rows if key in row})) for key in ("split", "table"))
+    return f"It has steps {steps[0]} to {steps[-1]} ({len(steps)} of them), splits {splits}, tables {tables}."
 
 
 def _print_panels(rows: Sequence[Row], console: Console) -> None:

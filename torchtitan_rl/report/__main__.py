@@ -43,21 +43,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html; several: report.html")
     parser.add_argument(
         "--size",
-        type=_megabytes,
+        type=_above_zero,
         metavar="MB",
         help=f"maximum size of the page; further samples are in a second file; default: {SIZE_MB:g}",
     )
     parser.add_argument("--watch", action="store_true", help="update the file until the runs have ended")
     parser.add_argument(
-        "--every", type=float, default=10.0, metavar="S", help="seconds between checks of --watch; default %(default)s"
+        "--every",
+        type=_above_zero,
+        default=10.0,
+        metavar="S",
+        help="seconds between checks of --watch; default %(default)s",
     )
     return parser
 
 
-def _megabytes(text: str) -> float:
-    if not 0 < (size := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: expected megabytes above 0")
-    return size
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, without a unit")
+    return number
 
 
 def _watch(options: argparse.Namespace, output: Path) -> int:

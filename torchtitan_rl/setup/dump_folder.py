@@ -47,6 +47,8 @@ def check_dump_folder(folder: str) -> None:
             existing = next(parent for parent in (part, *part.parents) if os.path.lexists(parent))
             if not existing.is_dir():
                 raise NotADirectoryError(0, f"Not a directory: {existing}")
+            if Path(os.path.realpath(existing)).parts[1:2] in (("proc",), ("sys",)):
+                raise OSError(0, "The kernel has no files of yours there")
             if not os.access(existing, os.W_OK | os.X_OK):
                 raise PermissionError(0, "Permission denied")
 

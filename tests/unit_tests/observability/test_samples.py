@@ -84,7 +84,7 @@ def test_empty_filter_results_have_their_exit_codes(run, capsys, tmp_path):
     assert main([folder, "--group", "9"]) == 1
     assert main([str(tmp_path / "nowhere")]) == 2
     errors = capsys.readouterr().err
-    assert "matches. It has steps 1 to 3 (3 of them), splits train." in errors
+    assert "matches. It has steps 1 to 3 (3 of them), splits train, tables rollout/samples." in errors
     assert "prompt_idx 9; stored: [0, 1]" in errors
     assert "samples.jsonl does not exist" in errors
 

@@ -38,11 +38,12 @@ def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
     assert "expected the folder of a run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("size", ["0", "-3", "nan", "inf", "much"])
-def test_invalid_size_is_refused(tmp_path, capsys, size):
+@pytest.mark.parametrize("option", ["--size", "--every"])
+@pytest.mark.parametrize("number", ["0", "-3", "nan", "inf", "5MB"])
+def test_invalid_number_is_refused(capsys, option, number):
     with pytest.raises(SystemExit):
-        main([str(write_run(tmp_path / "a")), f"--size={size}"])
-    assert "--size" in capsys.readouterr().err
+        main(["a", f"{option}={number}"])
+    assert f"{option}: {number!r}: expected a number above 0, without a unit" in capsys.readouterr().err
 
 
 def test_too_small_size_is_refused_with_the_minimum(tmp_path, capsys):

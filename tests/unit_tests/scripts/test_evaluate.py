@@ -15,20 +15,22 @@ def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_pa
     assert command_of(tmp_path) == (options, "/of/the/run")
 
 
-def test_a_run_that_is_not_there_is_no_name_on_the_hub(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["outputs/debug-typo", "debug-typo"])
+def test_a_run_that_is_not_there_is_no_name_on_the_hub(tmp_path, monkeypatch, capsys, name):
     (tmp_path / "outputs").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["evaluate.py", "outputs/debug-typo"])
+    monkeypatch.setattr("sys.argv", ["evaluate.py", name])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "outputs has no debug-typo: expected a run's folder" in capsys.readouterr().err
+    assert f"{(tmp_path / name).parent} has no debug-typo: expected a run's folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("config", "options", "says"),
     [
         (None, ["--step", "3"], "--step 3: expected a run's folder, but"),
+        (None, ["--nproc", "0"], "--nproc 0: expected 1 or more"),
         ("{}", [], "config.json is not as a run writes it: KeyError: 'command'"),
         ("[]", [], "config.json is not as a run writes it: TypeError"),
     ],
