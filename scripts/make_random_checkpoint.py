@@ -94,7 +94,7 @@ def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:
     """Returns a random model of a transformers model type, with `SMALL`'s dimensions overridden by `settings`."""
     # Many families read entries that their config class does not list, such as head_dim: those of Llama are taken for all.
     if model_type not in CONFIG_MAPPING:
-        near = did_you_mean(model_type, CONFIG_MAPPING.keys())
+        near = did_you_mean(model_type.lower().removesuffix("forcausallm"), CONFIG_MAPPING.keys())
         raise ValueError(f"--architecture {model_type}: expected a model_type of transformers. {near}".strip())
     own = AutoConfig.for_model(model_type)
     known = {*own.to_dict(), *own.attribute_map, *AutoConfig.for_model("llama").to_dict()}

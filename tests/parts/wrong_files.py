@@ -231,7 +231,7 @@ def _own_environment(made: str) -> Cause:
             "end_token_ids": [0],
             "template_options": {},
         }
-        prompt = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1], expected_answer="2")
+        prompt = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1], expected_answer="2", messages=[{}])
         load_config("debug").conversations.build(members={"": task}, **options).check([prompt])
 
     return cause
@@ -569,7 +569,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _grader(weights={"corect": 1.0})),
         row("weights that are all 0", "grader.weights = {'correct': 0, 'format': 0}: expected a weight other than 0",
             _grader(weights={"correct": 0, "format": 0})),
-        row("a Judge with concurrency=0", "concurrency 0 is less than 1: no request would ever be sent",
+        row("a Judge with concurrency=0", "concurrency 0 is less than 1: no mark would ever be given",
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', concurrency=0)"])),
         row("overlong(10, 20)", "cache 20 is not from 1 to max_tokens 10", _grader(rewards=[f"{_LIBRARY}:overlong(10, 20)"])),
         row("tags([])", "tags takes at least one name such as 'think', without brackets, not []", _grader(rewards=[f"{_LIBRARY}:tags([])"])),
@@ -591,7 +591,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', retries=-1)"])),
         row("a Judge whose mark has no group", "mark 'Mark: [0-9]+' has no group in parentheses",
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', mark='Mark: [0-9]+')"])),
-        row("a Judge whose question asks for {answer}", "question has a field 'answer' besides prompt, completion and",
+        row("a Judge whose question asks for {answer}", "question has a field besides prompt, completion and expected_answer: 'answer'",
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', question='{{answer}}')"])),
         row("--task.template {prompt[9][9]}", "task.template cannot be filled: string index out of range",
             _rows(_ROW, template="{prompt[9][9]}")),
@@ -739,12 +739,21 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _own_number("fraction", "number(2.0, above=0, most=1)")),
         row("task.min_numbers = 5 of countdown", "task.max_numbers = 4: expected at least 5 (min_numbers) and at most 6. Use 5.",
             _assigned("from torchtitan_rl.library.tasks.countdown import Countdown; c.task = Countdown.Config(min_numbers=5)")),
+        *(
+            row(f"a Judge with {wrong}", says, _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', {wrong})"]))
+            for wrong, says in (
+                ("max_tokens=0", "max_tokens 0 is less than 1: no mark would ever be given"),
+                ("mark='('", "mark '(' is no regular expression: missing ), unterminated subpattern"),
+                ("question='{'", "expected_answer: Single '{' encountered in format string"),
+            )
+        ),
+        row("a Judge without a model", "or model '' no name", _grader(rewards=[f"{_LIBRARY}:Judge('http://a', '')"])),
         row("a Judge with budget='20k'", "budget = '20k': expected a whole number or None. Correct the arguments.",
             _grader(rewards=[f"{_LIBRARY}:Judge('http://a', 'b', budget='20k')"])),
         row("length('100')", "target = '100': expected a whole number. Correct the arguments.",
             _grader(rewards=[f"{_LIBRARY}:length('100')"])),
         *(
-            row(made, f"Mine.environment raised {says}", _own_environment(made))
+            row(made, says, _own_environment(made))
             for made, says in (
                 ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] or Callable[..., "
                     "Awaitable[Any]]. Use ['python', 'agent.py'] ("),
@@ -754,6 +763,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                 ("AgentEnvironment(['true'], task=object)", "TypeError: agent = ['true'], task = <class 'object'>: expected a coroutine"),
                 ("AgentEnvironment(['true'], env={'A': 1})", "TypeError: env = {'A': 1}: expected Mapping[str, str] or None"),
                 ("AgentEnvironment(['true'], seconds='60')", "TypeError: seconds = '60': expected a number"),
+                ("type('E', (ToolEnvironment,), {'role': 'bot'})([])", "E.role = 'bot': expected one of ('user', 'tool', 'system'). Correct it."),
                 ("ToolEnvironment([], seconds=0)", "ValueError: seconds = 0: expected more than 0"),
                 ("ToolEnvironment([python_tool(command='python -')])", "TypeError: command = 'python -': expected Sequence[str]. Use ['python', '-']"),
                 ("ToolEnvironment([python_tool(ProgramLimits(seconds='5'))])", "UserError: ProgramLimits.seconds = '5': expected a number. Use 5.0."),
@@ -770,12 +780,21 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                     "def build(self, *, model): 1 / 0"),
                 ("a schedule", "lr_scheduler", "build takes no training_steps", "unexpected keyword argument 'training_steps' (",
                     "def build(self, optimizers, steps): return None"),
-                ("a schedule", "lr_scheduler", "factor is negative", "the factor of Mine at step 0 = -1.0: expected a number from 0 up",
+                ("a schedule", "lr_scheduler", "factor is negative", "the learning rate at step 0 = -0.0001: expected a number from 0 up",
                     "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: -1.0)"),
+                ("a schedule", "lr_scheduler", "factor is 0", "expected a schedule with a learning rate above 0 at some step",
+                    "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: 0.0)"),
                 ("a schedule", "lr_scheduler", "factor raises at step 7", "the factor of Mine at step 7 raised ZeroDivisionError: integer division or modulo by zero (",
                     "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: 1 // (7 - step))"),
             )
         ),
+        row("a task whose environment takes no prompt", "task: M.environment: expected the parameters (self, prompt", _assigned(
+            "from torchtitan_rl.library.tasks import SumDigits; c.task = type('M', (SumDigits,), {'environment': lambda self: None, "
+            "'__module__': __name__}).Config()")),
+        row("a sink whose write takes step and values", "metrics.sinks: Mine.write: expected the parameters (self, record:",
+            _own_sink("def write(self, step, values):\n        pass")),
+        row("a sink in a mode that is none", "expected a mode after the class that is one of ('global_reduce', ",
+            lambda _: load_own_sinks(["my.py:Mine:fast"])),
         row("an optimizer with build in its class", "trainer.optimizer = 'M': expected `build` in its Config: nothing calls that of the class. Move",
             _assigned("from torchtitan_rl.core.trainer.optimizer import AdamW; c.trainer.optimizer = type('M', (AdamW,), {'build': print}).Config()")),
         row("a loss whose __init__ takes no config", "algorithm.loss = 'M': expected a class whose __init__ takes `config`. Declare",

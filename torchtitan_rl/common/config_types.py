@@ -82,5 +82,7 @@ def _type_remedy(declared: Field, value: Any) -> str:
     made = getattr(declared.default_factory, "__qualname__", "<")
     usual = f"Use {made}()." if made[0].isupper() and "<" not in made else "Correct the value."
     return declared.metadata.get("remedy") or (
-        f"Use {declared.default!r}." if declared.default not in (MISSING, None) else usual
+        f"Use {declared.default!r}."
+        if declared.default not in (MISSING, None) and is_typed(declared.default, declared.type)
+        else usual
     )

@@ -171,6 +171,30 @@ def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
         ) from error
 
 
+def check_overrides(cls: type, field: str) -> None:
+    """Check that a user's methods take what those of the library's class take. Raises UserError, naming `field`, for one that
+    cannot be called so."""
+    for name in dir(cls):
+        found = [(owner, vars(owner)[name]) for owner in cls.__mro__ if name in vars(owner)]
+        theirs = [method for owner, method in found if not _is_users(owner)]
+        (owner, method), base = found[0], theirs[0] if theirs else None
+        if name == "__init__" or not _is_users(owner) or not (inspect.isfunction(method) and inspect.isfunction(base)):
+            continue
+        needed = [p for p in inspect.signature(base).parameters.values() if p.default is p.empty]
+        places = [None for p in needed if p.kind < p.VAR_POSITIONAL]
+        try:
+            inspect.signature(method).bind(*places, **{p.name: None for p in needed if p.kind is p.KEYWORD_ONLY})
+        except TypeError as error:
+            raise UserError(
+                f"{field}: {owner.__qualname__}.{name}: expected the parameters {inspect.signature(base)}, but: {error}. Declare them."
+            ) from error
+
+
+def _is_users(cls: type) -> bool:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and is_users_file(file)
+
+
 @contextmanager
 def correctable(message: str, errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
     """Replace an error of a user's code by a UserError: the message, the error and the last line of the user's own code.

@@ -72,9 +72,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise argparse.ArgumentTypeError(f"{number}: expected 0 or more rows")
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of rows, 0 or more")
+    return int(text)
 
 
 def _matching(run: str, options: argparse.Namespace) -> list[Row]:

@@ -85,13 +85,16 @@ def try_optimizer(config: "RunConfig") -> None:
     optimizers = _built("trainer.optimizer", trainer.optimizer, OptimizersContainer, model=model)
     field, schedule = "trainer.lr_scheduler", trainer.lr_scheduler
     built = _built(field, schedule, LRSchedulersContainer, optimizers=optimizers, training_steps=steps)
-    factors = [factor for scheduler in built.schedulers for factor in getattr(scheduler, "lr_lambdas", ())]
+    name, highest = type(schedule).__qualname__, 0.0
+    pairs = [pair for each in built.schedulers for pair in zip(each.base_lrs, getattr(each, "lr_lambdas", ()))]
     for step in range(0, steps + 1, 1 + steps // MOST_STEPS):
-        with correctable(f"{field}: the factor of {type(schedule).__qualname__} at step {step} raised"):
-            values = [float(factor(step)) for factor in factors]
-        holds = all(0 <= value < math.inf for value in values)
-        expect(holds, f"{field}: the factor of {type(schedule).__qualname__} at step {step}", values[0],
-            "a number from 0 up, by which the learning rate is multiplied", "Correct it.")  # fmt: skip
+        with correctable(f"{field}: the factor of {name} at step {step} raised"):
+            rates = [lr * factor(step) for lr, factor in pairs]
+        wrong = next((rate for rate in rates if not 0 <= rate < math.inf), None)
+        expect(wrong is None, f"{field}: the learning rate at step {step}", wrong, "a number from 0 up", "Correct it.")
+        highest = max(highest, *rates)
+    some = highest > 0 or not any(lr for lr, _ in pairs)
+    expect(some, field, name, "a schedule with a learning rate above 0 at some step", "Correct it.")
 
 
 def _built(field: str, config: Any, kind: type, **options: Any) -> Any:

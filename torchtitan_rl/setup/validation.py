@@ -21,7 +21,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
-from torchtitan_rl.library.references import did_you_mean, load_function
+from torchtitan_rl.library.references import check_overrides, did_you_mean, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
@@ -125,6 +125,8 @@ def _check_whole(config: Any, path: str = "") -> None:
 def _check_class(field: str, built: type, config: type) -> None:
     name, missing = built.__qualname__, sorted(getattr(built, "__abstractmethods__", ()))
     expect(not missing, field, name, f"a class that defines {missing}", "Write it.")
+    for cls in {built, config}:
+        check_overrides(cls, field)
     if built is config:
         return
     expect(

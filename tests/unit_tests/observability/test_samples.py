@@ -144,3 +144,10 @@ def test_every_sample_has_its_number_at_any_width(run, capsys, monkeypatch, colu
     lines = [re.findall(r"\d+", line) for line in capsys.readouterr().out.splitlines()]
     for row in (["3", "1", str(s)] for s in range(3)):
         assert any(numbers[:3] == row for numbers in lines), row
+
+
+@pytest.mark.parametrize("number", ["all", "-1", "1.5"])
+def test_a_number_of_rows_that_is_none_is_named(capsys, number):
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", f"--best={number}"])
+    assert f"--best: {number!r}: expected a number of rows, 0 or more" in capsys.readouterr().err

@@ -16,6 +16,9 @@ BREAK = "\ufdd0"
 LARGEST_REWARD = 1e18
 """Sums, squares and weights of larger rewards would overflow."""
 
+ROLES = ("user", "tool", "system")
+"""Roles of an environment's messages."""
+
 _UNREADABLE = re.compile(f"[\ud800-\udfff{BREAK}]")
 """Lone surrogates, which no tokenizer accepts, and `BREAK`."""
 
@@ -93,9 +96,7 @@ def checked_messages(messages: object, most_characters: int) -> Sequence[Message
     if isinstance(messages, (str, bytes, dict)) or not hasattr(messages, "__iter__"):
         raise TypeError(f"messages is {type(messages).__name__}; expected a list of messages")
     checked = tuple(messages)
-    roles = ["user", "tool", "system"]
-    if isinstance(messages, Context):
-        roles.append("assistant")
+    roles = (*ROLES, "assistant") if isinstance(messages, Context) else ROLES
     for message in checked:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise TypeError(

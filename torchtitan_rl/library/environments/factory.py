@@ -14,7 +14,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.environments.checks import described
+from torchtitan_rl.library.environments.checks import ROLES, described
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Environment
 from torchtitan_rl.library.environments.pool import CLOSE_SECONDS, EnvironmentPool
@@ -22,7 +22,7 @@ from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.library.environments.vllm_parsers import call_parser
-from torchtitan_rl.library.references import users_line
+from torchtitan_rl.library.references import check_overrides, users_line
 from torchtitan_rl.library.task import Task
 
 if TYPE_CHECKING:
@@ -171,6 +171,9 @@ class Conversations(Configurable):
                     "examples with messages, rendered by a chat template, for conversations",
                     "Give Example.messages, and leave prompts.apply_chat_template on.",
                 )  # fmt: skip
+                check_overrides(type(environment), "task")
+                name, role = type(environment).__name__, environment.role
+                expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
                 self._templates[prompt.task].check(environment.role, self.config.rewrites)
             finally:
                 self._close(environment)

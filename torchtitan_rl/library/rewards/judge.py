@@ -60,22 +60,28 @@ class Judge:
             all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
             cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency {concurrency} is less than 1: no request would ever be sent")
+        for name, count in {"concurrency": concurrency, "max_tokens": max_tokens}.items():
+            if count < 1:
+                raise ValueError(f"{name} {count} is less than 1: no mark would ever be given")
         if highest <= 0 or timeout_seconds <= 0 or retries < 0:
             raise ValueError("highest and timeout_seconds are more than 0, and retries at least 0")
-        if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url {base_url!r} is no address such as 'http://judge:8000/v1'")
+        if not re.match(r"https?://[^/]", base_url) or not model:
+            raise ValueError(
+                f"base_url {base_url!r} is no address such as 'http://judge:8000/v1', or model {model!r} no name"
+            )
         if budget is not None and budget < 0:
             raise ValueError(f"budget {budget} is less than 0: use None for no limit")
         if not Path(cache).parent.is_dir():
             raise ValueError(f"cache {cache!r} is in a folder that does not exist: make it first")
-        if re.compile(mark).groups < 1:
-            raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         try:
+            groups = re.compile(mark).groups
             question.format(prompt="", completion="", expected_answer="")
-        except (KeyError, IndexError) as error:
-            raise ValueError(f"question has a field {error} besides prompt, completion and expected_answer") from error
+        except re.error as error:
+            raise ValueError(f"mark {mark!r} is no regular expression: {error}") from error
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(f"question has a field besides prompt, completion and expected_answer: {error}") from error
+        if groups < 1:
+            raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         self.base_url, self.model, self.question = base_url, model, question
         self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
         self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries

@@ -145,8 +145,8 @@ def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
 def test_missing_agent_command_is_named(talk, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     [one] = talk("", on_failure="none")
-    assert "FileNotFoundError" in one.error
-    assert "/no/such/python" in one.error
+    assert "agent = ['/no/such/python'" in one.error
+    assert "expected a program that can be run here" in one.error
 
 
 @pytest.mark.parametrize("leaves_group", [False, True])
@@ -165,12 +165,15 @@ def test_an_agent_may_remove_its_own_folder(talk):
 
 
 def test_an_agent_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    environment = AgentEnvironment(["true"], task={"no": {"JSON"}})
-    with pytest.raises(TypeError, match="not JSON serializable"):
+    (program := tmp_path / "program").write_text("no program")
+    program.chmod(0o700)
+    (made := tmp_path / "made").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(made))
+    environment = AgentEnvironment([str(program)])
+    with pytest.raises(OSError, match="Exec format error"):
         environment.reset()
     environment.close("env_error")
-    assert list(tmp_path.iterdir()) == []
+    assert list(made.iterdir()) == []
 
 
 def test_truncated_agent_is_killed_and_its_posted_reward_counts(talk):
