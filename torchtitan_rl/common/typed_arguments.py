@@ -34,6 +34,13 @@ def typed(called: Called) -> Called:
     return checked
 
 
+def check_above_zero(**numbers: float) -> None:
+    """Raises ValueError for an argument that is not above 0."""
+    for name, value in numbers.items():
+        if not value > 0:
+            raise ValueError(f"{name} = {value}: expected more than 0")
+
+
 def _as_list(value: Any, declared: Any) -> str:
     """The remedy for a text in the place of a list of texts."""
     return f". Use {value.split()!r}" if isinstance(value, str) and "Sequence[str]" in str(declared) else ""

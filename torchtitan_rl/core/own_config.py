@@ -23,5 +23,10 @@ class OwnConfig(Configurable):
             cls.Config = dataclass(kw_only=True, slots=True)(type("Config", (cls.Config,), names))
         super().__init_subclass__(**kwargs)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config | None = None, **fields: Any) -> None:
+        if config is None:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} is built by its config. Use {name}.Config({', '.join(fields)})"
+            )
         self.config = config

@@ -171,15 +171,22 @@ def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
         ) from error
 
 
-def check_overrides(cls: type, field: str) -> None:
-    """Check that a user's methods take what those of the library's class take. Raises UserError, naming `field`, for one that
-    cannot be called so."""
+def check_class(cls: type, field: str) -> None:
+    """Check that a user's class defines the methods that its base leaves to it, and that its methods take what the base's take.
+
+    Raises UserError, naming `field`, if one does not."""
+    absent = sorted(getattr(cls, "__abstractmethods__", ()))
+    expect(not absent, field, cls.__qualname__, f"a class that defines {absent}", "Write it.")
     for name in dir(cls):
         found = [(owner, vars(owner)[name]) for owner in cls.__mro__ if name in vars(owner)]
         theirs = [method for owner, method in found if not _is_users(owner)]
         (owner, method), base = found[0], theirs[0] if theirs else None
         if name == "__init__" or not _is_users(owner) or not (inspect.isfunction(method) and inspect.isfunction(base)):
             continue
+        waits = inspect.iscoroutinefunction(method) and "Awaitable" not in str(
+            inspect.signature(base).return_annotation
+        )
+        expect(not waits, f"{field}: {owner.__qualname__}.{name}", "async def", "def: nobody awaits it", "Correct it.")
         needed = [p for p in inspect.signature(base).parameters.values() if p.default is p.empty]
         places = [None for p in needed if p.kind < p.VAR_POSITIONAL]
         try:

@@ -21,7 +21,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
-from torchtitan_rl.library.references import check_overrides, did_you_mean, load_function
+from torchtitan_rl.library.references import check_class, did_you_mean, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
@@ -123,17 +123,13 @@ def _check_whole(config: Any, path: str = "") -> None:
 
 
 def _check_class(field: str, built: type, config: type) -> None:
-    name, missing = built.__qualname__, sorted(getattr(built, "__abstractmethods__", ()))
-    expect(not missing, field, name, f"a class that defines {missing}", "Write it.")
-    for cls in {built, config}:
-        check_overrides(cls, field)
+    check_class(built, field)
     if built is config:
         return
-    expect(
-        not hasattr(built, "build"), field, name, "`build` in its Config: nothing calls that of the class", "Move it."
-    )
-    named = {parameter.name for parameter in inspect.signature(built).parameters.values()}
-    takes = config.build is not Configurable.Config.build or bool(named & {"config", "kwargs"})
+    check_class(config, field)
+    name, misplaced = built.__qualname__, hasattr(built, "build")
+    expect(not misplaced, field, name, "`build` in its Config: nothing calls that of the class", "Move it.")
+    takes = config.build is not Configurable.Config.build or "config" in inspect.signature(built).parameters
     expect(takes, field, name, "a class whose __init__ takes `config`", "Declare __init__(self, config).")
 
 

@@ -482,10 +482,8 @@ class Algorithm(OwnConfig):
         if "reference_logprobs" in values:
             record_divergence(tally, "reference", logprobs - values["reference_logprobs"], inputs)
         record_ratio(tally, self.policy_loss.ratio_loss, inputs)
-        measured = self.policy_loss.loss_metrics(inputs)
-        for key, (value, weight) in pairs_from(
-            self.policy_loss, "algorithm.loss", measured
-        ).items():
+        measured = pairs_from(self.policy_loss, self.policy_loss.loss_metrics(inputs))
+        for key, (value, weight) in measured.items():
             tally.put(key, value, weight)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:

@@ -59,19 +59,18 @@ def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
     ]
 
 
-def pairs_from(part: object, field: str, returned: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns the dict of (mean, weight), 0-d each, by name. Raises UserError, naming `field` and the part's class, for any
-    other value."""
-    whole = isinstance(returned, dict) and all(
+def pairs_from(part: object, returned: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns what `loss_metrics` of the part returned. Raises UserError if it is no dict of (mean, weight), 0-d each."""
+    pairs = list(returned.values()) if isinstance(returned, dict) else [None]
+    if all(
         isinstance(pair, tuple) and [getattr(one, "shape", None) for one in pair] == [(), ()]
-        for pair in returned.values()
+        for pair in pairs
+    ):
+        return returned
+    raise UserError(
+        f"algorithm.loss: {_name(part)}.loss_metrics returned {returned!r:.80}: expected a dict with a tuple of two 0-d tensors, "
+        "(mean, weight), by each name. Return one."
     )
-    if not whole:
-        raise UserError(
-            f"{field}: {_name(part)}.loss_metrics returned {returned!r:.80}: expected a dict with a tuple of two 0-d "
-            "tensors, (mean, weight), by each name. Return one."
-        )
-    return returned
 
 
 def check_gradient(part: object, field: str, loss: Tensor, logprobs: Tensor) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchtitan_rl.common.typed_arguments import typed
+from torchtitan_rl.common.typed_arguments import check_above_zero, typed
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.types import FinishReason
 from torchtitan_rl.library.agents.history import appended, common
@@ -22,7 +22,7 @@ from torchtitan_rl.library.agents.protocol import (
 )
 from torchtitan_rl.library.agents.running import Running, RunningCommand, RunningCoroutine
 from torchtitan_rl.library.agents.settings import NotFollowed
-from torchtitan_rl.library.environments.checks import Context, check_above_zero, check_command
+from torchtitan_rl.library.environments.checks import Context, check_command
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Message, Turn
 from torchtitan_rl.library.environments.tool_calls import CallParser, ToolCall, suits

@@ -52,29 +52,20 @@ class Context(list[Message]):
         return Context(messages, tools=self.tools, parent=self.parent, reason=self.reason)
 
 
-def check_above_zero(**numbers: float) -> None:
-    """Raises ValueError for an argument that is not above 0."""
-    for name, value in numbers.items():
-        if not value > 0:
-            raise ValueError(f"{name} = {value}: expected more than 0")
-
-
 def check_command(name: str, command: Sequence[str], path: str | None = None) -> None:
     """Raises ValueError if a command, which starts in a new folder, has no program here, or no file after `python`.
 
     Args:
         path: the PATH that the command gets; None: this process's.
     """
-    program, script = [*command, "", ""][:2]
-    is_file = os.sep in program
-    found = shutil.which(program, path=path) is not None and (not is_file or os.path.isabs(program))
-    if not found:
+    program, script = [*command, "", "-"][:2]
+    if shutil.which(program, path=path) is None or (os.sep in program and not os.path.isabs(program)):
         raise ValueError(f"{name} = {list(command)}: expected a program that can be run here, by name or absolute path")
-    is_script = os.path.basename(program).startswith("python") and not script.startswith("-") and script != ""
+    is_script = os.path.basename(program).startswith("python") and not script.startswith("-")
     if is_script and not (os.path.isabs(script) and os.path.isfile(script)):
         raise ValueError(
-            f"{name} = {list(command)}: expected the absolute path of a file that exists after python, as it starts in a new folder. "
-            f"Use str(Path(__file__).with_name({os.path.basename(script)!r}))"
+            f"{name} = {list(command)}: expected the absolute path of a file that exists after python, as it starts in a new "
+            f"folder. Use str(Path(__file__).with_name({os.path.basename(script)!r}))"
         )
 
 

@@ -22,7 +22,7 @@ from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.library.environments.vllm_parsers import call_parser
-from torchtitan_rl.library.references import check_overrides, users_line
+from torchtitan_rl.library.references import check_class, users_line
 from torchtitan_rl.library.task import Task
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Conversations(Configurable):
                     "examples with messages, rendered by a chat template, for conversations",
                     "Give Example.messages, and leave prompts.apply_chat_template on.",
                 )  # fmt: skip
-                check_overrides(type(environment), "task")
+                check_class(type(environment), "task")
                 name, role = type(environment).__name__, environment.role
                 expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
                 self._templates[prompt.task].check(environment.role, self.config.rewrites)

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, get_type_hints
 
 from torchtitan_rl.common.text import head_and_tail
-from torchtitan_rl.common.typed_arguments import typed
+from torchtitan_rl.common.typed_arguments import check_above_zero, typed
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.environments.checks import check_above_zero, described, escaped
+from torchtitan_rl.library.environments.checks import described, escaped
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Message, Turn
 from torchtitan_rl.library.environments.threads import CallResult, call_side_by_side, resolve

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.common.typed_arguments import typed
+from torchtitan_rl.common.typed_arguments import check_above_zero, typed
 from torchtitan_rl.library.task import completion_text
 
 QUESTION = """Mark an answer from 0 (worthless) to 10 (perfect).
@@ -60,17 +60,15 @@ class Judge:
             all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
             cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
         """
-        for name, count in {"concurrency": concurrency, "max_tokens": max_tokens}.items():
-            if count < 1:
-                raise ValueError(f"{name} {count} is less than 1: no mark would ever be given")
-        if highest <= 0 or timeout_seconds <= 0 or retries < 0:
-            raise ValueError("highest and timeout_seconds are more than 0, and retries at least 0")
+        check_above_zero(
+            concurrency=concurrency, highest=highest, timeout_seconds=timeout_seconds, max_tokens=max_tokens
+        )
+        if min(retries, budget or 0) < 0:
+            raise ValueError(f"retries {retries} or budget {budget} is less than 0; a budget of None is no limit")
         if not re.match(r"https?://[^/]", base_url) or not model:
             raise ValueError(
-                f"base_url {base_url!r} is no address such as 'http://judge:8000/v1', or model {model!r} no name"
+                f"expected a base_url such as 'http://judge:8000/v1' and a model, not {base_url!r}, {model!r}"
             )
-        if budget is not None and budget < 0:
-            raise ValueError(f"budget {budget} is less than 0: use None for no limit")
         if not Path(cache).parent.is_dir():
             raise ValueError(f"cache {cache!r} is in a folder that does not exist: make it first")
         try:

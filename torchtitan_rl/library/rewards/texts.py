@@ -3,15 +3,14 @@
 import unicodedata
 from collections.abc import Callable
 
-from torchtitan_rl.common.typed_arguments import typed
+from torchtitan_rl.common.typed_arguments import check_above_zero, typed
 from torchtitan_rl.library.task import completion_text
 
 
 @typed
 def length(target: int) -> Callable:
     """0 for exactly `target` tokens, falling linearly to -1 at 0 tokens and at 2 `target` tokens or more."""
-    if target < 1:
-        raise ValueError(f"target {target} is less than 1")
+    check_above_zero(target=target)
 
     def length(completion_ids, **_):
         return [-min(abs(len(ids) - target) / target, 1.0) for ids in completion_ids]
@@ -37,8 +36,7 @@ def overlong(max_tokens: int, cache: int) -> Callable:
 @typed
 def repetition(ngram: int = 4) -> Callable:
     """Minus the fraction of token n-grams that already occurred earlier in the completion; 0 if it is too short."""
-    if ngram < 1:
-        raise ValueError(f"ngram {ngram} is less than 1")
+    check_above_zero(ngram=ngram)
 
     def repetition(completion_ids, **_):
         grams = [[tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)] for ids in completion_ids]
