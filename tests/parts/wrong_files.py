@@ -791,7 +791,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a task whose environment takes no prompt", "task: M.environment: expected the parameters (self, prompt", _assigned(
             "from torchtitan_rl.library.tasks import SumDigits; c.task = type('M', (SumDigits,), {'environment': lambda self: None, "
             "'__module__': __name__}).Config()")),
-        row("a sink whose write takes step and values", "metrics.sinks: Mine.write: expected the parameters (self, record:",
+        row("a sink whose write takes step and values", "metrics.sinks: Mine.write: expected the parameters (self, record), but: missing a required argument: 'values'. Declare",
             _own_sink("def write(self, step, values):\n        pass")),
         row("a sink whose write is async", "metrics.sinks: Mine.write = 'async def': expected def: nobody awaits it.",
             _own_sink("async def write(self, record):\n        pass")),

@@ -183,17 +183,18 @@ def check_class(cls: type, field: str) -> None:
         (owner, method), base = found[0], theirs[0] if theirs else None
         if name == "__init__" or not _is_users(owner) or not (inspect.isfunction(method) and inspect.isfunction(base)):
             continue
-        waits = inspect.iscoroutinefunction(method) and "Awaitable" not in str(
-            inspect.signature(base).return_annotation
-        )
+        signature = inspect.signature(base)
+        waits = inspect.iscoroutinefunction(method) and "Awaitable" not in str(signature.return_annotation)
         expect(not waits, f"{field}: {owner.__qualname__}.{name}", "async def", "def: nobody awaits it", "Correct it.")
-        needed = [p for p in inspect.signature(base).parameters.values() if p.default is p.empty]
+        takes = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        needed = [p for p in takes if p.default is p.empty]
         places = [None for p in needed if p.kind < p.VAR_POSITIONAL]
         try:
             inspect.signature(method).bind(*places, **{p.name: None for p in needed if p.kind is p.KEYWORD_ONLY})
         except TypeError as error:
+            shown = signature.replace(parameters=takes, return_annotation=signature.empty)
             raise UserError(
-                f"{field}: {owner.__qualname__}.{name}: expected the parameters {inspect.signature(base)}, but: {error}. Declare them."
+                f"{field}: {owner.__qualname__}.{name}: expected the parameters {shown}, but: {error}. Declare them."
             ) from error
 
 
