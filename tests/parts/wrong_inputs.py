@@ -261,7 +261,9 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         _option("trainer.optimizer.eps", "-1", "-1.0: expected at least 0 and at most 1. Use 1e-8."),
         _option("trainer.optimizer.weight-decay", "nan", "nan: expected at least 0"),
-        _option("trainer.optimizer.betas", "2 3", "(2.0, 3.0): expected at least 0 and less than 1. Use 0.9 0.95."),
+        _option(
+            "trainer.optimizer.betas", "2 3", "(2.0, 3.0): expected at least 0 and less than 1. 0.9 and 0.95 are usual."
+        ),
         _option("trainer.max-norm", "0", "0.0: expected at least 1e-12. Use 1e9 for no clipping."),
         _option("trainer.max-norm", "nan", "nan: expected"),
         _option("trainer.lr-scheduler.warmup-steps", "-5", "-5: expected at least 0. Use 0 for none."),

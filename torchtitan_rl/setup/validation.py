@@ -21,7 +21,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
-from torchtitan_rl.library.references import check_class, did_you_mean, load_function
+from torchtitan_rl.library.references import check_class, correctable, did_you_mean, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
@@ -91,6 +91,8 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         named = bool(title) and all(keys.split(","))
         expect(named, "metrics.charts", chart, "title=metric,metric", 'Example: "Characters=extra/brevity/characters".')
     _check_whole(config)
+    with correctable("algorithm: building its parts raised"):
+        config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     _check_evaluates(config)
     check_parser_name(config.conversations.tool_call_parser)
     check_layout(config, world_size)

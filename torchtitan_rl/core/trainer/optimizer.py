@@ -25,7 +25,9 @@ class AdamW(OwnConfig):
         weight_decay: float = number(0.0, least=0, most=100, remedy="Use 0 for none.")
         """Decoupled weight decay."""
 
-        betas: tuple[float, float] = number((0.9, 0.95), least=0, below=1, remedy="Use 0.9 0.95.")
+        betas: tuple[float, float] = number(
+            (0.9, 0.95), least=0, below=1, remedy="0.9 and 0.95 are usual."
+        )
         """Decay rates of the first and second moment."""
 
         eps: float = number(1e-8, least=0, most=1, remedy="Use 1e-8.")
