@@ -8,6 +8,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping
+from enum import Enum, EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,17 @@ _RECORDS = {
 """Names that a checkpoint's index may contain, by module."""
 
 
+def _member(kind: object, name: str) -> Enum:
+    """Returns the member of an Enum with this name. Early releases of Python 3.11 pickle a member as getattr(Enum, name)."""
+    if not isinstance(kind, EnumMeta):
+        raise pickle.UnpicklingError(f"the index asks for the attribute {name} of {kind!r}, which is no Enum")
+    return kind[name]
+
+
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in _RECORDS.get(module, ()):
             raise pickle.UnpicklingError(
                 f"the index names {module}.{name}, which no checkpoint of this program contains"

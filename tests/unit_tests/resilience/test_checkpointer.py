@@ -3,11 +3,13 @@
 import pickle
 import resource
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.resilience import safe_load
@@ -215,3 +217,24 @@ def test_the_index_is_made_of_known_records_only(tmp_path):
     saver.save(2)
     found = safe_load.SafeReader(str(saver.folder.steps()[2])).read_metadata()
     assert "weight" in found.state_dict_metadata
+
+
+class Attribute:
+    """Is pickled as getattr(owner, name)."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_an_index_may_name_an_enum_as_early_python_3_11_writes_it_and_no_other_attribute(tmp_path):
+    (tmp_path / ".metadata").write_bytes(
+        pickle.dumps(Metadata({}, planner_data=Attribute(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")))
+    )
+    found = safe_load.SafeReader(str(tmp_path)).read_metadata()
+    assert found.planner_data is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}, planner_data=Attribute(Path, "home"))))
+    with pytest.raises(pickle.UnpicklingError, match="the attribute home of .*Path.*, which is no Enum"):
+        safe_load.SafeReader(str(tmp_path)).read_metadata()
