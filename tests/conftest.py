@@ -4,7 +4,10 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 if not os.access(Path.home(), os.W_OK):
     # Libraries keep caches there. Processes that tests start inherit the new one.
@@ -14,9 +17,17 @@ if not os.access(Path.home(), os.W_OK):
 from torchtitan_rl.core import device  # noqa: F401
 
 # isort: split
+from tests.parts.only_rank import only_rank
 from torchtitan_rl.core import events
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.output_limit import BoundedOutput
 
 events.listen(Terminal())
 events.listen(BoundedOutput())
+
+
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    """This process is the only rank of its run, for all tests of a module."""
+    with only_rank():
+        yield

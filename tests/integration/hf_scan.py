@@ -15,11 +15,11 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 
 # isort: split
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 from tests.parts.hf_decoders import BOUNDS, policy_figures  # noqa: E402
+from tests.parts.only_rank import only_rank  # noqa: E402
 from torchtitan_rl.core.errors import UserError  # noqa: E402
 from torchtitan_rl.library.models import FAMILIES, spec_from_folder  # noqa: E402
 
@@ -55,15 +55,14 @@ def scan(model_type: str, architecture: str, folder: Path) -> str:
 
 
 def main() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    lines = {}
-    for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
-        if architecture in FAMILIES or (sys.argv[1:] and model_type not in sys.argv[1:]):
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            lines[model_type] = scan(model_type, architecture, Path(folder))
-        print(f"{model_type:24} {lines[model_type][:200]}", flush=True)
-    dist.destroy_process_group()
+    with only_rank():
+        lines = {}
+        for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+            if architecture in FAMILIES or (sys.argv[1:] and model_type not in sys.argv[1:]):
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                lines[model_type] = scan(model_type, architecture, Path(folder))
+            print(f"{model_type:24} {lines[model_type][:200]}", flush=True)
     kinds = [line.split(":")[0] for line in lines.values()]
     print(", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds})))
     sys.exit("WRONG" in kinds)

@@ -1,13 +1,12 @@
 """A tiny random Qwen3 with a chat tokenizer in a real engine, and environments to talk to."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch.distributed as dist
 from safetensors.torch import load_file
 
+from tests.parts.only_rank import only_rank
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Sampled
 from torchtitan_rl.core.generator.generator import Generator
@@ -90,15 +89,14 @@ def prompts(made, num: int = 3) -> list[Prompt]:
 @contextmanager
 def engine(folder: Path, made, **sampling) -> Iterator[Generator]:
     """The engine of one rank, which this process becomes until the end."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    generator = Generator.Config(dtype="float32", max_model_len=256, sleep=False).build(
-        stats=EngineStats(),
-        hf_assets_path=str(folder),
-        tokenizer=made,
-        sampling=SamplingConfig(**{"n": 4, "max_tokens": 48, **sampling}),
-        seed=0,
-    )
-    generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
-    yield generator
-    generator.close()  # ends the process group too
+    with only_rank():
+        generator = Generator.Config(dtype="float32", max_model_len=256, sleep=False).build(
+            stats=EngineStats(),
+            hf_assets_path=str(folder),
+            tokenizer=made,
+            sampling=SamplingConfig(**{"n": 4, "max_tokens": 48, **sampling}),
+            seed=0,
+        )
+        generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
+        yield generator
+        generator.close()

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
 
 from tests.parts.algorithm import MAX_TOKENS, prompt, scored
 from torchtitan_rl.core.algorithm import Algorithm
@@ -147,11 +146,7 @@ class Run:
         self.say("close")
 
 
-@pytest.fixture(autouse=True)
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch.distributed as dist
 
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
@@ -51,15 +50,13 @@ def with_lines(lines: list[str]):
 
 
 @pytest.fixture(scope="module")
-def trainers(tmp_path_factory):
+def trainers(one_rank, tmp_path_factory):
     """One trainer for the rows without a divergence and one for the rows with it. Each row changes its algorithm."""
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     found = {taught: tiny_trainer(str(folder), num_steps=1000) for taught in (False, True)}
     found[True].load_teacher(tiny_spec(), folder)
-    yield found
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.mark.parametrize("row", rows())

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
@@ -60,12 +59,10 @@ def scored_groups() -> list[Group[ScoredCompletion]]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(one_rank, tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(path)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield str(path)
-    dist.destroy_process_group()
+    return str(path)
 
 
 def build(folder: str, *, max_tokens: int = 4096, lora_rank: int = 0, **algorithm) -> Trainer:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
@@ -92,7 +91,7 @@ def test_one_sample_needs_no_group_unless_rewards_are_added():
         Algorithm.Config(loss=Distill.Config(rewards=True)).build(max_completion_tokens=8).validate_sampling(1)
 
 
-def test_the_teacher_scores_the_students_samples_as_transformers_does(tmp_path):
+def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, tmp_path):
     student, teacher = tmp_path / "student", tmp_path / "teacher"
     student.mkdir(), teacher.mkdir()
     save_tiny_checkpoint(student)
@@ -102,12 +101,8 @@ def test_the_teacher_scores_the_students_samples_as_transformers_does(tmp_path):
         for parameter in model.parameters():
             parameter.mul_(1.5)
     model.save_pretrained(teacher)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        groups = draft_episodes(scored_step(num_prompts=2))
-        Teacher(trainer_of(student), tiny_spec(), teacher).score(groups)
-    finally:
-        dist.destroy_process_group()
+    groups = draft_episodes(scored_step(num_prompts=2))
+    Teacher(trainer_of(student), tiny_spec(), teacher).score(groups)
     for one in groups:
         for episode in one.samples:
             ids = torch.tensor([[*one.prompt.token_ids, *episode.completion.token_ids]])  # [1, Lp + L]
@@ -117,16 +112,14 @@ def test_the_teacher_scores_the_students_samples_as_transformers_does(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(one_rank, tmp_path_factory):
     """A student and a teacher of other sizes, whose head has 8 rows more."""
     student, teacher = (tmp_path_factory.mktemp(name) for name in ("student", "teacher"))
     save_tiny_checkpoint(student)
     torch.manual_seed(1)
     sizes = small_qwen3(**DIMENSIONS | {"vocab_size": 136, "dim": 32, "n_layers": 3})
     new_hf_model(sizes, tie_word_embeddings=False, initializer_range=0.3).save_pretrained(teacher)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield student, teacher, spec_from_folder(teacher)
-    dist.destroy_process_group()
+    return student, teacher, spec_from_folder(teacher)
 
 
 def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torch.Tensor]]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torchtitan.config import ParallelismConfig
@@ -52,11 +51,7 @@ FAMILIES = ("gemma3_text", "olmo2", "granite")
 """Windows, scaled embeddings and tied heads; norms after the layers; scaled logits, residuals and attention."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(scope="module")

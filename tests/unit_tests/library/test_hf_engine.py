@@ -1,12 +1,10 @@
 """Transformers' decoders against their engines: what a push proves, and that engine and policy do not change each other."""
 
-import os
-
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.parts.hf_decoders import BOUNDS, Engine, backward, hf_policy, save_hf_family, sequences
+from tests.parts.only_rank import only_rank
 from torchtitan_rl.proof.weight_sync import WeightSyncError
 
 BUILT_BY_VLLM = {"gemma3_text": False, "olmo2": True, "granite": False}
@@ -16,17 +14,14 @@ BUILT_BY_VLLM = {"gemma3_text": False, "olmo2": True, "granite": False}
 @pytest.fixture(scope="module", params=list(BUILT_BY_VLLM))
 def pair(request, tmp_path_factory):
     """(family, folder, policy, its adapter, engine, log-probabilities and gradients from before the engine's start)."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     folder = tmp_path_factory.mktemp(request.param)
     save_hf_family(folder, request.param)
-    model, adapter = hf_policy(folder)
-    before = computed(model)
-    engine = Engine(folder)
-    yield request.param, folder, model, adapter, engine, before
-    engine.generator.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    with only_rank():
+        model, adapter = hf_policy(folder)
+        before = computed(model)
+        engine = Engine(folder)
+        yield request.param, folder, model, adapter, engine, before
+        engine.generator.close()
 
 
 def computed(model) -> list[torch.Tensor]:

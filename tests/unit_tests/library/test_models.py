@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -21,12 +20,7 @@ from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import QWEN3_SIZES, hf_architecture, new_hf_model, qwen3, spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
 
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def policy_of(folder):

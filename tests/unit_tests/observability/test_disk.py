@@ -6,7 +6,6 @@ import resource
 from contextlib import contextmanager
 
 import pytest
-import torch.distributed as dist
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import TrainingStopped, UserError
@@ -128,13 +127,9 @@ def test_unwritable_log_file_prints_no_traceback(tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_full_disk_at_the_start_is_a_user_error(tmp_path):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with no_space_over(0), pytest.raises(UserError, match="dump_folder: cannot write to .*run: File too large"):
-            RunFolder.find(str(tmp_path / "run"), "debug").claim()
-    finally:
-        dist.destroy_process_group()
+def test_full_disk_at_the_start_is_a_user_error(one_rank, tmp_path):
+    with no_space_over(0), pytest.raises(UserError, match="dump_folder: cannot write to .*run: File too large"):
+        RunFolder.find(str(tmp_path / "run"), "debug").claim()
 
 
 def test_known_secrets_are_masked_in_every_sink(recorder, tmp_path, monkeypatch):

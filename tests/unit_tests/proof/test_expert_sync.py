@@ -1,16 +1,13 @@
 """Pushes of a mixture of experts into a real engine: they arrive, and each that does not is named with its expert."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.integration.parity import SEQUENCES
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair, begin_anew, module
-from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.generator import generator as generator_module
 from torchtitan_rl.proof.checksum import INTEGERS
 from torchtitan_rl.proof.expert_parts import is_experts, packed_order
@@ -23,10 +20,7 @@ ROUTER = "model.layers.0.mlp.gate.weight"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    backend = "gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+def pair(one_rank, tmp_path_factory):
     made = Pair(
         tmp_path_factory.mktemp("experts"),
         lambda folder: save_odd_checkpoint(
@@ -35,8 +29,6 @@ def pair(tmp_path_factory):
     )
     yield made
     made.generator.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

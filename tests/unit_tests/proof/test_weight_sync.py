@@ -1,11 +1,8 @@
 """The ways to sync weights and be silently wrong, on a real engine: each must be caught or must not happen."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
@@ -96,15 +93,10 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    backend = "gloo" if DEVICE_TYPE == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+def pair(one_rank, tmp_path_factory):
     made = Pair(tmp_path_factory.mktemp("tiny"))
     yield made
     made.generator.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

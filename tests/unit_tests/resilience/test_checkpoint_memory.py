@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
@@ -18,12 +17,7 @@ from torchtitan_rl.resilience.checkpointer import policy_state
 from torchtitan_rl.resilience.safe_load import stored_hf_weights
 from torchtitan_rl.setup.memory import meta_model
 
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def sharded_model(seed=0):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
@@ -16,12 +15,7 @@ from torchtitan_rl.resilience import safe_load
 from torchtitan_rl.resilience.checkpointer import Checkpointer
 from torchtitan_rl.resilience.manifest import examine
 
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class Counter:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch.distributed as dist
 
 from torchtitan_rl.library.references import load_function
 from torchtitan_rl.setup.identity import described, digests, source_files
@@ -70,19 +69,13 @@ def test_the_file_of_demonstrations_is_a_source(tmp_path):
     assert list(digests(config)) == ["worked.py"]
 
 
-def test_the_run_folder_has_the_sources_without_secrets(mine, tmp_path):
+def test_the_run_folder_has_the_sources_without_secrets(one_rank, mine, tmp_path):
     name, config = mine
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        folder = RunFolder.find(str(tmp_path / "run"), "mine")
-        folder.claim()
-        folder.describe(name, config)
-        (tmp_path / "my_reward.py").write_text(
-            "def brevity(completions, **_):\n    return [1.0 for _ in completions]\n"
-        )
-        folder.describe(name, config)
-    finally:
-        dist.destroy_process_group()
+    folder = RunFolder.find(str(tmp_path / "run"), "mine")
+    folder.claim()
+    folder.describe(name, config)
+    (tmp_path / "my_reward.py").write_text("def brevity(completions, **_):\n    return [1.0 for _ in completions]\n")
+    folder.describe(name, config)
     sources = json.loads((folder.path / "config.json").read_text())["sources"]
     assert sources["my_config.py"]["file"] == str(tmp_path / "my_config.py")
     copy = (folder.path / sources["my_config.py"]["copy"]).read_text()

@@ -40,7 +40,8 @@ def driver(monkeypatch, tmp_path):
     return simulate
 
 
-def test_a_sound_environment_of_either_kind_passes(installed):
+def test_a_sound_environment_of_either_kind_passes(installed, monkeypatch):
+    monkeypatch.setattr(node, "check_build_tools", lambda: None)  # this machine may have none
     installed("cpu")
     node.check_environment()
     installed("gpu", cuda="13.0", gpu=True)

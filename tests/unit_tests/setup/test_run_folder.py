@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.resilience.run_end import write_end
@@ -19,13 +18,6 @@ from torchtitan_rl.setup.run_folder import (
     code_version,
     take_new,
 )
-
-
-@pytest.fixture
-def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def content(folder):
@@ -126,7 +118,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_folder_with_something_else_is_refused_by_name_and_nothing_is_written(other, tmp_path, process_group):
+def test_a_folder_with_something_else_is_refused_by_name_and_nothing_is_written(other, tmp_path, one_rank):
     names, says = OTHERS[other]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -164,7 +156,7 @@ def test_a_run_may_take_an_empty_folder_its_own_and_one_with_a_log_or_a_link_for
     create(tmp_path / "prepared").close()
 
 
-def test_finding_a_runs_folder_locks_it_and_writes_nothing(tmp_path, process_group):
+def test_finding_a_runs_folder_locks_it_and_writes_nothing(tmp_path, one_rank):
     assert RunFolder.find(str(tmp_path / "new"), "debug").path == tmp_path / "new"
     assert not (tmp_path / "new").exists()
     create(tmp_path / "run").close()
@@ -178,7 +170,7 @@ def test_finding_a_runs_folder_locks_it_and_writes_nothing(tmp_path, process_gro
     assert not (tmp_path / "run" / "end.json").exists()
 
 
-def test_a_refused_start_leaves_a_finished_run_as_it_was(tmp_path, process_group):
+def test_a_refused_start_leaves_a_finished_run_as_it_was(tmp_path, one_rank):
     config = load_config("debug")
 
     def start(fails):

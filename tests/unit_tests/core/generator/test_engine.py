@@ -1,9 +1,6 @@
 """A real engine: crowded, waiting and interrupted sequences give the same completions."""
 
-import os
-
 import pytest
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
@@ -23,9 +20,7 @@ LONG = SamplingConfig(n=3, max_tokens=CPU_BLOCK_TOKENS + 9, stop_token_ids=[7])
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def generator(one_rank, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
     made = Generator.Config(dtype="float32", max_model_len=128).build(
@@ -34,8 +29,6 @@ def generator(tmp_path_factory):
     made.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
     yield made
     made.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture

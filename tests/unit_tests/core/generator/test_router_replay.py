@@ -1,13 +1,11 @@
 """Router replay with a real engine: the trainer sends every token that the engine read to the engine's experts."""
 
 import json
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from tests.integration.parity import EchoingConversations
@@ -31,18 +29,13 @@ LONG = SamplingConfig(n=3, max_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
+def pair(one_rank, tmp_path_factory):
     def save(folder) -> None:
         save_odd_checkpoint(folder, "qwen3_moe", tie=False, max_position_embeddings=384, moe_intermediate_size=64)
 
     made = Pair(tmp_path_factory.mktemp("experts"), save, router_replay=True)
     yield made
     made.generator.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

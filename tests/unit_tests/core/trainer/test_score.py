@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.parts.tiny import save_tiny_checkpoint
 from tests.parts.tiny_trainer import tiny_trainer
@@ -15,12 +14,10 @@ T = 13
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def model(one_rank, tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(path)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield tiny_trainer(str(path)).model
-    dist.destroy_process_group()
+    return tiny_trainer(str(path)).model
 
 
 def packed() -> tuple[torch.Tensor, torch.Tensor, SegmentLayout]:

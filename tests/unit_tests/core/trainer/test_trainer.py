@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
@@ -30,12 +29,10 @@ DOCS = Path(__file__).parents[4] / "docs"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(one_rank, tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(path)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield str(path)
-    dist.destroy_process_group()
+    return str(path)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.config import ParallelismConfig
@@ -40,12 +39,10 @@ from torchtitan_rl.setup.validation import check_model
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(one_rank, tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(path)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield path
-    dist.destroy_process_group()
+    return path
 
 
 @pytest.fixture

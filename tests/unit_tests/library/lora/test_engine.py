@@ -1,11 +1,8 @@
 """The push of an adapter to a real engine: what arrives, and how each wrong adapter is named."""
 
-import os
-
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from vllm.lora.request import LoRARequest
 
 from tests.integration.parity import SEQUENCES
@@ -22,16 +19,12 @@ pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a G
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def pair(one_rank, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
     made = AdapterPair(folder)
     yield made
     made.generator.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)
