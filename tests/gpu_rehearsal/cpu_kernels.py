@@ -17,22 +17,25 @@ def _each(cu_q: Tensor, cu_k: Tensor) -> Iterator[tuple[slice, slice]]:
         yield slice(a, b), slice(c, d)
 
 
-def _scores(query: Tensor, key: Tensor, *, is_causal: bool, scale: float | None, before: int) -> Tensor:
+def _scores(
+    query: Tensor, key: Tensor, *, is_causal: bool, scale: float | None, window_size: list[int] | None
+) -> Tensor:
     """query [Lq, N, H], key [Lk, Nkv, H] -> scaled scores [Nkv, N/Nkv, Lq, Lk], -inf where a query does not attend.
 
-    Args:
-        before: keys before a query that it attends to; -1: all.
+    As FlashAttention: query i stands at key i + Lk - Lq, and attends to `window_size` keys before it and after it; -1: all.
     """
     n, kv, width = query.shape[1], key.shape[1], query.shape[2]
     q = _wide(query).transpose(0, 1).unflatten(0, (kv, n // kv))  # [Nkv, N/Nkv, Lq, H]
     k = _wide(key).transpose(0, 1)[:, None]  # [Nkv, 1, Lk, H]
     z = q @ k.mT * (width**-0.5 if scale is None else scale)  # [Nkv, N/Nkv, Lq, Lk]
-    if is_causal:
-        hidden = torch.ones(z.shape[-2:], dtype=torch.bool).triu(1 + z.shape[-1] - z.shape[-2])
-        if before >= 0:
-            hidden |= ~torch.ones_like(hidden).triu(z.shape[-1] - z.shape[-2] - before)
-        z = z.masked_fill(hidden, float("-inf"))
-    return z
+    before, after = window_size or [-1, -1]
+    after = 0 if is_causal else after
+    seen, place = torch.ones(z.shape[-2:], dtype=torch.bool), z.shape[-1] - z.shape[-2]  # [Lq, Lk]
+    if after >= 0:
+        seen = seen.tril(place + after)
+    if before >= 0:
+        seen = seen.triu(place - before)
+    return z.masked_fill(~seen, float("-inf"))
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -66,11 +69,10 @@ def _forward(
     assert int(cu_seq_q[-1]) == len(query), "the sequences are not the pack"
     assert int(cu_seq_q.diff().max()) <= max_q, "a sequence is longer than max_q"
     assert enable_gqa or query.shape[1] == key.shape[1]
-    before = (window_size or [-1])[0]
     out = torch.empty_like(query)
     lse = _wide(query).new_zeros(query.shape[1], len(query))  # [N, T]
     for rows, keys in _each(cu_seq_q, cu_seq_k):
-        z = _scores(query[rows], key[keys], is_causal=is_causal, scale=scale, before=before)
+        z = _scores(query[rows], key[keys], is_causal=is_causal, scale=scale, window_size=window_size)
         v = _wide(value[keys]).transpose(0, 1)[:, None]  # [Nkv, 1, Lk, H]
         out[rows] = (z.softmax(-1) @ v).flatten(0, 1).transpose(0, 1).to(out.dtype)
         lse[:, rows] = z.logsumexp(-1).flatten(0, 1)
@@ -98,9 +100,8 @@ def _backward(
     grads = [torch.empty_like(t) for t in (query, key, value)]
     n, kv, width = query.shape[1], key.shape[1], query.shape[2]
     factor = width**-0.5 if scale is None else scale
-    before = (window_size or [-1])[0]
     for rows, keys in _each(cu_seq_q, cu_seq_k):
-        z = _scores(query[rows], key[keys], is_causal=is_causal, scale=scale, before=before)
+        z = _scores(query[rows], key[keys], is_causal=is_causal, scale=scale, window_size=window_size)
         p = (z - lse[:, rows].unflatten(0, (kv, n // kv))[..., None]).exp()  # [Nkv, N/Nkv, Lq, Lk]
         q, g, o = (_wide(t[rows]).transpose(0, 1).unflatten(0, (kv, n // kv)) for t in (query, grad_out, out))
         k, v = (_wide(t[keys]).transpose(0, 1)[:, None] for t in (key, value))  # [Nkv, 1, Lk, H]
