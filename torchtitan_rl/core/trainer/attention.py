@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.core.device import compute_capability
+from torchtitan_rl.core.trainer.shared_prompts import SharedKeys, shared_prompt_attention
 from torchtitan_rl.core.types import SegmentLayout
 
 FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
@@ -21,20 +22,25 @@ FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cut
 wheel has either module."""
 
 
-def attention_config(*, float32: bool) -> VarlenAttention.Config:
+def attention_config(
+    *, float32: bool, share_prompts_from: int = 0
+) -> "PackedSDPA.Config | FlashVarlen.Config":
     """Returns this device's attention. FlashAttention needs a GPU and rounds its inputs to bfloat16."""
     if float32 or compute_capability() == (0, 0):
         return PackedSDPA.Config()
-    return FlashVarlen.Config()
+    return FlashVarlen.Config(share_prompts_from=share_prompts_from)
 
 
-def describe_attention(config: VarlenAttention.Config) -> str:
+def describe_attention(config: "PackedSDPA.Config | FlashVarlen.Config") -> str:
     """Returns one line for the user: the policy's attention, and the missing module of a faster one."""
     if not isinstance(config, FlashVarlen.Config):
         return "attention: PyTorch's SDPA over the padded pack"
     name, missing = flash_attention()
     absent = f" ({missing} cannot be imported)" if missing else ""
-    return f"attention: {name} over the packed sequences{absent}"
+    once = ""
+    if config.share_prompts_from:
+        once = f", prompts from {config.share_prompts_from} tokens on once for their completions"
+    return f"attention: {name} over the packed sequences{once}{absent}"
 
 
 @cache
@@ -61,12 +67,35 @@ class FlashVarlen(VarlenAttention):
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        pass
+        share_prompts_from: int = 0
+        """Shortest prompt that segments may share (`trainer.share_prompts_from`). 0: none."""
 
     def __init__(self, config: Config) -> None:
         Module.__init__(self)
         self.window_size = config.window_size
-        flash_attention()
+        name, _ = flash_attention()
+        self.num_splits = 1 if name == "FA2" else None  # as in torchtitan's forward
+
+    def forward(
+        self,
+        q_BLNH: Tensor,
+        k_BLNH: Tensor,
+        v_BLNH: Tensor,
+        *,
+        attention_masks: VarlenMetadata | SharedKeys,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """q [B, L, N, H], k and v [B, L, Nkv, H] -> [B, L, N, H]. B and L are one packed axis of B*L tokens."""
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        if not isinstance(attention_masks, SharedKeys):
+            return super().forward(
+                q_BLNH, k_BLNH, v_BLNH, attention_masks=attention_masks, **options
+            )
+        q, k, v = (t.flatten(0, 1).bfloat16() for t in (q_BLNH, k_BLNH, v_BLNH))  # [T, N or Nkv, H]
+        options |= {"window_size": self.window_size, "num_splits": self.num_splits}
+        out = shared_prompt_attention(q, k, v, attention_masks, **options)  # [T, N, H]
+        return out.to(q_BLNH.dtype).view(*q_BLNH.shape[:-1], -1)
 
 
 class PaddedBatch(NamedTuple):
@@ -140,7 +169,8 @@ class PackedSDPA(VarlenAttention):
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        pass
+        share_prompts_from: ClassVar[int] = 1
+        """Any prompt may be shared: its tokens are copied into rows anyway."""
 
     def __init__(self, config: Config) -> None:
         Module.__init__(self)
@@ -196,17 +226,20 @@ def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
     return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
-def attention_masks(model: Decoder, layout: SegmentLayout) -> PackedRows | VarlenMetadata:
+def attention_masks(
+    model: Decoder, layout: SegmentLayout
+) -> PackedRows | SharedKeys | VarlenMetadata:
     """Returns the `attention_masks` argument of the model's forward for a layout."""
-    if shares_prompts(model):
+    if isinstance(model.config.first_attention.inner_attention, PackedSDPA.Config):
         return PackedRows.of(layout)
+    if sum(layout.host_lengths) > len(layout.positions):
+        return SharedKeys.of(layout)
     total = layout.begins.new_tensor([len(layout.positions)])  # [1]
     ends = torch.cat([layout.begins, total]).int()  # [P + 1]
     longest = max(layout.host_lengths)
     return VarlenMetadata(ends, ends, longest, longest)
 
 
-def shares_prompts(model: Decoder) -> bool:
-    """Whether segments may share their first tokens (see SegmentLayout). FlashAttention does not support
-    it."""
-    return isinstance(model.config.first_attention.inner_attention, PackedSDPA.Config)
+def shortest_shared_prompt(model: Decoder) -> int:
+    """Returns the tokens from which on segments may share their prompt (see SegmentLayout); 0: never."""
+    return model.config.first_attention.inner_attention.share_prompts_from

@@ -10,7 +10,6 @@ from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
-from torchtitan_rl.core.trainer.attention import shares_prompts
 from torchtitan_rl.core.trainer.packing import completion_values
 from torchtitan_rl.core.trainer.score import TokenScores, forget_forwards, score_only
 from torchtitan_rl.core.types import Episode, FloatArray, Group, TrainBatch, flat
@@ -33,8 +32,8 @@ class EpisodeScorer:
         trainer = self.trainer
         index = {id(episode): i for i, episode in enumerate(flat(groups))}
         mine: list[tuple[int, FloatArray]] = []
-        shares = shares_prompts(model)
-        for batch in trainer.batcher.forward_only(groups, shares_prompts=shares):
+        share_from = trainer.batcher.share_prompts_from
+        for batch in trainer.batcher.forward_only(groups):
             inputs = (
                 batch.token_ids,
                 batch.labels,
@@ -43,7 +42,7 @@ class EpisodeScorer:
                 batch.loss_positions,
             )
             logprobs = score_only(model, *inputs)  # [T]
-            found = completion_values(batch, logprobs, share_prompts=shares)  # [L] each
+            found = completion_values(batch, logprobs, share_prompts_from=share_from)  # [L] each
             for member, values in zip(batch.members, found, strict=True):
                 mine.append((index[id(member.episode)], values))
         # [L] each
@@ -61,11 +60,11 @@ class EpisodeScorer:
         trainer = self.trainer
         if trainer.teacher is None:
             return None
-        shares = trainer.batcher.shares_prompts
+        share_from = trainer.batcher.share_prompts_from
         total = count = 0.0
-        for batch in trainer.batcher.forward_only(groups, shares_prompts=shares):
+        for batch in trainer.batcher.forward_only(groups):
             scores = trainer.score(batch)  # [T] each
-            keep_comparisons([batch], [comparison(scores).cpu()], shares)
+            keep_comparisons([batch], [comparison(scores).cpu()], share_from)
             total += float((scores.divergence * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
             forget_forwards(trainer.model)
@@ -79,11 +78,13 @@ def comparison(scores: TokenScores) -> Tensor:
 
 
 def keep_comparisons(
-    batches: Sequence[TrainBatch], comparisons: Sequence[Tensor], share_prompts: bool
+    batches: Sequence[TrainBatch], comparisons: Sequence[Tensor], share_prompts_from: int
 ) -> None:
     """Give the batches' episodes their part of each `comparison` [2, T], which is on the host now."""
     for batch, values in zip(batches, comparisons, strict=True):
         for name, of_tokens in zip((DIVERGENCE, TEACHER_TOKEN), values, strict=True):
-            found = completion_values(batch, of_tokens, share_prompts=share_prompts)  # [L] each
+            found = completion_values(
+                batch, of_tokens, share_prompts_from=share_prompts_from
+            )  # [L] each
             for member, of_member in zip(batch.members, found, strict=True):
                 member.episode.credit.token_columns[name] = of_member

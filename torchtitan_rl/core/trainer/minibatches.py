@@ -53,7 +53,7 @@ class Batcher:
         max_tokens: int,
         multiple: int,
         attention_cost: float,
-        shares_prompts: bool,
+        share_prompts_from: int,
         num_ranks: int,
         rank: int,
     ) -> None:
@@ -62,14 +62,14 @@ class Batcher:
             max_tokens: the budget of one micro-batch.
             multiple: a micro-batch is padded to a multiple of so many tokens.
             attention_cost: see `plan_microbatches`.
-            shares_prompts: store a prompt's tokens once for all its completions in a micro-batch.
+            share_prompts_from: see `pack`.
             num_ranks, rank: of the data-parallel ranks.
         """
         self.algorithm = algorithm
         self.max_tokens = max_tokens
         self.multiple = multiple
         self.attention_cost = attention_cost
-        self.shares_prompts = shares_prompts
+        self.share_prompts_from = share_prompts_from
         self.num_ranks = num_ranks
         self.rank = rank
         self._warned_of_size = False
@@ -97,16 +97,14 @@ class Batcher:
                 members,
                 normalizers=normalizers,
                 multiple=self.multiple,
-                share_prompts=self.shares_prompts,
+                share_prompts_from=self.share_prompts_from,
                 sequence_columns=loss.sequence_columns,
                 token_columns=loss.token_columns,
             )
             batches.append(batch)
         return MiniBatch(plan, len(without_backward[0]), batches)
 
-    def forward_only(
-        self, groups: Sequence[Group[Episode]], *, shares_prompts: bool
-    ) -> list[TrainBatch]:
+    def forward_only(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
         normalizers = self.algorithm.normalizers(groups)
@@ -115,7 +113,7 @@ class Batcher:
                 members,
                 normalizers=normalizers,
                 multiple=self.multiple,
-                share_prompts=shares_prompts,
+                share_prompts_from=self.share_prompts_from,
             )
             for members in self._plan(items)[self.rank]
         ]
@@ -143,7 +141,8 @@ class Batcher:
         for minibatch in minibatches:
             for rank, microbatches in enumerate(minibatch.plan):
                 for i, members in enumerate(microbatches):
-                    work = np.array(count_work(members, share_prompts=self.shares_prompts))  # [3]
+                    work = count_work(members, share_prompts_from=self.share_prompts_from)
+                    work = np.array(work)  # [3]
                     counts.rank_tokens[rank] += int(work[0])
                     counts.forward += work
                     if i >= minibatch.num_forward_only:

@@ -20,13 +20,13 @@ from torchtitan_rl.core.types import (
 )
 
 
-def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, int, int]:
+def count_work(members: Sequence[Member], *, share_prompts_from: int) -> tuple[int, int, int]:
     """Returns one micro-batch's tokens, pairs of a token and one it attends to (or itself), and tokens in the loss.
 
-    A shared prompt counts once.
+    A shared prompt counts once: see `pack`.
     """
     tokens = pairs = 0
-    for trace in _laid_out(_in_order(members, share_prompts), share_prompts):
+    for trace in _laid_out(_in_order(members, share_prompts_from), share_prompts_from):
         end = trace.length
         tokens += end - trace.shared
         pairs += (end * (end + 1) - trace.shared * (trace.shared + 1)) // 2
@@ -52,14 +52,14 @@ class _Trace(NamedTuple):
         return len(self.prompt) + self.span.stop - self.span.start
 
 
-def _in_order(members: Sequence[Member], share_prompts: bool) -> list[Member]:
+def _in_order(members: Sequence[Member], share_prompts_from: int) -> list[Member]:
     """Returns the members in their order in the pack. Those that share a prompt are neighbours."""
-    if not share_prompts:
+    if share_prompts_from == 0:
         return [*members]
     return sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
 
 
-def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Trace]:
+def _laid_out(members: Sequence[Member], share_prompts_from: int) -> list[_Trace]:
     """Returns the members' traces in their order in the pack.
 
     Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
@@ -74,16 +74,17 @@ def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Trace]:
         if member.prompt.prompt_idx != previous:
             laid_out += later
             later = []
-        shares = share_prompts and member.prompt.prompt_idx == previous
-        previous = member.prompt.prompt_idx
         prompt = member.prompt.token_ids  # [Lp]
+        is_sibling = member.prompt.prompt_idx == previous
+        shares = is_sibling and 0 < share_prompts_from <= len(prompt)
+        previous = member.prompt.prompt_idx
         first, *others = member.episode.completion.spans
         laid_out.append(_Trace(i, prompt, first, len(prompt) - 1 if shares else 0))
         later += [_Trace(i, prompt[:0], span, 0) for span in others]
     return laid_out + later
 
 
-def label_places(members: Sequence[Member], *, share_prompts: bool) -> list[np.ndarray]:
+def label_places(members: Sequence[Member], *, share_prompts_from: int) -> list[np.ndarray]:
     """Returns for each member of a packed batch, in its order, the places in the pack that predict its completion's
     tokens: [L] int64. The first token of a later trace has no such place; it gets -1.
     """
@@ -91,7 +92,7 @@ def label_places(members: Sequence[Member], *, share_prompts: bool) -> list[np.n
     for member in members:
         places.append(np.empty(len(member.episode.completion.token_ids), dtype=np.int64))
     end = 0
-    for trace in _laid_out(members, share_prompts):
+    for trace in _laid_out(members, share_prompts_from):
         end += trace.length - trace.shared
         count = trace.span.stop - trace.span.start
         found = np.arange(end - 1 - count, end - 1)  # [tokens of the trace]
@@ -106,7 +107,7 @@ def pack(
     *,
     normalizers: Normalizers,
     multiple: int,
-    share_prompts: bool = False,
+    share_prompts_from: int = 0,
     sequence_columns: Sequence[str] = (),
     token_columns: Sequence[str] = (),
 ) -> TrainBatch:
@@ -116,12 +117,13 @@ def pack(
     needs no wider rows. An empty micro-batch consists of padding only.
 
     Args:
-        share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start
-            with the prompt's last token, at its position in the prompt (see SegmentLayout).
+        share_prompts_from: store a prompt's tokens once for all its completions, if it has at least so many. All but the
+            first completion then start with the prompt's last token, at its position in the prompt (see SegmentLayout).
+            0: never.
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
-    members = _in_order(members, share_prompts)
-    traces = _laid_out(members, share_prompts)
+    members = _in_order(members, share_prompts_from)
+    traces = _laid_out(members, share_prompts_from)
     shared = np.array([trace.shared for trace in traces], dtype=np.int64)  # [traces]
     lengths = np.array([trace.length for trace in traces], dtype=np.int64)  # [traces]
     own_lengths = lengths - shared  # [traces], as of `SegmentLayout.of`
@@ -181,14 +183,14 @@ def pack(
 
 
 def completion_values(
-    batch: TrainBatch, values: Tensor, *, share_prompts: bool
+    batch: TrainBatch, values: Tensor, *, share_prompts_from: int
 ) -> list[np.ndarray]:
     """Returns each member's part of `values` [T], which stand where its labels are: [L] for its completion's tokens.
 
     A token without a label's place has 0.
     """
     on_host = values.cpu().numpy()  # [T]
-    places = label_places(batch.members, share_prompts=share_prompts)  # [L] each
+    places = label_places(batch.members, share_prompts_from=share_prompts_from)  # [L] each
     return [np.where(at >= 0, on_host[at], on_host.dtype.type(0)) for at in places]
 
 

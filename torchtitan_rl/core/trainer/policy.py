@@ -83,12 +83,15 @@ def model_config(
     training: TrainingConfig,
     logprob_chunk_tokens: int,
     compile_head: bool,
+    share_prompts_from: int = 0,
 ) -> Decoder.Config:
     """Returns a copy of the model's config with this device's attention, the scoring head, the RoPE length and experts
     for packed sequences."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
-    inner = attention_config(float32=training.mixed_precision_param == "float32")
+    inner = attention_config(
+        float32=training.mixed_precision_param == "float32", share_prompts_from=share_prompts_from
+    )
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)

@@ -20,7 +20,7 @@ from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.services import PolicyLora
-from torchtitan_rl.core.trainer.attention import shares_prompts
+from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
 from torchtitan_rl.core.trainer.episode_scores import EpisodeScorer, comparison, keep_comparisons
 from torchtitan_rl.core.trainer.experts import routing_metrics
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
@@ -136,7 +136,7 @@ class Trainer(Configurable):
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
             attention_cost=self._attention_cost(),
-            shares_prompts=shares_prompts(self.model),
+            share_prompts_from=shortest_shared_prompt(self.model),
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )
@@ -170,7 +170,6 @@ class Trainer(Configurable):
     def load_teacher(self, model_spec: ModelSpec, folder: Path) -> None:
         """Load the frozen model from which a loss with `divergence_beta` takes the policy's divergence. Collective."""
         self.teacher = self.load_frozen(model_spec, folder)
-        self.batcher.shares_prompts = self.batcher.shares_prompts and shares_prompts(self.teacher)
 
     def _load(
         self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
@@ -187,6 +186,7 @@ class Trainer(Configurable):
             training,
             config.logprob_chunk_tokens,
             not ON_CPU if config.compile_head == "auto" else config.compile_head,
+            config.share_prompts_from,
         )
         if lora:
             architecture = lora.convert(architecture)
@@ -330,7 +330,7 @@ class Trainer(Configurable):
             forward.out.read(values) for forward, values in zip(forwards, numbers, strict=True)
         ]
         if compared:
-            keep_comparisons(minibatch.batches, compared, self.batcher.shares_prompts)
+            keep_comparisons(minibatch.batches, compared, self.batcher.share_prompts_from)
         if check_logprobs:
             self._check_logprobs(minibatch.batches, rows, ["entropy"])
         applied = self.finite.allows(float(loss), float(norm))

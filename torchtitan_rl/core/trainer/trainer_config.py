@@ -71,6 +71,10 @@ class TrainerConfig(Configurable.Config):
     max_tokens_per_microbatch: int = number(16384, least=1, remedy="Use 8192 or more.")
     """Packed tokens of one forward and backward on one data-parallel rank."""
 
+    share_prompts_from: int = number(0, least=0, remedy="Use 0 for none, or 512.")
+    """Tokens from which on a GPU in bfloat16 computes a prompt once for its completions in a micro-batch. 0: none. In float32
+    any prompt is computed once."""
+
     num_epochs: int = number(1, least=1, most=1000)
     """Passes over a step's episodes. With more than one optimizer step per batch, the log-probabilities from before the
     first are kept as log pi_old, and the policy ratio differs from 1."""

@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import _registry
-from torchtitan.models.common.attention import VarlenAttention
+from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 
+from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
 from torchtitan_rl.core.trainer import attention
 from torchtitan_rl.core.trainer.attention import (
     FlashVarlen,
@@ -13,6 +16,7 @@ from torchtitan_rl.core.trainer.attention import (
     flash_attention,
     similar_lengths,
 )
+from torchtitan_rl.core.trainer.shared_prompts import SharedKeys
 from torchtitan_rl.core.types import SegmentLayout
 
 
@@ -109,6 +113,36 @@ def test_newer_flash_attention_is_used_if_installed_for_the_gpu(gpu, capability,
     assert activations == [name]
     assert _registry.current_flash_attention_impl() == name
     assert flash_attention() == (name, "")
+
+
+def test_gpu_shares_prompts_from_the_configured_length_on_and_sdpa_any(gpu):
+    gpu((8, 0))
+    config = attention.attention_config(float32=False)
+    assert config.share_prompts_from == 0
+    assert "prompts" not in describe_attention(config)
+    config = attention.attention_config(float32=False, share_prompts_from=512)
+    assert config.share_prompts_from == 512
+    assert "prompts from 512 tokens on once" in describe_attention(config)
+    assert attention.attention_config(float32=True, share_prompts_from=512).share_prompts_from == 1
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
+@pytest.mark.parametrize(("shared", "kind"), [([0, 2, 2], SharedKeys), ([0, 0, 0], VarlenMetadata)])
+def test_flash_attention_takes_packs_with_and_without_shared_prompts(gpu, shared, kind, window):
+    gpu((8, 0))
+    built = FlashVarlen.Config(share_prompts_from=2, window_size=window).build()
+    model = SimpleNamespace(
+        config=SimpleNamespace(first_attention=SimpleNamespace(inner_attention=FlashVarlen.Config()))
+    )
+    masks = attention.attention_masks(model, SegmentLayout.of([5, 2, 3], shared, device="cpu"))
+    assert isinstance(masks, kind)
+    torch.manual_seed(0)
+    qkv = [torch.randn(1, 10, heads, 8) for heads in (4, 2, 2)]
+    found = built(*qkv, attention_masks=masks, scale=0.3, enable_gqa=True)
+    rows = PackedRows.of(SegmentLayout.of([5, 2, 3], shared, device="cpu"))
+    sdpa = PackedSDPA.Config(window_size=window).build()
+    expected = sdpa(*(t.bfloat16().float() for t in qkv), attention_masks=rows, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
 
 
 def test_float32_uses_sdpa_on_a_gpu(gpu):

@@ -228,17 +228,17 @@ def test_turns_whose_advantages_cancel_out_have_a_gradient():
     assert Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
 
-@pytest.mark.parametrize("shares_prompts", [True, False])
+@pytest.mark.parametrize("share_prompts_from", [1, 0])
 @pytest.mark.parametrize("algorithm", [Algorithm.Config(), Algorithm.Config(entropy_coef=0.01)])
-def test_reported_flops_bound_those_counted_by_torch(build, algorithm, shares_prompts):
+def test_reported_flops_bound_those_counted_by_torch(build, algorithm, share_prompts_from):
     trainer = build(algorithm)
-    trainer.batcher.shares_prompts = shares_prompts
+    trainer.batcher.share_prompts_from = share_prompts_from
     groups = credited(trainer)
     with FlopCounterMode(display=False) as counter:
         report = trainer.update(groups)
     least = TokenFlops.of(tiny_spec().model, trainer.model).total(report.work)
     assert 0.5 * counter.get_total_flops() < least < counter.get_total_flops()
-    if not shares_prompts:
+    if not share_prompts_from:
         assert least == pytest.approx(sum(map(partial(work_of, trainer), groups)), rel=1e-12)
 
 

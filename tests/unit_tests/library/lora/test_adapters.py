@@ -404,7 +404,7 @@ def test_lora_update_flops_exclude_base_weight_gradients(build):
     for rank in (0, 8):
         trainer = build(rank)
         change_adapters(trainer.model, 1)
-        trainer.batcher.multiple, trainer.batcher.shares_prompts = 1, False
+        trainer.batcher.multiple, trainer.batcher.share_prompts_from = 1, 0
         with FlopCounterMode(display=False) as counter:
             report = updated(trainer)
         counted.append(counter.get_total_flops())
