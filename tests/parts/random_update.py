@@ -226,7 +226,8 @@ def random_batcher(algorithm: Algorithm, rng: random.Random) -> Batcher:
         max_tokens=rng.choice([24, 60, 1000]),
         num_ranks=rng.choice([1, 1, 2, 3]),
         multiple=rng.choice([1, 8]),
-        share_prompts_from=rng.choice([0, 1, 5]),
+        share_prompts_from=(share_from := rng.choice([0, 1, 5])),
+        join_siblings_from=rng.choice([0, share_from]),
         attention_cost=0.01,
         rank=0,
     )

@@ -341,13 +341,6 @@ class Member(NamedTuple):
         return len(self.prompt.token_ids) + len(self.episode.completion.token_ids)
 
     @property
-    def trace_lengths(self) -> list[int]:
-        """Tokens of each trace, in the first with those of the prompt."""
-        lengths = [span.stop - span.start for span in self.episode.completion.spans]
-        lengths[0] += len(self.prompt.token_ids)
-        return lengths
-
-    @property
     def name(self) -> str:
         """The name in messages. Example: "prompt 3, sample 1"."""
         return f"prompt {self.prompt.prompt_idx}, sample {self.episode.completion.sample_idx}"

@@ -11,6 +11,7 @@ import numpy as np
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.packing import count_work, pack
+from torchtitan_rl.core.trainer.siblings import ways_to_join
 from torchtitan_rl.core.types import Episode, FloatArray, Group, Member, TrainBatch
 
 Item = list[Member]
@@ -54,6 +55,7 @@ class Batcher:
         multiple: int,
         attention_cost: float,
         share_prompts_from: int,
+        join_siblings_from: int,
         num_ranks: int,
         rank: int,
     ) -> None:
@@ -63,6 +65,8 @@ class Batcher:
             multiple: a micro-batch is padded to a multiple of so many tokens.
             attention_cost: see `plan_microbatches`.
             share_prompts_from: see `pack`.
+            join_siblings_from: tokens of a prompt from which on its completions share a micro-batch if that makes a step
+                shorter. 0: none.
             num_ranks, rank: of the data-parallel ranks.
         """
         self.algorithm = algorithm
@@ -70,6 +74,7 @@ class Batcher:
         self.multiple = multiple
         self.attention_cost = attention_cost
         self.share_prompts_from = share_prompts_from
+        self.join_siblings_from = join_siblings_from
         self.num_ranks = num_ranks
         self.rank = rank
         self._warned_of_size = False
@@ -133,6 +138,7 @@ class Batcher:
             num_ranks=self.num_ranks,
             max_tokens=self.max_tokens,
             attention_cost=self.attention_cost,
+            join_siblings_from=self.join_siblings_from,
         )
 
     def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
@@ -177,49 +183,72 @@ def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[
 
 
 def plan_microbatches(
-    items: Sequence[Item], *, num_ranks: int, max_tokens: int, attention_cost: float = 0.0
+    items: Sequence[Item],
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    attention_cost: float = 0.0,
+    join_siblings_from: int = 0,
 ) -> Plan:
     """Assign items to ranks and split each rank's share into micro-batches.
 
     Args:
+        items: those of one prompt are neighbours.
         max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own.
         attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
+        join_siblings_from: tokens of a prompt from which on its completions share a micro-batch, if the step takes less
+            time so. 0: none.
 
     Returns:
         [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
         Ranks with too few items get empty ones. Without items no rank has any.
-
-    Assigning the largest item first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969).
     """
-    costs = [_cost(item, attention_cost) for item in items]
-    shares: list[list[Item]] = [[] for _ in range(num_ranks)]
+
+    def work(members: Sequence[Member]) -> tuple[int, float]:
+        """Returns tokens and cost."""
+        tokens, pairs, _ = count_work(members, share_prompts_from=join_siblings_from)
+        return tokens, tokens + attention_cost * pairs
+
+    def cost(plan: Plan) -> tuple[float, int]:
+        """Returns the cost of the slowest rank in each micro-batch, where the ranks wait for one another, and the number of
+        micro-batches, which decides between equal ones."""
+        slowest = [max(work(members)[1] for members in one) for one in zip(*plan, strict=True)]
+        return sum(slowest), len(slowest)
+
+    plans: list[Plan] = []
+    for joined in ways_to_join(items, max_tokens=max_tokens, join_siblings_from=join_siblings_from):
+        priced = [_Priced(item, *work(item)) for item in joined]
+        plans.append(_balanced(priced, num_ranks, max_tokens))
+    return min(plans, key=cost) if len(plans) > 1 else plans[0]
+
+
+class _Priced(NamedTuple):
+    item: Item
+    tokens: int
+    cost: float
+
+
+def _balanced(items: Sequence[_Priced], num_ranks: int, max_tokens: int) -> Plan:
+    """Assigning the largest item first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969)."""
+    shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
     loads = [(0.0, rank) for rank in range(num_ranks)]
-    for i in sorted(range(len(items)), key=lambda i: -costs[i]):  # stable
+    for one in sorted(items, key=lambda one: -one.cost):  # stable
         load, rank = heapq.heappop(loads)
-        shares[rank].append(items[i])
-        heapq.heappush(loads, (load + costs[i], rank))
-    plans = [_first_fit(share, max_tokens) for share in shares]
-    most = max(len(microbatches) for microbatches in plans)
-    for microbatches in plans:
+        shares[rank].append(one)
+        heapq.heappush(loads, (load + one.cost, rank))
+    plan = [_first_fit(share, max_tokens) for share in shares]
+    most = max(len(microbatches) for microbatches in plan)
+    for microbatches in plan:
         while len(microbatches) < most:
             microbatches.append([])
-    return plans
+    return plan
 
 
-def _cost(item: Item, attention_cost: float) -> float:
-    cost = 0.0
-    for member in item:
-        for n in member.trace_lengths:
-            cost += n + attention_cost * n * n / 2
-    return cost
-
-
-def _first_fit(items: list[Item], max_tokens: int) -> list[list[Member]]:
+def _first_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
     """First-fit decreasing: each item goes into the first micro-batch with enough room."""
     microbatches: list[list[Member]] = []
     used: list[int] = []  # tokens of each
-    for item in sorted(items, key=num_tokens, reverse=True):  # stable
-        size = num_tokens(item)
+    for item, size, _ in sorted(items, key=lambda one: -one.tokens):  # stable
         for i, tokens in enumerate(used):
             if tokens + size <= max_tokens:
                 microbatches[i] += item

@@ -137,6 +137,7 @@ class Trainer(Configurable):
             multiple=self.pad_multiple,
             attention_cost=self._attention_cost(),
             share_prompts_from=shortest_shared_prompt(self.model),
+            join_siblings_from=config.share_prompts_from,
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )

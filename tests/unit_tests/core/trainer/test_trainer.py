@@ -242,6 +242,18 @@ def test_reported_flops_bound_those_counted_by_torch(build, algorithm, share_pro
         assert least == pytest.approx(sum(map(partial(work_of, trainer), groups)), rel=1e-12)
 
 
+def test_update_with_siblings_in_one_microbatch_is_the_same_and_forwards_fewer_tokens(build):
+    reports, after = [], []
+    for share_prompts_from in (0, 2):
+        trainer = build(share_prompts_from=share_prompts_from, max_tokens_per_microbatch=16)
+        assert trainer.batcher.share_prompts_from == 1
+        reports.append(trainer.update(credited(trainer)))
+        after.append(weights(trainer))
+    assert reports[1].trained_tokens < reports[0].trained_tokens
+    assert reports[1].grad_norm == pytest.approx(reports[0].grad_norm, rel=1e-5)
+    torch.testing.assert_close(after[1], after[0], atol=1e-6, rtol=1e-4)
+
+
 def work_of(trainer: Trainer, group) -> float:
     """6 operations for each weight that a token meets: all of the layers', the head's where it is scored."""
     layers = [p for name, p in trainer.model.named_parameters() if name.startswith(("layers", "norm"))]
