@@ -31,6 +31,8 @@ class Outcome(NamedTuple):
     """Held-out, at the last evaluation."""
     steps_to_target: float
     """NaN if it was not reached."""
+    tokens_to_target: float
+    """Thousands of sampled tokens until then."""
     seconds: float
     """Of all steps."""
     mismatch: float
@@ -63,9 +65,11 @@ def outcome_of(folder: Path) -> Outcome:
     accuracies = [(line["step"], line["evaluation/accuracy"]) for line in lines if "evaluation/accuracy" in line]
     reached = [step for step, accuracy in accuracies if accuracy >= TARGET]
     diffs = [line["sampler/logprob_diff/max"] for line in lines if "sampler/logprob_diff/max" in line]
+    sampled = sum(line.get("completions/tokens", 0.0) for line in lines if reached and line["step"] <= reached[0])
     return Outcome(
         accuracy=accuracies[-1][1],
         steps_to_target=reached[0] if reached else float("nan"),
+        tokens_to_target=sampled / 1000 if reached else float("nan"),
         seconds=sum(line.get("time/step", 0.0) for line in lines),
         mismatch=float(np.mean(diffs)),
     )
@@ -99,12 +103,12 @@ def detectable(outcomes: dict[str, list[Outcome]]) -> float:
 def table(outcomes: dict[str, list[Outcome]]) -> str:
     """Returns the table as markdown, and below it what difference the seeds can show."""
     lines = [
-        f"| cell | seeds | held-out accuracy, % | steps to {TARGET:.0%} | seconds of all steps | largest difference |",
-        "|---|---|---|---|---|---|",
+        f"| cell | seeds | held-out accuracy, % | steps to {TARGET:.0%} | thousand tokens to it | seconds of all steps | largest difference |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, found in outcomes.items():
-        accuracy, steps, seconds, mismatch = zip(*found)
-        row = (with_interval(accuracy, 100), with_interval(steps), with_interval(seconds), f"{np.mean(mismatch):.1e}")
+        accuracy, *counts, mismatch = zip(*found)
+        row = (with_interval(accuracy, 100), *map(with_interval, counts), f"{np.mean(mismatch):.1e}")
         lines.append(f"| {name} | {len(found)} | {' | '.join(row)} |")
     least = detectable(outcomes)
     if np.isfinite(least):

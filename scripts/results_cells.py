@@ -15,7 +15,7 @@ from torchtitan_rl.setup.run_config import RunConfig
 def _counting(**objective) -> RunConfig:
     config = debug_in_flight()
     config.in_flight.prompts = 0
-    config.num_steps = 60
+    config.num_steps = 30
     config.evaluation.every = 5
     config.evaluation.num_prompts = 512
     config.algorithm = Algorithm.Config(**objective)

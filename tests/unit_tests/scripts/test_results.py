@@ -24,7 +24,7 @@ def test_every_cell_is_a_sound_config(cell, tmp_path):
     validate(config, world_size=1)
     try_objective(config, PROMPT, ["correct"])
     assert (config.seed, config.num_steps, config.dump_folder) == (3, 4, str(tmp_path / "run"))
-    assert load_config(name).num_steps == 60
+    assert load_config(name).num_steps == 30
 
 
 def written(folder, accuracies, seed=0):
@@ -33,6 +33,7 @@ def written(folder, accuracies, seed=0):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line.pop("evaluation/accuracy", None)
+        line["completions/tokens"] = 1500 if line["step"] else 0
         if line["step"] % 5 == 0:
             line["evaluation/accuracy"] = accuracies[line["step"] // 5]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -49,7 +50,8 @@ def test_table_has_means_intervals_and_the_detectable_difference(tmp_path, monke
     assert results.main() == 0
     lines = capsys.readouterr().out.splitlines()
     cells = [cell.strip() for cell in lines[2].split("|")]
-    assert cells[1:6] == ["grpo", "3", "44.0 ± 5.0", "10.0 ± 0.0", "20.0 ± 0.0"]  # t(2) 4.303 * 2 / sqrt(3)
+    assert cells[1:5] == ["grpo", "3", "44.0 ± 5.0", "10.0 ± 0.0"]  # t(2) 4.303 * 2 / sqrt(3)
+    assert cells[5:7] == ["15.0 ± 0.0", "20.0 ± 0.0"]  # 10 steps of 1,500 tokens
     assert "not reached" in lines[3]
     freedom, spread = 4, 0.02
     least = (2.7764 + 0.9410) * spread * np.sqrt(2 / 3)
