@@ -62,9 +62,9 @@ def asks(*requests, seen: queue.SimpleQueue | None = None):
 
     async def agent(task, *, base_url, api_key):
         message = None
+        chat = client(base_url, api_key).chat.completions
         for request in requests:
             given = request if isinstance(request, dict) else request(message)
-            chat = client(base_url, api_key).chat.completions
             response = await chat.create(**{"model": "any", **given})
             message = response.choices[0].message.model_dump(exclude_none=True)
             if seen is not None:
@@ -505,8 +505,9 @@ def test_concurrent_requests_are_answered_one_after_another_in_their_order():
 
 
 def test_too_many_requests_at_once_end_the_conversation():
-    async def agent(task, **address):
-        await asyncio.gather(*(asks(question(number))(task, **address) for number in range(65)))
+    async def agent(task, *, base_url, api_key):
+        chat = client(base_url, api_key).chat.completions
+        await asyncio.gather(*(chat.create(model="any", **question(number)) for number in range(65)))
 
     policy = Policy(agent)
     policy.__enter__()

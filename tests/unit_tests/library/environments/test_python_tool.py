@@ -110,10 +110,13 @@ def test_daemon_outside_the_process_group_is_killed(daemon, ends, monkeypatch):
 
 def test_leftover_process_is_found_after_pid_wraparound():
     mark = left_processes.new_mark()
+    entry = f"{left_processes.CALL_VARIABLE}={mark}"
     with subprocess.Popen(["sleep", "60"], env={left_processes.CALL_VARIABLE: mark}, start_new_session=True) as process:
-        left_processes.kill_marked(f"{left_processes.CALL_VARIABLE}={mark}", process.pid)  # higher ones only
+        while not left_processes.find_marked(entry):  # its environment is there a little later than the process
+            time.sleep(0.01)
+        left_processes.kill_marked(entry, process.pid)  # higher ones only
         assert process.poll() is None
-        left_processes.kill_marked(f"{left_processes.CALL_VARIABLE}={mark}", 2**30)  # the last number given is lower
+        left_processes.kill_marked(entry, 2**30)  # the last number given is lower
         assert process.wait(10) == -9
 
 
