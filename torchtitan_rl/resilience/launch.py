@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -71,9 +72,7 @@ class Launcher:
         job_processes.start_reaper(self.mark, at_end=lambda: _record_killed_launcher(self.folder))
         environment = {**os.environ, WATCH_VARIABLE: str(self.folder)}
         environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
-        # By default torchrun takes the host's name, which may not resolve.
-        localhost = ["--local_addr=localhost"] if "--standalone" in args else []
-        command = [sys.executable, "-m", "torchtitan_rl.resilience.agent", *localhost, *args]
+        command = [sys.executable, "-m", "torchtitan_rl.resilience.agent", *by_address(args)]
         # In its own session, so that the ranks get a terminal's Ctrl-C once, from here.
         self.agent = subprocess.Popen(command, env=environment, start_new_session=True)
         for number in job_processes.stop_signals():
@@ -326,6 +325,16 @@ def unknown_address(args: list[str]) -> str:
             except OSError as error:
                 return f", and does not know the address {address!r} of node 0: {error.strerror}"
     return ""
+
+
+def by_address(args: list[str]) -> list[str]:
+    """Returns torchrun's arguments with `--standalone` written out, so that ranks meet at an address. torchrun would take the
+    name localhost and, for the ranks, that of the host, which may not resolve."""
+    if "--standalone" not in args:
+        return args
+    at = args.index("--standalone")
+    here = ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", f"--rdzv_id={uuid.uuid4()}", "--local_addr=127.0.0.1"]
+    return [*args[:at], *here, *args[at + 1 :]]
 
 
 def say(text: str) -> None:

@@ -8,10 +8,11 @@ import sys
 import pytest
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+from torch.distributed.run import parse_args
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.resilience import agent, launch
-from torchtitan_rl.resilience.launch import unknown_address
+from torchtitan_rl.resilience.launch import by_address, unknown_address
 
 
 def test_closed_standard_streams_are_opened_for_all_that_is_started():
@@ -57,3 +58,14 @@ def test_nodes_that_do_not_meet_are_told_in_a_sentence(monkeypatch, capsys, erro
     said = capsys.readouterr().err
     assert said.startswith("error: the 2 nodes did not meet (")
     assert said.endswith("another NODE_RANK on each.\n")
+
+
+def test_ranks_of_one_node_meet_without_a_name():
+    program = ["--nproc_per_node=2", "-m", "torchtitan_rl.train", "--standalone"]
+    nodes = ["--nnodes=2", "--master_addr=node0", *program[:3]]
+    assert by_address(nodes) == nodes
+    found = by_address(["--standalone", *program])
+    assert found[4:] == program
+    assert not any("localhost" in arg for arg in found)
+    parsed = parse_args(found)
+    assert (parsed.rdzv_backend, parsed.rdzv_endpoint, parsed.local_addr) == ("c10d", "127.0.0.1:0", "127.0.0.1")
