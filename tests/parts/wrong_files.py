@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.prompts.stream import PromptStream
-from torchtitan_rl.library.references import load_class
+from torchtitan_rl.library.references import load_class, load_function
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
@@ -363,6 +364,12 @@ def _no_start(_: Path) -> None:
     prepare_start(config)
 
 
+def _lowest(_: Path) -> None:
+    config = load_config("debug_sft")
+    config.evaluation.best_by = "evaluation/loss"
+    check_task(config, config.task.build())
+
+
 def _best_by(metric: str, task: Task.Config) -> Cause:
     def cause(_: Path) -> None:
         config = load_config("debug")
@@ -407,6 +414,12 @@ def _claimed(name: str) -> Cause:
 
 def _in_model(folder: Path) -> None:
     check_dump_folder(str(_checkpoint(folder)))
+
+
+def _yaml(folder: Path) -> None:
+    (folder / "mine.yaml").touch()
+    with chdir(folder):
+        load_function("mine.yaml:mine", "--config")
 
 
 def _no_task(_: Path) -> None:
@@ -494,6 +507,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
         row("--dump-folder /proc/run", "dump_folder: cannot write to /proc/run: The kernel has no files of yours",
             lambda _: check_dump_folder("/proc/run")),
+        row("--dump-folder s3://bucket/run", "'s3://bucket/run': expected a path, no URL", lambda _: check_dump_folder("s3://bucket/run")),
         row("--dump-folder in a file", "Not a directory: ", _claimed("file/run")),
         row("--dump-folder of 300 characters", "File name too long. Pass --dump-folder", _claimed("x" * 300)),
         row("--dump-folder of a name that is no UTF-8", "expected a name in UTF-8, as", _claimed(os.fsdecode(b"caf\xe9"))),
@@ -633,6 +647,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _rows("".join(_ROW.replace('"a"', one) for one in ('"a"', '"b"', '"c"')), held_out_share=0.9999)),
         row("--evaluation.best-by evaluation/acuracy", "best_by = 'evaluation/acuracy': expected one of ['evaluation/accuracy', ",
             _best_by("evaluation/acuracy", SumDigits.Config())),
+        row("--evaluation.best-by evaluation/loss", "best_by = 'evaluation/loss': expected one of ['-evaluation/loss'",
+            _lowest),
         row("--evaluation.best-by evaluation/sampled/accuracy, evaluation.sampled.n 0", "'evaluation/sampled/accuracy': expected one of",
             _best_by("evaluation/sampled/accuracy", SumDigits.Config())),
         row("--task.template {question}", "task.template = '{question}': expected columns of rows.jsonl in braces, but ['question'] are none",
@@ -661,6 +677,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _on_its_class("n = 4")),
         row("c.task = Rows.Config", "expected Task.Config or None. Use Rows.Config().",
             _assigned("from torchtitan_rl.library.tasks import Rows; c.task = Rows.Config")),
+        row("--grader.rewards f", "= ['f']: expected references, not letters. Write path/to/file.py:function.",
+            _assigned_grader("c.grader.rewards = ['f']")),
+        row("--config mine.yaml:mine", "expected path/to/file.py:function or package.module:function. mine.yaml is no Python file.",
+            _yaml),
         row("c.grader.rewards += 'my.py:f'", "expected references, not letters. Add ['my.py:f'] in place of it.",
             _assigned_grader("c.grader.rewards += 'my.py:f'")),
         row("--config my_configs.py:mine of a config", "mine is of the type RunConfig: write a function.", _config_file("from configs.debug import debug\nmine = debug()\n")),

@@ -32,6 +32,8 @@ def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -
 
     Example: high: float = number(5.0, above="low", remedy="Use 5.")
     """
+    if unknown := limits.keys() - _COMPARISONS.keys():
+        raise TypeError(f"number() has no limits {sorted(unknown)}; it has {sorted(_COMPARISONS)}")
     metadata = {"limits": limits, "remedy": remedy, "usual": default}
     if isinstance(default, (list, dict)):
         return field(default_factory=partial(copy, default), metadata=metadata)

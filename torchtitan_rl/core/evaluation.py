@@ -106,7 +106,7 @@ class Evaluation(Configurable):
             "evaluation.best_by",
             "",
             "a metric, as evaluation.stop_after asks",
-            "Use evaluation/accuracy.",
+            "Use evaluation/accuracy; for demonstrations, -evaluation/loss.",
         )
         known = config.best_by.removeprefix("-").startswith("evaluation/") or not config.best_by
         expect(

@@ -51,6 +51,7 @@ def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any
     place = from_caller(place) if is_file else place
     whole = bool(place and name) and (is_file or re.fullmatch(r"\w+(\.\w+)*", place) is not None)
     expect(whole, field, reference, forms, f"Name the {kind} after a colon.")
+    expect(is_file or not Path(from_caller(place)).is_file(), field, reference, forms, f"{place} is no Python file.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
     module = import_checked(Path(place).resolve() if is_file else place, field)
     function = getattr(module, name, None)

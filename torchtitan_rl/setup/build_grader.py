@@ -31,9 +31,8 @@ def find_scorers(
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
     letters = [reference for reference in config.rewards if len(reference) == 1]  # of a text that was added to the list
-    expect(
-        not letters, "grader.rewards", letters, "references, not letters", f"Add [{''.join(letters)!r}] in place of it."
-    )
+    whole = f"Add [{''.join(letters)!r}] in place of it." if len(letters) > 1 else "Write path/to/file.py:function."
+    expect(not letters, "grader.rewards", letters, "references, not letters", whole)
     extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
     members = task.members()
     by_task = {

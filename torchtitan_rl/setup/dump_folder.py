@@ -36,6 +36,7 @@ def check_dump_folder(folder: str) -> None:
     name = str(path.absolute())
     is_text = name == name.encode(errors="replace").decode()
     expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others need", "Pass another.")
+    expect("://" not in folder, "dump_folder", folder, "a path, no URL", "Pass a folder that every node can write to.")
     with explained(path):
         whose = _other_use(path)
         expect(

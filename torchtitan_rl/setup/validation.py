@@ -158,19 +158,20 @@ def check_task(config: "RunConfig", task: Task) -> None:
     Raises:
         UserError: as `validate`.
     """
-    name, known = config.evaluation.best_by.removeprefix("-"), set()
+    best_by, known = config.evaluation.best_by, set()
     members = task.members()
     judged = any(getattr(member, "has_answers", True) for member in members.values())
     if not config.samples_training:
-        known.add(HELD_OUT_LOSS)
+        known.add(f"-{HELD_OUT_LOSS}")
     for evaluation_pass, sampling in config.evaluation.build().passes.items():
         names = evaluation_names(sampling.n, judged=judged)
         prefixes = [evaluation_pass.prefix, *(f"{evaluation_pass.prefix}/{member}" for member in members if member)]
         known |= {f"{prefix}/{each}" for prefix in prefixes for each in names}
         if config.algorithm.loss.build().divergence_beta is not None:
-            known.add(f"{evaluation_pass.prefix}/divergence")
-    remedy = f"{did_you_mean(name, known)}docs/evaluation.md has their meaning."
-    expect(not name or name in known, "evaluation.best_by", name, f"one of {sorted(known)}", remedy)
+            known.add(f"-{evaluation_pass.prefix}/divergence")
+    remedy = f"{did_you_mean(best_by, known)}The - is for metrics whose lowest value is best; docs/evaluation.md has their meaning."
+    has_it = not best_by or not known.isdisjoint({best_by, best_by.removeprefix("-")})
+    expect(has_it, "evaluation.best_by", best_by, f"one of {sorted(known)}", remedy)
 
 
 def schedule_warning(config: "RunConfig") -> str:
