@@ -93,18 +93,19 @@ class Browser:
         """Leaves the page: it then draws and reloads nothing, and takes no CPU from other tests."""
         self.call("Page.navigate", url="about:blank")
 
-    def wait(self, condition: str, seconds: float = 30.0) -> None:
-        """Until the expression is true. The page may be read again meanwhile, even while the expression is being evaluated."""
+    def wait(self, condition: str, seconds: float = 30.0) -> Any:
+        """Until the expression is true; returns its value. The page may be read again meanwhile, even in the middle of it."""
         deadline = time.monotonic() + seconds
-        while not self._holds(condition):
+        while not (value := self._value(condition)):
             assert time.monotonic() < deadline, f"{condition} did not become true; errors: {self.errors}"
             time.sleep(0.02)
+        return value
 
-    def _holds(self, condition: str) -> bool:
+    def _value(self, condition: str) -> Any:
         try:
-            return bool(self.run(condition))
+            return self.run(condition)
         except PageLeftError:
-            return False
+            return None
 
     def press(self, key: str) -> None:
         """One key, down and up."""
