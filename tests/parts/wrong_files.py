@@ -192,12 +192,12 @@ def _assigned(line: str) -> Cause:
 
 def _own_trainer_part(field: str, body: str) -> Cause:
     """A user's optimizer or schedule, with this body."""
-    base = {"optimizer": "AdamW", "lr_scheduler": "LRSchedule"}[field]
+    base = {"optimizer": "AdamW.Config", "lr_scheduler": "LRSchedule"}[field]
     text = (
         "from dataclasses import dataclass\nfrom torchtitan.components.optimizer import LRSchedulersContainer\n"
         "from torchtitan_rl.core.trainer.optimizer import AdamW\n"
         "from torchtitan_rl.core.trainer.trainer_config import LRSchedule\n"
-        f"@dataclass(kw_only=True, slots=True)\nclass Mine({base}.Config if '{base}' == 'AdamW' else {base}):\n    {body}\n"
+        f"@dataclass(kw_only=True, slots=True)\nclass Mine({base}):\n    {body}\n"
     )
 
     def cause(folder: Path) -> None:
