@@ -17,7 +17,6 @@ def _counting(**objective) -> RunConfig:
     config.in_flight.prompts = 0
     config.num_steps = 30
     config.evaluation.every = 5
-    config.evaluation.num_prompts = 512
     config.algorithm = Algorithm.Config(**objective)
     return config
 

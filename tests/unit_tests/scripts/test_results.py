@@ -23,6 +23,7 @@ def test_every_cell_is_a_sound_config(cell, tmp_path):
     name, config = parse_args(words[1:])
     validate(config, world_size=1)
     try_objective(config, PROMPT, ["correct"])
+    config.task.build().held_out_examples(config.evaluation.num_prompts)
     assert (config.seed, config.num_steps, config.dump_folder) == (3, 4, str(tmp_path / "run"))
     assert load_config(name).num_steps == 30
 

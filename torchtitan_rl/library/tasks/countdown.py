@@ -36,7 +36,7 @@ class Countdown(ProceduralTask):
     """
 
     name = "countdown"
-    more_with = "a larger task.max_numbers"
+    more_with = ", or set a larger task.max_numbers"
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):

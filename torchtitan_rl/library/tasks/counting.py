@@ -13,6 +13,8 @@ MOST = 48
 class Counting(SumDigits):
     """Prompts with two integers. The answer is the integer after the second; the format and the rewards are SumDigits's."""
 
+    more_with = ""
+
     def draw(self, rng: random.Random) -> tuple[int, ...]:
         first = rng.randint(1, 50)
         return first, first + min(MOST, int(4 * rng.paretovariate(1.0)))

@@ -26,8 +26,8 @@ class ProceduralTask(Task):
 
     name: ClassVar[str]
     """The task's name in the seeds of its random generators."""
-    more_with: ClassVar[str] = "other settings"
-    """The setting with which there are more problems, for an error."""
+    more_with: ClassVar[str] = ""
+    """The remedy of an error, beside fewer prompts: a setting with which there are more problems."""
 
     @abstractmethod
     def draw(self, rng: random.Random) -> Any:
@@ -62,7 +62,7 @@ class ProceduralTask(Task):
                 chosen.setdefault(key, self.example(problem))
         expect(
             len(chosen) == num, "evaluation.num_prompts", num,
-            f"at most {len(chosen)}, the distinct held-out prompts of this task", f"Ask for fewer; {self.name} has more with {self.more_with}.",
+            f"at most {len(chosen)}, the distinct held-out prompts of this task", f"Ask for fewer{self.more_with}.",
         )  # fmt: skip
         return list(chosen.values())
 

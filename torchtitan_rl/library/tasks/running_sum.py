@@ -26,7 +26,7 @@ class RunningSum(ProceduralTask):
     """
 
     name = "running_sum"
-    more_with = "a larger task.numbers"
+    more_with = ", or set a larger task.numbers"
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):

@@ -28,7 +28,7 @@ class SumDigits(ProceduralTask):
     """
 
     name = "sum_digits"
-    more_with = "a larger task.max_integers"
+    more_with = ", or set a larger task.max_integers"
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
