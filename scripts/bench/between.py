@@ -79,7 +79,7 @@ def main() -> None:
     print(machine_line())
     print(f"{args.completions} completions of {args.tokens} tokens, one of {args.ranks} ranks; milliseconds")
     for name, part in (
-        ("rewards", lambda: grader.score(mine)),
+        ("rewards", lambda: grader.grade(mine)),
         ("advantages", advantages),
         ("micro-batches", microbatches),
     ):

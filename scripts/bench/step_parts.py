@@ -79,7 +79,7 @@ def with_credit(parts: Parts, groups: list[Group[Completion]]) -> list[Group[Epi
         scored.append(Group(prompt=group.prompt, samples=samples))
     episodes = draft_episodes(scored)
     for source in parts.sources:
-        source.score(episodes)
+        source.add_logprobs(episodes)
     parts.algorithm.assign_credit(episodes)
     return episodes
 

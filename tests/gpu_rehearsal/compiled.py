@@ -112,7 +112,7 @@ def rehearse(folder: Path, *, kl: bool = False, entropy: float = 0.0, **settings
         for place, (trainer, source) in enumerate(zip(trainers, sources, strict=True)):
             drafts = draft_episodes(groups)
             if source is not None:
-                source.score(drafts)
+                source.add_logprobs(drafts)
             trainer.algorithm.assign_credit(drafts)
             report = trainer.update(drafts)
             norms.append(report.grad_norm)

@@ -154,7 +154,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     trainer.token_logprobs(np.arange(5, 60))
     phase("start")
     for source in sources:
-        source.score(groups)
+        source.add_logprobs(groups)
     trainer.algorithm.assign_credit(groups)
     record.differing = _differing(trainer, groups, device)
     phase("reference")

@@ -132,7 +132,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
     groups = draft_episodes(scored_step())
     if algorithm.needs_reference:
-        Reference(trainer).score(groups)
+        Reference(trainer).add_logprobs(groups)
     algorithm.assign_credit(groups)
     if algorithm.needs_reference:  # so that the divergence is not zero everywhere
         for episode in flat(groups):

@@ -148,7 +148,7 @@ def pack(
         group_ids=torch.tensor([step.members[i].prompt.prompt_idx for i in order], dtype=torch.int64),
         members=[step.members[i] for i in order],
         normalizers=normalizers,
-        old_logprobs=real["old"] if old else None,
+        pi_old_logprobs=real["old"] if old else None,
         reference_logprobs=real["ref"] if reference else None,
         columns={
             name: torch.tensor([step[i].credit.columns[name] for i in order], dtype=dtype)

@@ -48,7 +48,7 @@ def groups(number: int) -> list[Group[Completion]]:
 
 def score(grader: Grader, *texts: str, **fields) -> list[ScoredCompletion]:
     """The grader's view of one group."""
-    [scored] = grader.score([group(*texts, **fields)])
+    [scored] = grader.grade([group(*texts, **fields)])
     return scored.samples
 
 

@@ -77,7 +77,7 @@ def random_settings(rng: random.Random) -> dict:
         "cut_reward": rng.choice([0.0, -0.25]), "cache": rng.choice([None, 3]),
         "zero_variance": rng.choice(["keep", "keep", "drop"]),
         "seed_alpha": rng.choice([None, 0.5]) if token else None,
-        "old_logprobs": old,
+        "pi_old_logprobs": old,
         "first_update": rng.random() < 0.4,
         "num_minibatches": rng.choice([1, 1, 2]),
         "eps_low": rng.choice([0.05, 0.2]), "eps_high": rng.choice([0.05, 0.28]), "dual": rng.choice([None, 1.5]),
@@ -259,7 +259,7 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
             work = batcher.minibatch(minibatch)
             for place, batch in enumerate(work.batches):
                 if not settings["first_update"]:
-                    batch.old_logprobs = score(old, batch, case["temperature"], chunk)[0].detach()
+                    batch.pi_old_logprobs = score(old, batch, case["temperature"], chunk)[0].detach()
                 with torch.set_grad_enabled(place >= work.num_forward_only):
                     out = algorithm.loss(batch, *score(policy, batch, case["temperature"], chunk))
                 if place >= work.num_forward_only:

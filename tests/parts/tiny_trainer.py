@@ -45,7 +45,7 @@ def credited(trainer: Trainer, **step: Any) -> list[Group[Episode]]:
     """A step of made-up samples with the credit of the trainer's algorithm. `step`: of `scored_step`."""
     groups = draft_episodes(scored_step(**step))
     if trainer.algorithm.needs_reference:
-        Reference(trainer).score(groups)
+        Reference(trainer).add_logprobs(groups)
     trainer.algorithm.assign_credit(groups)
     return groups
 

@@ -193,7 +193,7 @@ class Controller(Configurable):
         groups = draft_episodes(scored)
         for source in self.sources:
             with timed(source.name):
-                source.score(groups)
+                source.add_logprobs(groups)
         self.algorithm.assign_credit(groups)
         self.services.prompts.observe(groups)
         self.services.observer.keep(groups, step=self.state.step, split="train")

@@ -92,7 +92,7 @@ class Source(Protocol):
     name: str
     """What its time is reported as."""
 
-    def score(self, groups: Sequence[Group[Episode]]) -> None:
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set its log-probabilities of every episode's tokens: `reference_logprobs`, or one of
         `Credit.token_columns`. Collective."""
 

@@ -451,7 +451,7 @@ class TrainBatch:
     normalizers: Normalizers
     fresh_mask: Tensor | None = None
     """[T] float32, 1 on the tokens of `loss_mask` that the newest weights sampled; None if all are."""
-    old_logprobs: Tensor | None = None
+    pi_old_logprobs: Tensor | None = None
     """[T] float32, log pi_old: the policy's before the training step's first optimizer step. None if there is only one: pi_old
     is then pi."""
     reference_logprobs: Tensor | None = None

@@ -170,7 +170,7 @@ class Teacher:
         self.is_base = trainer.lora is not None and folder.samefile(trainer.hf_assets_path)
         self.model = trainer.model if self.is_base else trainer.load_frozen(model_spec, folder)
 
-    def score(self, groups: Sequence[Group[Episode]]) -> None:
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
             logprobs = self.trainer.scorer.logprobs(self.model, groups)

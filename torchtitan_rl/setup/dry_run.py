@@ -154,7 +154,7 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: P
     answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": wrong, "empty": ""}
     samples = [_completion(i, text, tokenizer) for i, text in enumerate(answers.values())]
     try:
-        [group] = grader.score([Group(prompt=prompt, samples=samples)])
+        [group] = grader.grade([Group(prompt=prompt, samples=samples)])
     except RewardError as error:
         raise UserError(str(error)) from error
     lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples, strict=True)]

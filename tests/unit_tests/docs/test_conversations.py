@@ -68,7 +68,7 @@ def talk(config, *texts: str):
     )
     list(roll_out([one], Script(made, *texts), conversations.start([one]), lambda value: value, wait_for_answers=False))
     group = Group(prompt=one.prompt, samples=[one.completion(0)])
-    [scored] = build_grader(config.grader, task).score([group])
+    [scored] = build_grader(config.grader, task).grade([group])
     return one.prompt, scored.samples[0]
 
 

@@ -70,9 +70,9 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     trainer.config.num_minibatches = config.trainer.num_minibatches
     groups = draft_episodes(scored_step())
     if objective.needs_reference:
-        Reference(trainer).score(groups)
+        Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:
-        Teacher(trainer, tiny_spec(), Path(trainer.hf_assets_path)).score(groups)
+        Teacher(trainer, tiny_spec(), Path(trainer.hf_assets_path)).add_logprobs(groups)
     objective.assign_credit(groups)
     before = weights(trainer)
     report = trainer.update(groups)

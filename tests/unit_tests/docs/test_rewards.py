@@ -56,7 +56,7 @@ def test_the_reward_functions_score_and_log(files, messages):
 def test_the_batch_function_ranks_all_completions_of_the_step(files):
     asked = [group("a", "abcd", prompt_idx=0), group("abc", prompt_idx=1)]
     grader = build_grader(Grader.Config(rewards=[f"{files}/my_batch_rewards.py:long_of_all"]), TaskOf())
-    found = [s.reward for g in grader.score(asked) for s in g.samples]
+    found = [s.reward for g in grader.grade(asked) for s in g.samples]
     assert found == [0.0, 1.0, 0.5]
 
 

@@ -62,7 +62,7 @@ def test_documented_reward_receives_its_column_and_logs(here):
         sample_idx=0, policy_version=0, token_ids=[1], sampler_logprobs=[0.0], text=text, finish_reason="stop"
     )
     grader = build_grader(config.grader, task)
-    [group] = grader.score([Group(prompt=prompt, samples=[sample])])
+    [group] = grader.grade([Group(prompt=prompt, samples=[sample])])
     assert group.samples[0].reward == pytest.approx(1.0 - 0.2 * len(text) / 60)
     assert group.samples[0].extra == {"short/characters": len(text)}
     minutes = example.columns["minutes"]

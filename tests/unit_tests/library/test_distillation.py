@@ -102,7 +102,7 @@ def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, 
             parameter.mul_(1.5)
     model.save_pretrained(teacher)
     groups = draft_episodes(scored_step(num_prompts=2))
-    Teacher(trainer_of(student), tiny_spec(), teacher).score(groups)
+    Teacher(trainer_of(student), tiny_spec(), teacher).add_logprobs(groups)
     for one in groups:
         for episode in one.samples:
             ids = torch.tensor([[*one.prompt.token_ids, *episode.completion.token_ids]])  # [1, Lp + L]

@@ -37,7 +37,7 @@ def quiet(completions, **_):
 @pytest.mark.parametrize("in_process", [["chatty"], []])
 def test_long_output_is_cut_and_counted(in_process, capfd):
     one = grader(chatty, in_process=in_process)
-    assert rewards(one.score([group("a")])[0].samples) == [1.0]
+    assert rewards(one.grade([group("a")])[0].samples) == [1.0]
     one.close()
     for text in capfd.readouterr():
         assert SHOWN < len(text) < SHOWN + 300
@@ -81,12 +81,12 @@ def test_output_that_a_thread_is_writing_is_counted_when_its_source_ends(capsys)
 
 def test_hidden_output_is_logged_up_to_a_limit(caplog):
     with caplog.at_level(logging.INFO):
-        grader(chatty).score([group("a")])
+        grader(chatty).grade([group("a")])
     assert [len(record.args[1]) for record in caplog.records if record.name.endswith("output_limit")] == [KEPT, KEPT]
 
 
 def test_short_output_is_shown_unchanged(capsys):
-    grader(quiet).score([group("a")])
+    grader(quiet).grade([group("a")])
     assert capsys.readouterr().out == "seen a\n"
 
 
@@ -100,11 +100,11 @@ def test_output_of_a_timed_out_call_stays_limited_and_counted(capsys):
         given_up.set()
 
     threading.Thread(target=overdue).start()
-    grader(quiet).score([group("a")])
+    grader(quiet).grade([group("a")])
     print_now.set()
     given_up.wait()
     print("our own line")
-    grader(quiet).score([group("a")])
+    grader(quiet).grade([group("a")])
     shown = capsys.readouterr().out
     assert shown.count("z") == SHOWN
     assert "other threads, such as those of calls that timed out, printed 5,000,001 characters here" in shown
@@ -116,7 +116,7 @@ def test_logged_output_of_a_run_is_limited(caplog, monkeypatch):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            grader(chatty).score([group("a")])
+            grader(chatty).grade([group("a")])
     logged = [len(record.args[1]) for record in caplog.records if record.name.endswith("output_limit")]
     assert logged[::2] == [1_000_000, 500_000, 0]
 
@@ -127,7 +127,7 @@ def test_closed_pipe_fails_no_reward_and_is_reported_once(caplog, monkeypatch):
     os.close(reader)
     monkeypatch.setattr(sys, "stdout", open(writer, "w"))  # noqa: SIM115  (the test's end closes it)
     one = grader(chatty)
-    assert [rewards(one.score([group("a")])[0].samples) for _ in range(2)] == [[1.0], [1.0]]
+    assert [rewards(one.grade([group("a")])[0].samples) for _ in range(2)] == [[1.0], [1.0]]
     assert [r.getMessage() for r in caplog.records if "stdout cannot" in r.getMessage()] == [
         "stdout cannot be written any more ([Errno 32] Broken pipe): training continues, and its logs are in the run's folder"
     ]

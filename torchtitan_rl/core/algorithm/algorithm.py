@@ -391,7 +391,7 @@ class Algorithm(OwnConfig):
         values = {name: zeroed(tensor) for name, tensor in raw.items()}
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
-        log_pi_old, log_mu = values["old_logprobs"], values["sampler_logprobs"]  # [T] each
+        log_pi_old, log_mu = values["pi_old_logprobs"], values["sampler_logprobs"]  # [T] each
         log_weight = log_pi_old - log_mu  # [T]
         correction = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
@@ -427,15 +427,15 @@ class Algorithm(OwnConfig):
     ) -> dict[str, Tensor]:
         """What is known of each label, [T] each.
 
-        logprobs: log pi of the policy that is updated, with gradient. old_logprobs: log pi_old of the policy before the
+        logprobs: log pi of the policy that is updated, with gradient. pi_old_logprobs: log pi_old of the policy before the
         training step's first optimizer step. If that is the only one, none are stored: pi_old is pi, so the ratio pi / pi_old is
         1, with the gradient of log pi. sampler_logprobs: log mu of the engine that sampled the label; log pi_old if none
         did. reference_logprobs: log pi_ref of the frozen reference, if there is one.
         """
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs  # [T]
+        old = logprobs.detach() if batch.pi_old_logprobs is None else batch.pi_old_logprobs  # [T]
         values = {
             "logprobs": logprobs,
-            "old_logprobs": old,
+            "pi_old_logprobs": old,
             "sampler_logprobs": batch.sampler_logprobs if self.policy_loss.from_engine else old,
             "entropy": entropy,
             "advantages": batch.advantages,
@@ -478,7 +478,7 @@ class Algorithm(OwnConfig):
         logprobs, entropy = values["logprobs"], values["entropy"]  # [T] each
         tally.mean("policy/entropy", entropy, inputs.mask)
         tally.distribution("policy/token_entropy", entropy, inputs.mask)
-        record_divergence(tally, "policy", values["old_logprobs"] - logprobs, inputs)
+        record_divergence(tally, "policy", values["pi_old_logprobs"] - logprobs, inputs)
         if "reference_logprobs" in values:
             record_divergence(tally, "reference", logprobs - values["reference_logprobs"], inputs)
         record_ratio(tally, self.policy_loss.ratio_loss, inputs)

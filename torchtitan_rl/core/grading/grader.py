@@ -127,7 +127,7 @@ class Grader(Configurable):
         """Returns a grading round for groups that are sampled together. It can begin before the last group ends."""
         return GradingRound(self, state or TrainerState())
 
-    def score(
+    def grade(
         self, groups: Sequence[Group[Completion]], *, state: TrainerState | None = None
     ) -> list[Group[ScoredCompletion]]:
         """Grade groups that have all been sampled, in one round. Returns and raises like `GradingRound.scores`."""

@@ -19,7 +19,7 @@ class Reference:
         if trainer.lora is None:
             self.model = trainer.load_policy().requires_grad_(False)
 
-    def score(self, groups: Sequence[Group[Episode]]) -> None:
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
         lora = self.trainer.lora
         with lora.off(self.model) if lora else nullcontext():

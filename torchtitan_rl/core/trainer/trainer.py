@@ -231,7 +231,7 @@ class Trainer(Configurable):
         several_steps = config.num_epochs * len(minibatches) > 1
         from_engine = self.algorithm.policy_loss.from_engine
         if from_engine and several_steps:
-            self._keep_old_logprobs(minibatches)
+            self._keep_pi_old_logprobs(minibatches)
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
         norms: list[float] = []
         num_applied = 0
@@ -276,16 +276,16 @@ class Trainer(Configurable):
             "padding_tokens": packed - counts.rank_tokens[self.dp_rank],
         }
 
-    def _keep_old_logprobs(self, minibatches: list[MiniBatch]) -> None:
-        """Set `old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
+    def _keep_pi_old_logprobs(self, minibatches: list[MiniBatch]) -> None:
+        """Set `pi_old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
         sampler's."""
         batches: list[TrainBatch] = []
         rows: list[Tensor] = []  # [4, T] each
         for minibatch in minibatches:
             batches += minibatch.batches
         for batch in batches:
-            batch.old_logprobs = score_only(self.model, *self._inputs(batch))  # [T]
-            rows.append(diff_rows(batch, batch.old_logprobs))
+            batch.pi_old_logprobs = score_only(self.model, *self._inputs(batch))  # [T]
+            rows.append(diff_rows(batch, batch.pi_old_logprobs))
         [rows] = _on_host(rows)
         self._check_logprobs(batches, rows)
 

@@ -107,7 +107,7 @@ def prepared(nonfinite: str, **kwargs):
     return algorithm, episodes, batch
 
 
-@pytest.mark.parametrize("field", ["advantages", "sampler_logprobs", "old_logprobs"])
+@pytest.mark.parametrize("field", ["advantages", "sampler_logprobs", "pi_old_logprobs"])
 @pytest.mark.parametrize("value", [NAN, INF])
 def test_non_finite_value_of_a_batch_token_is_reported(field, value):
     algorithm, episodes, batch = prepared("raise")
@@ -149,7 +149,7 @@ def test_values_outside_the_loss_mask_are_not_checked():
     logprobs = spread_logprobs(batch, episodes, policy_like(episodes))
     clean = algorithm.loss(batch, logprobs, torch.ones_like(logprobs))
     outside = batch.loss_mask == 0
-    for tensor in (batch.advantages, batch.sampler_logprobs, batch.old_logprobs):
+    for tensor in (batch.advantages, batch.sampler_logprobs, batch.pi_old_logprobs):
         tensor[outside] = NAN
     dirty = algorithm.loss(
         batch, logprobs.masked_fill(outside, NAN), torch.ones_like(logprobs).masked_fill(outside, INF)

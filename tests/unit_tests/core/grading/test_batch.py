@@ -31,10 +31,10 @@ def two_groups():
 
 def test_function_that_logs_metrics_gets_the_batch_by_default(build):
     batch = build(calibration)
-    assert [rewards(g.samples) for g in batch.score(two_groups())] == [[0.0, 0.0], [0.0, 0.0]]
+    assert [rewards(g.samples) for g in batch.grade(two_groups())] == [[0.0, 0.0], [0.0, 0.0]]
     assert logged(batch) == {"extra/calibration/error": (0.0, "mean", 4)}
     alone = build(calibration, scope_of={"calibration": "group"})
-    assert [rewards(g.samples) for g in alone.score(two_groups())] == [[-0.5, -0.5], [-0.5, -0.5]]
+    assert [rewards(g.samples) for g in alone.grade(two_groups())] == [[-0.5, -0.5], [-0.5, -0.5]]
 
 
 def counts(completions, log_extra, **_):
@@ -48,11 +48,11 @@ counts.scope = "batch"
 
 def test_scope_attribute_requests_the_batch_and_the_config_overrides_it(build):
     asked = [group("a", "b", prompt_idx=1), group(prompt_idx=5), group("c", prompt_idx=0)]
-    scored = build(counts, constant(10.0)).score(asked)
+    scored = build(counts, constant(10.0)).grade(asked)
     assert [g.prompt.prompt_idx for g in scored] == [0, 1, 5]
     assert [rewards(g.samples) for g in scored] == [[10.0], [11.0, 12.0], []]
     assert [g.samples[0].extra["counts/pid"] for g in scored[:2]] != [os.getpid()] * 2
-    [first, *_] = build(counts, scope_of={"counts": "group"}).score(asked)
+    [first, *_] = build(counts, scope_of={"counts": "group"}).grade(asked)
     assert rewards(first.samples) == [0.0]
 
 
@@ -67,7 +67,7 @@ def test_batch_has_the_columns_of_all_groups_and_none_for_missing_values(build):
             return dataclasses.replace(super().train_example(index, seed=seed), columns={"level": 3.0})
 
     graded = build_grader(Grader.Config(scope_of={"sees": "batch"}, in_process=["sees"]), Levels(sees))
-    scored = graded.score([group("a", prompt_idx=0, columns={"level": 3.0}), group("b", "c", prompt_idx=1)])
+    scored = graded.grade([group("a", prompt_idx=0, columns={"level": 3.0}), group("b", "c", prompt_idx=1)])
     graded.close()
     assert [rewards(g.samples) for g in scored] == [[3.0], [1.0, 1.0]]
 
@@ -81,7 +81,7 @@ def test_batch_scope_works_for_async_and_in_process_functions(build):
         return [float(os.getpid())] * len(completions)
 
     graded = build(waits, here, scope_of={"waits": "batch", "here": "batch"}, in_process=["here"], weights={"here": 0})
-    scored = graded.score(groups(3))
+    scored = graded.grade(groups(3))
     assert [s.reward_breakdown for g in scored for s in g.samples] == [{"waits": 3.0, "here": float(os.getpid())}] * 3
     assert drained(graded)["reward/waits/seconds"].weight == 1
 
@@ -93,7 +93,7 @@ def hangs(completions, **_):
 def test_batch_has_one_time_limit_and_fails_for_all_completions(build):
     graded = build(hangs, constant(1.0), scope_of={"hangs": "batch"}, time_limit_seconds=0.3, on_failure="none")
     begin = time.monotonic()
-    scored = graded.score(groups(3))
+    scored = graded.grade(groups(3))
     assert time.monotonic() - begin < 10
     assert [s.reward for g in scored for s in g.samples] == [None] * 3
     assert "longer than 0.3 s" in scored[2].samples[0].extra["error/hangs"]
@@ -112,8 +112,8 @@ def test_invalid_score_in_a_batch_names_its_prompt(build):
         RewardError,
         match="'one_bad' failed on prompt 'prompt 1' .*batch of 3 prompts.: returned nan for completion 0 .'1'",
     ):
-        build(one_bad, **config).score(asked)
-    scored = build(one_bad, **config, on_failure="none").score(asked)
+        build(one_bad, **config).grade(asked)
+    scored = build(one_bad, **config, on_failure="none").grade(asked)
     assert [s.reward for g in scored for s in g.samples] == [1.0, None, 1.0]
 
 
@@ -132,7 +132,7 @@ def test_reward_of_the_config_gets_all_members_of_a_mixture_in_one_batch(tmp_pat
         group("b", task="one", prompt_idx=1),
         group("c", task="two", prompt_idx=2),
     ]
-    found = [g.samples[0].reward_breakdown for g in graded.score(asked)]
+    found = [g.samples[0].reward_breakdown for g in graded.grade(asked)]
     graded.close()
     assert found == [{"counts": 0.0, "all_of": 3.0}, {"own": 1.0, "all_of": 3.0}, {"counts": 1.0, "all_of": 3.0}]
 
@@ -144,12 +144,12 @@ def test_held_out_tables_of_a_task_form_one_batch(build):
 
     graded = build_grader(Grader.Config(), Tables(counts))
     asked = [group("a", task="easy", prompt_idx=0), group("b", task="hard", prompt_idx=1)]
-    assert [rewards(g.samples) for g in graded.score(asked)] == [[0.0], [1.0]]
+    assert [rewards(g.samples) for g in graded.grade(asked)] == [[0.0], [1.0]]
     graded.close()
 
 
 def test_replica_without_prompts_calls_no_reward(build):
-    assert build(counts).score([]) == []
+    assert build(counts).grade([]) == []
 
 
 def test_invalid_scope_is_named_before_the_run():

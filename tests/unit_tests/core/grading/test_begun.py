@@ -70,7 +70,7 @@ def test_failure_names_the_first_failing_group_in_prompt_order(build):
 
     graded, asked = build(fails, workers=3), groups(3)
     with pytest.raises(RewardError, match="'fails'.*ValueError: of 0"):
-        graded.score(asked)
+        graded.grade(asked)
 
 
 def test_concurrent_grading_rounds_do_not_mix_groups(build):
@@ -109,5 +109,5 @@ def test_state_of_a_reward_function_stays_in_its_worker(build):
         return [float(counts.calls)]
 
     graded = build(counts)
-    assert [rewards(g.samples) for _ in range(2) for g in graded.score(groups(2))] == [[1.0], [2.0], [3.0], [4.0]]
+    assert [rewards(g.samples) for _ in range(2) for g in graded.grade(groups(2))] == [[1.0], [2.0], [3.0], [4.0]]
     assert not hasattr(counts, "calls")

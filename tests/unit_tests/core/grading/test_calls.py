@@ -42,7 +42,7 @@ def test_groups_of_a_step_are_scored_concurrently_and_returned_in_order(build, w
 
     function = awaits if workers == 1 else waits
     graded = build(function, workers=workers)
-    scored = graded.score(groups(8))
+    scored = graded.grade(groups(8))
     assert [rewards(g.samples) for g in scored] == [[float(i)] for i in range(8)]
     assert drained(graded)[f"reward/{function.__name__}/seconds"].value > 0
 
@@ -56,7 +56,7 @@ def test_blocking_async_function_times_out_without_losing_other_scores(build, mo
     async def quick(completions, **_):
         return [1.0]
 
-    [scored] = build(quick, blocks, time_limit_seconds=0.3, on_failure="none").score(groups(1))
+    [scored] = build(quick, blocks, time_limit_seconds=0.3, on_failure="none").grade(groups(1))
     assert scored.samples[0].reward_breakdown == {"quick": 1.0, "blocks": None}
     assert "took longer than 0.3 s and cannot be cancelled" in scored.samples[0].extra["error/blocks"]
 
@@ -118,7 +118,7 @@ def test_call_that_ignores_its_timeout_is_killed_and_the_next_call_has_a_new_pro
 
     graded = build(function, fine, workers=1, time_limit_seconds=limit, on_failure="none")
     before = _descendants()
-    [scored] = graded.score(groups(1))
+    [scored] = graded.grade(groups(1))
     assert scored.samples[0].reward_breakdown[function.__name__] is None
     assert scored.samples[0].reward_breakdown["fine"] == 2.0
     assert said in scored.samples[0].extra[f"error/{function.__name__}"]
@@ -271,7 +271,7 @@ def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
         return [float(completions[0])]
 
     graded = build(forks)
-    assert [rewards(g.samples) for g in graded.score(groups(3))] == [[0.0], [1.0], [2.0]]
+    assert [rewards(g.samples) for g in graded.grade(groups(3))] == [[0.0], [1.0], [2.0]]
     deadline = time.monotonic() + 10
     said = ""
     while said.count("forked and returned in the child too") < 3 and time.monotonic() < deadline:
@@ -376,7 +376,7 @@ def test_each_mixture_member_is_scored_by_its_own_functions():
             return {"one": TaskOf(constant(1.0, "first")), "two": TaskOf(constant(2.0, "second"))}
 
     graded = build_grader(Grader.Config(weights={"second": 2.0}), Mixture())
-    scored = graded.score([group("46", task="two"), group("x", task="one")])
+    scored = graded.grade([group("46", task="two"), group("x", task="one")])
     assert [g.samples[0].reward_breakdown for g in scored] == [{"second": 2.0}, {"first": 1.0}]
     assert [g.samples[0].reward for g in scored] == [4.0, 1.0]
     assert graded.reward_names == ["first", "second"]

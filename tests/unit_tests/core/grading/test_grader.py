@@ -126,7 +126,7 @@ def test_groups_are_returned_in_order_with_their_prompts():
     def right(completions, expected_answer):
         return [float(text == expected) for text, expected in zip(completions, expected_answer)]
 
-    graded = grader(right).score(groups)
+    graded = grader(right).grade(groups)
     assert [g.prompt for g in graded] == [g.prompt for g in groups]
     assert [rewards(g.samples) for g in graded] == [[1.0, 0.0], [], [1.0]]
 
@@ -170,7 +170,7 @@ def test_reward_function_receives_environment_logs_by_turn():
         "finish_reason": "stop",
     }
     samples = [Completion(sample_idx=0, turns=turns, **fields), Completion(sample_idx=1, **fields)]
-    grader(curious, in_process=["curious"]).score([Group(prompt=group("a").prompt, samples=samples)])
+    grader(curious, in_process=["curious"]).grade([Group(prompt=group("a").prompt, samples=samples)])
     assert seen["turn_columns"] == [[{"tests": 9}, {"tests": 3}], []]
     assert turns[0].columns == {"tests": 2}
 
@@ -195,13 +195,13 @@ def test_reward_function_receives_finish_reasons_token_ids_and_logprobs():
     )
     groups = [Group(prompt=prompt, samples=[cut, with_tool])]
     graded = grader(curious, in_process=["curious"])
-    graded.score(groups, state=TrainerState(global_step=4, max_steps=50))
+    graded.grade(groups, state=TrainerState(global_step=4, max_steps=50))
     assert seen["finish_reasons"] == ["length", "stop"]
     assert seen["logprobs"] == [[-0.5, -2.0], [-1.0, -0.25]]
     assert seen["loss_masks"] == [[True, True], [True, False, True]]
     assert seen["completion_ids"] == [[5, 6], [5, 8, 9]]
     assert (seen["trainer_state"].global_step, seen["trainer_state"].max_steps) == (4, 50)
-    graded.score(groups)
+    graded.grade(groups)
     assert seen["trainer_state"].global_step == 0
 
 
@@ -218,7 +218,7 @@ def test_trainer_state_uses_transformers_field_names(build):
         assert not trainer_state.log_history
         return [trainer_state.epoch * trainer_state.is_world_process_zero]
 
-    [scored] = build(scheduled).score([group("a")], state=state)
+    [scored] = build(scheduled).grade([group("a")], state=state)
     assert rewards(scored.samples) == [0.25]
 
 

@@ -112,7 +112,7 @@ def gradient(config: Algorithm.Config, seed: int, *, is_cut: bool, num_ranks: in
                 members, normalizers=algorithm.normalizers(groups), multiple=4,
                 sequence_columns=algorithm.policy_loss.sequence_columns,
             )  # fmt: skip
-            batch.old_logprobs = logprobs_of(old, batch)
+            batch.pi_old_logprobs = logprobs_of(old, batch)
             logprobs = logprobs_of(weights, batch)
             algorithm.loss(batch, logprobs, torch.zeros_like(logprobs)).loss.backward()
     return weights.grad

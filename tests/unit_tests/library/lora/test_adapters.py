@@ -76,7 +76,7 @@ def build(folder):
 def updated(trainer: Trainer):
     groups = draft_episodes(scored_step())
     if trainer.algorithm.needs_reference:
-        Reference(trainer).score(groups)
+        Reference(trainer).add_logprobs(groups)
     trainer.algorithm.assign_credit(groups)
     return trainer.update(groups)
 
@@ -137,7 +137,7 @@ def test_reference_is_the_base_without_a_second_copy(build):
     assert Reference(lora).model is lora.model
     groups = [draft_episodes(scored_step()) for _ in range(2)]
     for trainer, step in zip((lora, full), groups, strict=True):
-        Reference(trainer).score(step)
+        Reference(trainer).add_logprobs(step)
     for ours, theirs in zip(*map(flat, groups), strict=True):
         np.testing.assert_allclose(ours.reference_logprobs, theirs.reference_logprobs, atol=1e-6)
 

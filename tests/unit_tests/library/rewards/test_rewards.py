@@ -140,20 +140,20 @@ def test_judge_requests_are_concurrent_and_never_repeated(server, tmp_path):
     cache = tmp_path / "marks.jsonl"
     graded = grader(Judge(address, "m", cache=str(cache)))
     groups = [group("ab", "twice", "x" * i, prompt_idx=i) for i in range(1, 9)]
-    scored = graded.score(groups)
+    scored = graded.grade(groups)
     assert max(most_open) >= 8
     assert [rewards(g.samples) for g in scored] == [[0.2, 0.5, i / 10] for i in range(1, 9)]
     count = len(asked)
     assert count == 10 + 1  # ten different questions, one of them tried again
-    graded.score(groups)
-    grader(Judge(address, "m", cache=str(cache))).score(groups)
+    graded.grade(groups)
+    grader(Judge(address, "m", cache=str(cache))).grade(groups)
     assert len(asked) == count
     assert len([json.loads(line) for line in cache.read_text().splitlines()]) == 10
 
 
 def test_judge_over_its_budget_is_left_out(server):
     graded = grader(Judge(server[0], "m", budget=2))
-    [scored] = graded.score([group("a", "bb", "ccc", "a")])
+    [scored] = graded.grade([group("a", "bb", "ccc", "a")])
     assert rewards(scored.samples) == [0.1, 0.2, None, 0.1]
     assert logged(graded)["extra/Judge/left_out"].value == 0.25
 

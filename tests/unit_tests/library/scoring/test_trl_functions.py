@@ -131,7 +131,7 @@ def test_published_trl_function_runs_unchanged(reference, expected):
 def test_an_example_of_the_documentation_runs_unchanged(function, fields, expected):
     graded = build_grader(Grader.Config(), WithColumns(function))
     state = TrainerState(global_step=5, max_steps=10, best_metric=0.3, num_input_tokens_seen=9)
-    [scored] = graded.score([group(r"$\boxed{46}", "45", **fields)], state=state)
+    [scored] = graded.grade([group(r"$\boxed{46}", "45", **fields)], state=state)
     graded.close()
     assert [s.reward for s in scored.samples] == expected
     if function is logs_one_by_one:
@@ -142,11 +142,11 @@ def test_calibration_error_is_computed_over_the_batch_as_in_trl():
     """Two prompts, right and wrong, both stated with 0.5: perfect over the batch, 0.5 within each group."""
     graded = build_grader(Grader.Config(), WithColumns(calibrated))
     asked = [group("46 0.5", prompt_idx=0, **PLAIN), group("45 0.5", prompt_idx=1, **PLAIN)]
-    found = [s.reward for g in graded.score(asked) for s in g.samples]
+    found = [s.reward for g in graded.grade(asked) for s in g.samples]
     assert found == [0.75, 0.75]
     assert logged(graded) == {"extra/calibrated/ece": (0.0, "mean", 2)}
     graded.close()
     alone = build_grader(Grader.Config(scope_of={"calibrated": "group"}), WithColumns(calibrated))
-    alone.score(asked)
+    alone.grade(asked)
     assert logged(alone) == {"extra/calibrated/ece": (0.5, "mean", 2)}
     alone.close()

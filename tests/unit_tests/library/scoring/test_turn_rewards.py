@@ -31,7 +31,7 @@ def test_turn_rewards_come_only_from_the_environment(functions, reward, of_turns
     weights = {"environment_reward": 2.0} if environment_reward in functions else {}
     made = grader(*functions, weights=weights)
     try:
-        [[scored]] = [group.samples for group in made.score([talked(0.5, None, 1.0)])]
+        [[scored]] = [group.samples for group in made.grade([talked(0.5, None, 1.0)])]
     finally:
         made.close()
     assert (scored.reward, scored.turn_rewards) == (reward, of_turns)
