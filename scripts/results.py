@@ -10,6 +10,7 @@ is done is not repeated. Runs take turns, so that none changes another's time.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CELLS = ROOT / "scripts" / "results_cells.py"
 TARGET = 0.4
 """Held-out accuracy to which steps and tokens are counted."""
+RANKS = {"ranks_2": 2, "ranks_4": 4}
+"""The ranks of the cells that do not run on one."""
 
 
 class Outcome(NamedTuple):
@@ -138,7 +141,10 @@ def main() -> int:
             if args.table or is_done(folder):
                 continue
             print(f"{cell}, seed {seed}", flush=True)
-            failed += subprocess.run(command(cell, seed, folder, args.steps), check=False).returncode != 0
+            environment = os.environ | {"NGPU": str(RANKS.get(cell, 1))}
+            failed += (
+                subprocess.run(command(cell, seed, folder, args.steps), env=environment, check=False).returncode != 0
+            )
     outcomes = {}
     for cell in args.only:
         folders = [args.output / cell / f"seed-{seed}" for seed in range(args.seeds)]

@@ -83,9 +83,41 @@ def in_flight() -> RunConfig:
     return config
 
 
+def _age(max_age: int) -> RunConfig:
+    config = in_flight()
+    config.in_flight.prompts = 2 * config.num_prompts_per_step
+    config.in_flight.max_age = max_age
+    return config
+
+
+def age_1() -> RunConfig:
+    """Two steps' groups in flight, none older than one update."""
+    return _age(1)
+
+
+def age_2() -> RunConfig:
+    """Two steps' groups in flight, none older than two updates."""
+    return _age(2)
+
+
+def age_4() -> RunConfig:
+    """Two steps' groups in flight, none older than four updates."""
+    return _age(4)
+
+
 def bfloat16() -> RunConfig:
     """GRPO with engine and trainer in bfloat16."""
     config = grpo()
     config.generator.dtype = config.trainer.mixed_precision_param = "bfloat16"
     config.weight_sync.max_diff, config.trainer.logprob_gate.max_diff = 0.5, None
     return config
+
+
+def ranks_2() -> RunConfig:
+    """GRPO on two ranks."""
+    return grpo()
+
+
+def ranks_4() -> RunConfig:
+    """GRPO on four ranks."""
+    return grpo()
