@@ -203,6 +203,18 @@ def test_loras_states_are_16_bytes_an_adapters_parameter_and_the_base():
     assert need.updating["weights, moments and gradients"] == 16 * 32 * 28 * layer + 2 * 596_049_920
 
 
+def test_completions_of_a_shared_prompt_count_with_their_copies_of_its_keys_and_values():
+    config = sized("0.6B")
+    config.sampling.n, config.trainer.max_tokens_per_microbatch = 8, 9 * 1024
+    config.prompts.max_prompt_tokens = config.sampling.max_tokens = 1024  # one group fills the pack
+    copied = 8 * 1024 * 2 * 8 * 128 * 2  # tokens, keys and values, heads, size, bytes
+    assert "copied keys and values" not in memory_need(config, world_size=1, gpu_bytes=H100).updating
+    config.trainer.share_prompts_from = 512
+    for config.trainer.activation_checkpoint, layers in (("full", 1), ("none", 28)):
+        need = memory_need(config, world_size=1, gpu_bytes=H100)
+        assert need.updating["copied keys and values"] == pytest.approx(layers * copied, rel=1e-12)
+
+
 def test_an_engine_that_does_not_sleep_counts_during_the_update_too():
     config = shipped.qwen3_0_6b()
     config.generator.sleep = False
