@@ -106,12 +106,13 @@ def detectable(outcomes: dict[str, list[Outcome]]) -> float:
 def table(outcomes: dict[str, list[Outcome]]) -> str:
     """Returns the table as markdown, and below it what difference the seeds can show."""
     lines = [
-        f"| cell | seeds | held-out accuracy, % | steps to {TARGET:.0%} | thousand tokens to it | seconds of all steps | largest difference |",
+        f"| cell | seeds | held-out accuracy, % | steps to {TARGET:.0%} | thousand tokens to it | median seconds of all steps | largest difference |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, found in outcomes.items():
-        accuracy, *counts, mismatch = zip(*found)
-        row = (with_interval(accuracy, 100), *map(with_interval, counts), f"{np.mean(mismatch):.1e}")
+        accuracy, steps, tokens, seconds, mismatch = zip(*found)
+        reached = with_interval(steps), with_interval(tokens)
+        row = (with_interval(accuracy, 100), *reached, f"{np.median(seconds):.0f}", f"{np.mean(mismatch):.1e}")
         lines.append(f"| {name} | {len(found)} | {' | '.join(row)} |")
     least = detectable(outcomes)
     if np.isfinite(least):
