@@ -3,6 +3,7 @@
     .venv/bin/python scripts/results.py                                              hours of an idle machine
     .venv/bin/python scripts/results.py --only grpo dapo --seeds 2 --steps 4 --output outputs/tiny
     .venv/bin/python scripts/results.py --table                                      of the runs that are there
+    .venv/bin/python scripts/results.py --config qwen3_0_6b --target 0.6 --output outputs/results_0_6b       on a GPU
 
 Each run is a folder of its own, OUTPUT/CELL/seed-N, which the report reads. The same command goes on where it stopped, and a run that
 is done is not repeated. Runs take turns, so that none changes another's time.
@@ -21,10 +22,8 @@ from scipy.special import stdtrit
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = ROOT / "scripts" / "results_cells.py"
-TARGET = 0.4
-"""Held-out accuracy to which steps and tokens are counted."""
 RANKS = {"ranks_2": 2, "ranks_4": 4}
-"""The ranks of the cells that do not run on one."""
+"""The cells that say on how many ranks they run. Others run on one, or on each GPU."""
 
 
 class Outcome(NamedTuple):
@@ -62,11 +61,11 @@ def is_done(folder: Path) -> bool:
     return ended and metrics.is_file() and '"evaluation/accuracy"' in metrics.read_text()
 
 
-def outcome_of(folder: Path) -> Outcome:
-    """Returns what a run's metrics.jsonl says."""
+def outcome_of(folder: Path, target: float) -> Outcome:
+    """Returns what a run's metrics.jsonl says. target: held-out accuracy to which steps and tokens are counted."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     accuracies = [(line["step"], line["evaluation/accuracy"]) for line in lines if "evaluation/accuracy" in line]
-    reached = [step for step, accuracy in accuracies if accuracy >= TARGET]
+    reached = [step for step, accuracy in accuracies if accuracy >= target]
     diffs = [line["sampler/logprob_diff/max"] for line in lines if "sampler/logprob_diff/max" in line]
     sampled = sum(line.get("completions/tokens", 0.0) for line in lines if reached and line["step"] <= reached[0])
     return Outcome(
@@ -103,10 +102,10 @@ def detectable(outcomes: dict[str, list[Outcome]]) -> float:
     return float((stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * pooled * np.sqrt(2 / len(groups[0])))
 
 
-def table(outcomes: dict[str, list[Outcome]]) -> str:
+def table(outcomes: dict[str, list[Outcome]], target: float) -> str:
     """Returns the table as markdown, and below it what difference the seeds can show."""
     lines = [
-        f"| cell | seeds | held-out accuracy, % | steps to {TARGET:.0%} | thousand tokens to it | median seconds of all steps | largest difference |",
+        f"| cell | seeds | held-out accuracy, % | steps to {target:.0%} | thousand tokens to it | median seconds of all steps | largest difference |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, found in outcomes.items():
@@ -128,6 +127,10 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=cells(), default=cells(), help="cells; default: all")
     parser.add_argument("--seeds", type=int, default=5, help="0, 1, ... (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="default: those of the cell")
+    parser.add_argument("--config", default="", help="in place of counting, for example qwen3_0_6b")
+    parser.add_argument(
+        "--target", type=float, default=0.4, help="held-out accuracy to which steps are counted (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()
@@ -142,7 +145,9 @@ def main() -> int:
             if args.table or is_done(folder):
                 continue
             print(f"{cell}, seed {seed}", flush=True)
-            environment = os.environ | {"NGPU": str(RANKS.get(cell, 1))}
+            environment = (
+                os.environ | {"RESULTS_CONFIG": args.config} | ({"NGPU": str(RANKS[cell])} if cell in RANKS else {})
+            )
             failed += (
                 subprocess.run(command(cell, seed, folder, args.steps), env=environment, check=False).returncode != 0
             )
@@ -152,13 +157,13 @@ def main() -> int:
         for folder in folders:
             if folder.is_dir() and not is_done(folder):
                 print(f"left out: {folder} has no run that is done, with an evaluation", file=sys.stderr)
-        if done := [outcome_of(folder) for folder in folders if is_done(folder)]:
+        if done := [outcome_of(folder, args.target) for folder in folders if is_done(folder)]:
             outcomes[cell] = done
     if args.table and not outcomes:
         parser.error(
             f"no run of {', '.join(args.only)} is done in {args.output}: run without --table, or name another --output"
         )
-    print(table(outcomes))
+    print(table(outcomes, args.target))
     return int(failed > 0)
 
 

@@ -1,7 +1,10 @@
-"""The configs of `scripts/results.py`: one function for each cell. All have the task and the start of `debug_in_flight`.
+"""The configs of `scripts/results.py`: one function for each cell. All have the task and the start of `debug_in_flight`, or
+those of the config that it is given.
 
 Counting tells objectives apart, where the sums do not: it begins at about 14 % and reaches 45 to 48 % in 30 steps.
 """
+
+import os
 
 from configs.debug_tasks import debug_in_flight
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, Grpo, SeqMeanTokenMean, SeqSumConst, TokenMean
@@ -9,62 +12,70 @@ from torchtitan_rl.core.algorithm.mismatch import TokenTruncate
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import Cispo, Gspo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
+from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_config import RunConfig
 
 
-def _counting(**objective) -> RunConfig:
+def _with(**objective) -> RunConfig:
+    """Returns the grid's base, counting or the config that `results.py --config` names, with another algorithm."""
+    name = os.environ.get("RESULTS_CONFIG")
+    config = load_config(name) if name else _counting()
+    config.algorithm = Algorithm.Config(**objective)
+    return config
+
+
+def _counting() -> RunConfig:
     config = debug_in_flight()
     config.in_flight.prompts = 0
     config.num_steps = 30
     config.evaluation.every = 5
-    config.algorithm = Algorithm.Config(**objective)
     return config
 
 
 def grpo() -> RunConfig:
     """GRPO without a KL term."""
-    return _counting(advantage=Grpo.Config(), aggregation=SeqMeanTokenMean.Config())
+    return _with(advantage=Grpo.Config(), aggregation=SeqMeanTokenMean.Config())
 
 
 def grpo_kl() -> RunConfig:
     """GRPO with a KL term of 0.04."""
-    return _counting(advantage=Grpo.Config(), aggregation=SeqMeanTokenMean.Config(), kl=KL.Config(coef=0.04))
+    return _with(advantage=Grpo.Config(), aggregation=SeqMeanTokenMean.Config(), kl=KL.Config(coef=0.04))
 
 
 def dr_grpo() -> RunConfig:
     """Dr. GRPO."""
-    return _counting(advantage=GroupMean.Config(), aggregation=SeqSumConst.Config())
+    return _with(advantage=GroupMean.Config(), aggregation=SeqSumConst.Config())
 
 
 def dapo() -> RunConfig:
     """DAPO's loss and dynamic sampling, two optimizer steps a batch."""
-    config = _counting(loss=Clip.Config(eps_high=0.28), aggregation=TokenMean.Config(), zero_variance="refill")
+    config = _with(loss=Clip.Config(eps_high=0.28), aggregation=TokenMean.Config(), zero_variance="refill")
     config.trainer.num_minibatches = 2
     return config
 
 
 def gspo() -> RunConfig:
     """GSPO, four optimizer steps a batch."""
-    config = _counting(loss=Gspo.Config(), aggregation=SeqMeanTokenMean.Config())
+    config = _with(loss=Gspo.Config(), aggregation=SeqMeanTokenMean.Config())
     config.trainer.num_minibatches = 4
     return config
 
 
 def cispo() -> RunConfig:
     """CISPO, two optimizer steps a batch."""
-    config = _counting(loss=Cispo.Config())
+    config = _with(loss=Cispo.Config())
     config.trainer.num_minibatches = 2
     return config
 
 
 def maxent() -> RunConfig:
     """MaxEnt-GRPO."""
-    return _counting(loss=MaxEnt.Config())
+    return _with(loss=MaxEnt.Config())
 
 
 def seed_grpo() -> RunConfig:
     """SEED-GRPO."""
-    return _counting(seed_grpo=SeedGrpo.Config(alpha=1.0))
+    return _with(seed_grpo=SeedGrpo.Config(alpha=1.0))
 
 
 def lora() -> RunConfig:

@@ -97,3 +97,10 @@ def test_run_that_is_not_done_is_started_again_in_its_folder(tmp_path, monkeypat
     monkeypatch.setattr(sys, "argv", ["results.py", *options])
     assert results.main() == 1
     assert started == [results.command("grpo", 0, tmp_path / "grpo" / "seed-0", None)]
+
+
+def test_a_config_takes_the_place_of_counting(monkeypatch):
+    monkeypatch.setenv("RESULTS_CONFIG", "qwen3_0_6b")
+    own, cell = load_config("qwen3_0_6b"), load_config(f"{results.CELLS}:dapo")
+    assert (cell.hf_assets_path, cell.num_steps) == (own.hf_assets_path, own.num_steps)
+    assert cell.algorithm.zero_variance == "refill" != own.algorithm.zero_variance
