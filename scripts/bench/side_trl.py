@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from datasets import Dataset
@@ -79,11 +79,8 @@ class OneAtATime(TrainerCallback):
         self._wait(control)
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print goes to the log
-    job = json.loads(Path(sys.argv[1]).read_text())
-    torch.set_num_threads(job["threads"])
+def trainer_config(job: dict, **more: Any) -> GRPOConfig:
+    """TRL's settings for a job of step_vs_trl.py or learn_vs_trl.py. `more`: further ones of GRPOConfig."""
     settings = job["trl"]
     if torch.cuda.is_available():
         engine = {
@@ -96,7 +93,7 @@ def main() -> None:
     else:
         engine = {"use_cpu": True, "cache_implementation": settings["cache"]}
         full_length = {"min_new_tokens": job["new_tokens"]}
-    config = GRPOConfig(
+    return GRPOConfig(
         **engine,
         generation_kwargs={} if job["ragged"] else full_length,
         output_dir=job["folder"] + "/trl",
@@ -107,18 +104,25 @@ def main() -> None:
         gradient_checkpointing=bool(settings["checkpointing"]),
         num_generations=job["n"],
         max_completion_length=job["new_tokens"],
-        max_steps=100_000,
         shuffle_dataset=False,
         logging_steps=1,
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
+        **more,
     )
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print goes to the log
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(job["threads"])
     callback = OneAtATime(answers)
     callback.trainer = Timed(
         model=job["model"],
         reward_funcs=made_up,
-        args=config,
+        args=trainer_config(job, max_steps=100_000),
         train_dataset=Dataset.from_list([{"prompt": text} for text in job["prompts"]]),
         processing_class=AutoTokenizer.from_pretrained(job["model"]),
         callbacks=[callback],
