@@ -77,7 +77,7 @@ def random_settings(rng: random.Random) -> dict:
         "cut_reward": rng.choice([0.0, -0.25]), "cache": rng.choice([None, 3]),
         "zero_variance": rng.choice(["keep", "keep", "drop"]),
         "seed_alpha": rng.choice([None, 0.5]) if token else None,
-        "pi_old_logprobs": old,
+        "old_logprobs": old,
         "first_update": rng.random() < 0.4,
         "num_minibatches": rng.choice([1, 1, 2]),
         "eps_low": rng.choice([0.05, 0.2]), "eps_high": rng.choice([0.05, 0.28]), "dual": rng.choice([None, 1.5]),
