@@ -116,6 +116,16 @@ def _other_head(tensors: dict[str, Tensor]) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
 
 
+def _with_file(name: str) -> Cause:
+    """A folder with only this file."""
+
+    def cause(folder: Path) -> None:
+        (folder / name).touch()
+        _start(folder)
+
+    return cause
+
+
 def _stored_twice(folder: Path) -> None:
     shutil.copy(_checkpoint(folder) / "model.safetensors", folder / "model-00001-of-00001.safetensors")
     _start(folder)
@@ -518,6 +528,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
         row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),
+        *(row(f"--hf-assets-path of {given}", says, _with_file(file)) for given, says, file in (
+            ("a run's folder", "it is a run's folder. Export its model (scripts/export_hf.py", "run_id"),
+            ("a run's checkpoint", "it is a run's checkpoint. Export its model (scripts/export_hf.py", ".metadata"),
+            ("an adapter", "it is a LoRA adapter. Pass the folder of its base model.", "adapter_config.json"))),
         row("a checkpoint without config.json", "it has no config.json", _spoiled("config.json", None)),
         row("a checkpoint without safetensors", "it has no *.safetensors", _spoiled("model.safetensors", None)),
         row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),
@@ -625,12 +639,20 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("grader.workers 5000", "grader.workers = 5000: expected at least 1 and at most 1024", _grader(workers=5000)),
         row("JSON that is nested 5,000-fold", "row 2: nested too deeply", _rows(f'{_ROW}{{"x": {"[" * 5000}{"]" * 5000}}}\n')),
         row("a .json file that is nested 5,000-fold", "row 1: nested too deeply", _rows("[" * 5000 + "]" * 5000, "rows.json")),
+        row("messages without a question", "row 1: no message of the user's before the assistant's turn",
+            _rows('{"messages": [{"role": "assistant", "content": "a"}]}\n', demonstrations="last")),
         row("one JSON object on several lines of .jsonl", "not valid JSON; expected one object on each line",
             _rows('{\n"prompt": "a"\n}\n')),
         row("an answer with a lone surrogate", "row 2: 'answer' has characters that UTF-8 cannot encode",
             _rows(_ROW + '{"prompt": "b", "answer": "\\ud800"}\n')),
         row("a prompt with a lone surrogate", "'prompt' has characters that UTF-8 cannot",
             _rows('{"prompt": "\\ud800", "answer": "1"}\n')),
+        *(row(given, says, _rows(text, **settings)) for given, says, text, settings in (
+            ("rows without an answer", "left out: 1 without an answer (row 1). Set task.answer_column to the column that has it (rows.jsonl has",
+             '{"prompt": "a", "answer": ""}\n', {}),
+            ("demonstrations without a completion", "a completion (row 1). Set task.completion_column to the column that has it (rows.jsonl has ['prompt', 'answer']), or fill it",
+             _ROW, {"demonstrations": "last"}),
+            ("the rows of task.path held out", "1 also held out (row 1). Hold out other rows", _ROW, {"held_out_split": "train"}))),
         row("an answer of 1e400", "row 2: 'answer' is infinite", _rows(_ROW + '{"prompt": "b", "answer": 1e400}\n')),
         row("--task.split test of one file", "the split 'test' of task.path = ", _rows(_ROW * 9, split="test")),
         row("--task.held-out-split test of one file", "the split 'test' of task.held_out_path = ",
@@ -661,6 +683,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
         row("grader.rewards of two colons", "'my.py:f:g': expected path/to/file.py:function or package.module:function",
             _grader(rewards=["my.py:f:g"])),
+        row("--grader.rewards torchtitan_rl.library.rewards:boxed()", "boxed is one itself: leave out the parentheses.",
+            _grader(rewards=[f"{_LIBRARY}:boxed()"])),
         row("grader.rewards of a factory with a text that has no quotes", "literal values that add takes, but: judge is none; a text needs",
             _grader(rewards=["operator:add(judge, 3)"])),
         row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",

@@ -108,7 +108,11 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "--in-flight.prompts 24 --algorithm.old-logprobs sampler --sampling.stop x",
             "sampling.stop = ['x']: expected none with in_flight.prompts",
         ),
-        _option("num-prompts-per-step", "3", "3: expected at least 4, one for each generator replica", ranks=4),
+        WrongInput(
+            "--num-prompts-per-step 3",
+            "one for each generator replica (4 ranks / generator.tensor_parallel_degree 1). Raise it, or start fewer",
+            ranks=4,
+        ),
         _option("seed", "-1", "-1: expected at least 0 and at most 4294967295. Use 0, 1, 2, ..."),
         _option("seed", "5000000000", "5000000000: expected at least 0 and at most 4294967295"),
         _option("sampling.n", "1", "1: expected at least 2"),
@@ -339,7 +343,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "a loss that raises",
             "",
             wrong_parts.RaisesLoss,
-            ", Grpo raised RuntimeError: The size of tensor",
+            "raised RuntimeError: The size of tensor",
             "on a synthetic step of two groups ",
         ),
         _part(
@@ -377,11 +381,16 @@ SECTIONS: dict[str, list[WrongInput]] = {
             )
         ),
         *(
-            _part(given, "", part, f", Grpo raised {error}", "on a synthetic step of two groups ")
+            _part(given, "", part, f"raised {error}", "on a synthetic step of two groups ")
             for given, part, error in (
                 ("a loss whose after_update raises", wrong_parts.FailsAfterUpdate, "KeyError: 'tau' ("),
                 ("a loss that exits", wrong_parts.Exits, "SystemExit: 3 ("),
             )
+        ),
+        WrongInput(
+            "a group filter that raises",
+            "algorithm: on a synthetic step of two groups FailingFilter raised AttributeError: 'Group' object has no",
+            lambda folder: wrong_parts.trial(group_filter=wrong_parts.FailingFilter),
         ),
         _part(
             "an advantage that is infinite",

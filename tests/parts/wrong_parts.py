@@ -8,6 +8,7 @@ from torchtitan_rl.core.algorithm import (
     Algorithm,
     Clip,
     Correction,
+    GroupFilter,
     Mismatch,
     TokenLoss,
 )
@@ -87,6 +88,11 @@ class TensorWeight(Mismatch):
 class SwappedWeight(Mismatch):
     def __call__(self, log_weight, sequences):
         return Correction(log_weight > 0, log_weight.exp())
+
+
+class FailingFilter(GroupFilter):
+    def left_out(self, group):
+        return group.rewards
 
 
 class OneFewer(Advantage):
@@ -170,7 +176,7 @@ CASES: list[tuple[dict[str, type], str]] = [
     ({"aggregation": KeepsTokens}, r"algorithm.aggregation: KeepsTokens returned a tensor of shape \[9\]"),
     ({"mismatch": OneWeight}, r"algorithm.mismatch: OneWeight returned a tensor of shape \[\]"),
     ({"mismatch": TensorWeight}, "algorithm.mismatch: TensorWeight returned Tensor: expected a Correction"),
-    ({"mismatch": SwappedWeight}, "algorithm.mismatch: SwappedWeight returned Correction: expected a Correction"),
+    ({"mismatch": SwappedWeight}, "algorithm.mismatch: SwappedWeight returned Correction of torch.bool, torch.float"),
     ({"advantage": OneFewer}, "algorithm.advantage: OneFewer returned 1 values for 2: expected one for each"),
     ({"advantage": OneMore}, "algorithm.advantage: OneMore returned 3 values for 2"),
     ({"advantage": TextAdvantage}, "algorithm.advantage: TextAdvantage returned '1.0': expected a number"),

@@ -85,6 +85,9 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
     if found["arguments"] is None:
         expect(not inspect.isclass(function), field_name, reference, "a function or an object, not a class", "Add ().")
         return name, _checked(function, reference)
+    is_one = inspect.isfunction(function) and "completions" in inspect.signature(function).parameters
+    remedy = f"{found['function']} is one itself: leave out the parentheses."
+    expect(not is_one, field_name, reference, "a call that returns a reward function", remedy)
     try:
         call = ast.parse(f"f({found['arguments']})", mode="eval").body
         keywords = {word.arg: _literal(word.value) for word in call.keywords}

@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
 
+_EXPORT = "Export its model (scripts/export_hf.py --run RUN --output FOLDER), and pass that folder."
+_OTHER_FOLDERS = {
+    "run_id": (": it is a run's folder", _EXPORT),
+    ".metadata": (": it is a run's checkpoint", _EXPORT),
+    "adapter_config.json": (
+        ": it is a LoRA adapter",
+        "Pass the folder of its base model. The adapter is for --trainer.lora.start.",
+    ),
+}
+"""Folders that may be taken for a model's, by a file in them, and the remedy."""
+
 
 def prepare_start(config: "RunConfig") -> None:
     """Prepare the folder of `hf_assets_path` and set `model_spec` from its config.json.
@@ -92,8 +103,10 @@ def check_complete(folder: Path) -> None:
     whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
     remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
     expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
+    kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
+    kind, remedy = next(iter(kinds), ("", remedy))
     for file in ("config.json", "tokenizer*", "*.safetensors"):
-        expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}", remedy)
+        expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}{kind}", remedy)
     for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
         if problem := _unreadable(file):
             raise UserError(

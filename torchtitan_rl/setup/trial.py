@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
+from torchtitan.config import Configurable
 
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
@@ -62,8 +63,9 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     """
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     groups = [_group(replace(prompt, prompt_idx=index), config, reward_names) for index in range(2)]
-    parts = ", ".join(type(part).__qualname__ for part in (algorithm.policy_loss, algorithm.advantage))
-    with correctable(f"algorithm: on a synthetic step of two groups {parts} raised"):
+    parts = [type(part) for part in vars(algorithm).values() if isinstance(part, Configurable)]
+    own = ", ".join(part.__qualname__ for part in parts if is_users_file(inspect.getfile(part)))
+    with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
         _train(algorithm, draft_episodes(groups))
 
 

@@ -100,7 +100,8 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     if config.prompts.demonstrate:
         load_function(config.prompts.demonstrate, "prompts.demonstrate")
     _check_samples(config)
-    check_lengths(config, _samplings(config))
+    if not os.path.isdir(config.hf_assets_path):  # the positions of a folder's model are read later: see check_model
+        check_lengths(config, _samplings(config))
     _check_training(config)
     _check_used(config)
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
@@ -417,5 +418,5 @@ def _check_replicas(world_size: int, degree: int, num_prompts: int) -> None:
     expect(
         num_prompts >= replicas, "num_prompts_per_step", num_prompts,
         f"at least {replicas}, one for each generator replica ({world_size} ranks / generator.tensor_parallel_degree {degree})",
-        "Raise it.",
+        "Raise it, or start fewer ranks (NGPU).",
     )  # fmt: skip

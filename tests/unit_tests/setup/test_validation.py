@@ -71,6 +71,15 @@ def test_all_lengths_of_a_small_model_are_named_at_once_and_the_options_fit():
     validate(config, world_size=1)
 
 
+def test_lengths_for_a_folder_whose_model_is_not_read_yet_are_left_to_the_check_of_the_model(tmp_path):
+    config = load_config("qwen3")
+    config.prompts.max_prompt_tokens, config.hf_assets_path = 100_000, str(tmp_path)
+    validate(config, world_size=1)
+    config.model_spec = small_qwen3(vocab_size=320)
+    with pytest.raises(UserError, match="less than the model's 512 positions, .*--generator.max-model-len 512"):
+        check_model(config, world_size=1)
+
+
 def test_all_turns_of_a_rollout_may_be_longer_together_than_the_window():
     config = load_config("debug_compact")
     config.sampling.max_tokens = 200

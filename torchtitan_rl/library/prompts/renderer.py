@@ -129,7 +129,7 @@ class PromptRenderer(Configurable):
         shown = _shortened(rendered.text)
         least = math.ceil(len(rendered.text) / self._longest_token)
         if least > self.config.max_prompt_tokens:  # a text of many megabytes would be tokenized for half a minute
-            return self._too_long(least, shown)
+            return self._too_long(least, shown, f"the fewest tokens possible for the {len(rendered.text)} characters")
         try:
             rendered.text.encode()
         except UnicodeEncodeError as error:  # the tokenizer's error would not say which prompt it is
@@ -148,9 +148,9 @@ class PromptRenderer(Configurable):
             )
         return rendered
 
-    def _too_long(self, least: int, shown: str) -> TooLong:
+    def _too_long(self, least: int, shown: str, what: str = "the number of tokens") -> TooLong:
         return TooLong(
-            f"prompts.max_prompt_tokens = {self.config.max_prompt_tokens}: expected at least {least}, the number of tokens of "
+            f"prompts.max_prompt_tokens = {self.config.max_prompt_tokens}: expected at least {least}, {what} of "
             f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task.",
             f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
         )

@@ -111,6 +111,19 @@ class RowSet:
             parts += [f"{beginning}: {', '.join(each)}"] * bool(each)
         return "; ".join(parts)
 
+    def remedy(self) -> str:
+        """Returns what to do about the reason for which most rows were left out."""
+        reason = max(self.left_out, key=lambda each: len(self.left_out[each]), default="")
+        if reason.startswith("without"):
+            column, turns = f"task.{reason.split()[-1]}_column", ", or end messages with the assistant's turn"
+            turns *= reason.endswith("completion")
+            return f"Set {column} to the column that has it ({self.table.name} has {self.columns}), or fill it{turns}."
+        if reason == "also held out":
+            return "Hold out other rows (task.held_out_path), or leave it out: a share of these is held out then."
+        if reason and not reason.endswith("earlier row"):
+            return "Raise prompts.max_prompt_tokens, or correct the rows."
+        return "Add rows with different prompts, or name a held-out file (task.held_out_path)."
+
     def _check_template(self) -> None:
         """Raises UserError unless task.template names columns of the table, at least one."""
         template, problem = self._config.template, ""
@@ -273,7 +286,9 @@ class RowSet:
 def _prompt(given: list[Any]) -> list[dict[str, str]]:
     """Returns checked chat messages. Raises RowError for an invalid message or if the last turn is not the user's."""
     messages = _messages(given)
-    if not messages or messages[-1]["role"] in ("assistant", "system"):
+    if not messages:
+        raise RowError("no message of the user's before the assistant's turn")
+    if messages[-1]["role"] in ("assistant", "system"):
         raise RowError("messages do not end with the user's turn")
     if not messages[-1]["content"].strip():
         raise RowError("a last message without text")

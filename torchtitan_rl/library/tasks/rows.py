@@ -107,8 +107,7 @@ class Rows(Task):
         self._train = self._part(table)
         self._held_out = self._held_out_parts()
         there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
-        remedy = "Add rows with different prompts, or name a held-out file (task.held_out_path)."
-        expect(len(self._train.kept) > 0, "task.path", config.path, there, remedy)
+        expect(len(self._train.kept) > 0, "task.path", config.path, there, self._train.remedy())
 
     @property
     def has_answers(self) -> bool:
@@ -147,8 +146,8 @@ class Rows(Task):
                 found = [fault for fault in found if fault != reason]
             progress(part.describe(what))
             expect(
-                len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but none can be used as a prompt",
-                "Raise prompts.max_prompt_tokens, or correct the rows.",
+                len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but: {part.describe(what)}",
+                part.remedy(),
             )  # fmt: skip
 
     def reward_functions(self) -> Sequence[RewardFunction]:

@@ -29,6 +29,7 @@ MOST_LINE_BYTES = 64 * 2**20
 """A longer line, as in a file without line ends, would be read for a long time and fill the memory."""
 LONG_LINE = f"a line longer than {MOST_LINE_BYTES // 2**20} MiB; write one row on each line"
 NESTED = "nested too deeply"
+_NO_UTF8 = "not UTF-8; save the file as UTF-8, or unpack it if it is compressed"
 BATCH = 1000
 """Number of rows read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
@@ -251,7 +252,7 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError:
-                yield number, "", "not UTF-8; save the file as UTF-8"
+                yield number, "", _NO_UTF8
             else:
                 if len(line) == MOST_LINE_BYTES:
                     yield number, "", LONG_LINE
@@ -279,7 +280,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 fault = "more fields than the header" if None in row else f"two columns {twice[0]!r}" if twice else ""
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
         except UnicodeDecodeError:
-            yield number + 1, "", "not UTF-8; save the file as UTF-8"
+            yield number + 1, "", _NO_UTF8
         except RowError as error:
             yield number + 1, "", str(error)
         except csv.Error as error:

@@ -294,6 +294,7 @@ def test_huge_prompt_is_refused_before_tokenization(tokenizer, monkeypatch):
     monkeypatch.setattr(renderer, "_tokenized", None)
     [long] = renderer.prompts([Example(text="What is it? " * 10**6, expected_answer="1")])
     assert "prompts.max_prompt_tokens = 512: expected at least" in str(long)
+    assert "the fewest tokens possible for the 12000000 characters of 'What is it?" in str(long)
 
 
 def test_prompt_keeps_example_columns_unchanged(tokenizer):
