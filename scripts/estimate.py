@@ -205,6 +205,8 @@ def main() -> None:
     parser.add_argument("--curve", action="store_true", help="from 1 to 1,024 H100, by parts")
     parser.add_argument("--sequences", type=int, help="with --curve; default: those of the config's step")
     args = parser.parse_args()
+    if args.curve and (args.gpus, args.gpu) != (1, "H100"):
+        parser.error("--curve has the numbers of H100 from 1 to 1,024: leave out --gpus and --gpu")
     for name, value in vars(args).items():
         most = 1 if name.endswith("share") else MANY
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value <= most:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import chdir
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -26,6 +27,7 @@ import torch  # noqa: E402
 from scripts.export_hf import export  # noqa: E402
 from torchtitan_rl.core.errors import UserError  # noqa: E402
 from torchtitan_rl.library.references import CALLER_FOLDER  # noqa: E402
+from torchtitan_rl.setup.registry import parse_args  # noqa: E402
 from torchtitan_rl.setup.secrets import HIDDEN  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,6 +74,9 @@ def main() -> None:
                     f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: pass it again"
                 )
             try:
+                with chdir(ROOT):  # as the evaluation itself, and before the export, which takes longer
+                    os.environ[CALLER_FOLDER] = caller
+                    parse_args([*command, *overrides])
                 base = export(run, Path(model), args.step, "float32", merged=False)
             except UserError as error:
                 parser.error(str(error))

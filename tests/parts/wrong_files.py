@@ -30,7 +30,9 @@ from torchtitan_rl.library.references import load_class, load_function
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
+from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.agent import check_nodes, check_processes
+from torchtitan_rl.resilience.checkpoint_folder import find_resume
 from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_task import build_prompts
@@ -389,6 +391,33 @@ def _best_by(metric: str, task: Task.Config) -> Cause:
     return cause
 
 
+def _no_conversation(_: Path) -> None:
+    config = load_config("debug")
+    config.conversations.max_turns = 5
+    check_task(config, config.task.build())
+
+
+def _prompts(**settings: Any) -> Cause:
+    """The prompts of debug's task, with these settings."""
+
+    def cause(_: Path) -> None:
+        config, tokenizer = load_config("debug"), make_small_tokenizer(["1"], vocab_size=258)
+        replace(config.prompts, **settings).build(task=SumDigits.Config().build(), tokenizer=tokenizer, seed=0)
+
+    return cause
+
+
+def _checkpoints(name: str, step: int) -> Cause:
+    """A run with one checkpoint of this step under another name."""
+
+    def cause(folder: Path) -> None:
+        (folder / "checkpoint" / name).mkdir(parents=True)
+        manifest.write(folder / "checkpoint" / name, {}, step=step)
+        find_resume("auto", folder)
+
+    return cause
+
+
 def _in_configs(text: str) -> Cause:
     """A module of the user's in configs/."""
 
@@ -669,6 +698,25 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _rows("".join(_ROW.replace('"a"', one) for one in ('"a"', '"b"', '"c"')), held_out_share=0.9999)),
         row("--evaluation.best-by evaluation/acuracy", "best_by = 'evaluation/acuracy': expected one of ['evaluation/accuracy', ",
             _best_by("evaluation/acuracy", SumDigits.Config())),
+        row("--evaluation.best-by -evaluation/accuracy", "best_by = '-evaluation/accuracy': expected one of ['evaluation/accuracy'",
+            _best_by("-evaluation/accuracy", SumDigits.Config())),
+        row("--conversations.max-turns 5 of a task without any", "conversations.max_turns = 5: expected 8, as the task has neither tools",
+            _no_conversation),
+        row("--prompts.enable-thinking without a template", "prompts.enable_thinking = True: expected False, as no chat template with",
+            _prompts(enable_thinking=True)),
+        row("--prompts.system-prompt prompts/system.txt", "'prompts/system.txt': expected the text, not a file's name. Pass what is in it",
+            _prompts(system_prompt="prompts/system.txt")),
+        row("--task.completion-column prompt", "task.completion_column = 'prompt': expected another column than that of the prompt",
+            _rows(_ROW, demonstrations="last", completion_column="prompt")),
+        row("a checkpoint folder that was renamed", "step-30: it is the checkpoint of step 20 under another name", _checkpoints("step-30", 20)),
+        row("a checkpoint folder step_20", "expected checkpoints with names such as step-20, but it has ['step_20']. Rename them back.",
+            _checkpoints("step_20", 20)),
+        row("a loss with `forward`", "expected a class that overrides something of its base, but its ['forward'] are none",
+            _assigned("""from torchtitan_rl.core.algorithm import Clip
+    class Mine(Clip):
+        def forward(self, inputs):
+            return inputs
+    c.algorithm.loss = Mine.Config()""")),
         row("--evaluation.best-by evaluation/loss", "best_by = 'evaluation/loss': expected one of ['-evaluation/loss'",
             _lowest),
         row("--evaluation.best-by evaluation/sampled/accuracy, evaluation.sampled.n 0", "'evaluation/sampled/accuracy': expected one of",

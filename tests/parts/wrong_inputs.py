@@ -97,6 +97,11 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("in-flight.max-age", "0", "0: expected at least 1"),
         _option("in-flight.max-age", "2", "2: expected 4, as in_flight.prompts is not set. Set in_flight.prompts, or"),
         _option("algorithm.refill-rounds", "4", '4: expected 1, as algorithm.zero_variance "refill" is not set. Set'),
+        _option(
+            "algorithm.truncation.cache-tokens", "8", '8: expected None, as algorithm.truncation.mode "penalty" is'
+        ),
+        _option("algorithm.kl.estimator", "k1", "'k1': expected k3, as algorithm.kl.coef is not set. Set algorithm.kl"),
+        _option("algorithm.kl.placement", "reward", "'reward': expected loss, as algorithm.kl.coef is not set. Set"),
         WrongInput(
             "--in-flight.prompts 24", "algorithm.mismatch = 'none': expected a correction with in_flight.prompts"
         ),
@@ -211,6 +216,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
             lambda _: check_fields(SamplingConfig(stop=["\ud800"]), "sampling"),
         ),
         WrongInput("--sampling.stop ''", "sampling.stop = ['']: expected texts of at least one character"),
+        WrongInput(
+            r"--evaluation.sampling.stop \n",
+            r"evaluation.sampling.stop = ['\\n']: expected the characters themselves, not a backslash and a letter. In a shell",
+        ),
         _option("sampling.stop-token-ids", "999999", "999999: expected token ids below the model's"),
         _option("conversations.max-turns", "0", "0: expected at least 1"),
         _option(
@@ -280,7 +289,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("trainer.skip-nonfinite-updates", "-1", "-1: expected at least 0. 0 stops at the first."),
         _option("weight-sync.max-diff", "nan", "nan: expected at least 0. Leave it out for the dtype's own."),
         _option("weight-sync.check-interval", "-1", "-1: expected at least 0"),
-        _option("trainer.logprob-gate.max-diff", "nan", "nan: expected at least 0"),
+        _option("trainer.logprob-gate.max-diff", "0", "0.0: expected more than 0. Leave it out for no limit"),
     ],
     "Layout": [
         WrongInput(f"--{TP} 2", "world size (NGPU x NNODES) = 1: expected a multiple of 2"),
@@ -306,6 +315,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("metrics.console-every", "-1", "-1: expected at least 0. 0 shows no panels."),
         _option("metrics.queue-size", "0", "0: expected at least 1. 64 is usual."),
         _option("metrics.max-traces-per-step", "-1", "-1: expected at least 0"),
+        WrongInput(
+            "--metrics.charts A=loss A=reward/mean",
+            "metrics.charts = ['A', 'A']: expected another title for each. Rename",
+        ),
         WrongInput("--metrics.sinks consol", "metrics.sinks = 'consol': expected one of console, jsonl"),
         WrongInput(
             "--metrics.sinks console:per_rank", "metrics.sinks = 'console:per_rank': expected a mode of console"

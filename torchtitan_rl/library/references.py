@@ -181,6 +181,10 @@ def check_class(cls: type, field: str) -> None:
     Raises UserError, naming `field`, if one does not."""
     absent = sorted(getattr(cls, "__abstractmethods__", ()))
     expect(not absent, field, cls.__qualname__, f"a class that defines {absent}", "Write it.")
+    own = [name for name in vars(cls) if name in ("__init__", "__call__") or not (name[0] == "_" or name == "Config")]
+    used = not own or not _is_users(cls) or any(hasattr(base, name) for base in cls.__bases__ for name in own)
+    overrides = f"a class that overrides something of its base, but its {own} are none, so nothing uses them"
+    expect(used or not field.startswith("algorithm"), field, cls.__qualname__, overrides, "Rename them.")
     for name in dir(cls):
         found = [(owner, vars(owner)[name]) for owner in cls.__mro__ if name in vars(owner)]
         theirs = [method for owner, method in found if not _is_users(owner)]

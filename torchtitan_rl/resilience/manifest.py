@@ -7,6 +7,7 @@ a manifest was never finished, and a folder whose files differ from its manifest
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +70,10 @@ def examine(folder: Path) -> str:
     Example: "__0_0.distcp has 704 bytes in place of 29193728"
     """
     try:
-        files = read(folder)["files"]
+        manifest = read(folder)
+        named, files = re.search(r"step-(\d+)", folder.name), manifest["files"]
+        if named and manifest.get("step") not in (None, int(named[1])):
+            return f"it is the checkpoint of step {manifest['step']} under another name"
         for name, expected in files.items():
             found = (folder / name).stat().st_size
             if found != expected["bytes"]:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.generator.sampling import end_token_ids
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.demonstrations import check_demonstrated
@@ -102,6 +103,10 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     held_out = tried(stream, "held_out", config.evaluation.num_prompts if evaluates else 1)
     if type(stream) is not PromptStream:
         _try_stream(stream, held_out, config)
+    if (epochs := stream.epoch(config.num_prompts_per_step) or 0) > 1:
+        progress(
+            f"num_prompts_per_step {config.num_prompts_per_step} is {epochs:.1f} x the task's prompts: a step repeats them"
+        )
     environments = config.conversations.build(
         members=task.members(),
         tokenizer=tokenizer,

@@ -106,7 +106,9 @@ def check_complete(folder: Path) -> None:
     kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
     kind, remedy = next(iter(kinds), ("", remedy))
     for file in ("config.json", "tokenizer*", "*.safetensors"):
-        expect(any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}{kind}", remedy)
+        expect(
+            any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}{kind}", remedy
+        )
     for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
         if problem := _unreadable(file):
             raise UserError(

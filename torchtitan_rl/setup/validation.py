@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from dataclasses import Field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.evaluation import HELD_OUT_LOSS
 from torchtitan_rl.core.generator.sampling import SamplingConfig
+from torchtitan_rl.library.environments.factory import Conversations, may_answer
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
@@ -86,6 +88,8 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_limits(config)
     chosen_sinks(config.metrics.sinks, load_own_sinks(config.metrics.sinks))
     Selection(config.metrics.select)
+    titles = [chart.partition("=")[0] for chart in config.metrics.charts]
+    expect(len({*titles}) == len(titles), "metrics.charts", titles, "another title for each", "Rename one.")
     for chart in config.metrics.charts:
         title, _, keys = chart.partition("=")
         named = bool(title) and all(keys.split(","))
@@ -154,7 +158,7 @@ def _check_evaluates(config: "RunConfig") -> None:
 
 
 def check_task(config: "RunConfig", task: Task) -> None:
-    """Check that evaluations of the built task will have the metric of `evaluation.best_by`.
+    """Check what depends on the built task: the metric of `evaluation.best_by`, and the settings of conversations.
 
     Raises:
         UserError: as `validate`.
@@ -162,6 +166,9 @@ def check_task(config: "RunConfig", task: Task) -> None:
     best_by, known = config.evaluation.best_by, set()
     members = task.members()
     judged = any(getattr(member, "has_answers", True) for member in members.values())
+    for one in () if any(map(may_answer, members.values())) else fields(Conversations.Config):
+        value, unused = getattr(config.conversations, one.name), "as the task has neither tools nor environments"
+        expect(value == one.default, f"conversations.{one.name}", value, f"{one.default!r}, {unused}", "Leave it out.")
     if not config.samples_training:
         known.add(f"-{HELD_OUT_LOSS}")
     for evaluation_pass, sampling in config.evaluation.build().passes.items():
@@ -171,7 +178,8 @@ def check_task(config: "RunConfig", task: Task) -> None:
         if config.algorithm.loss.build().divergence_beta is not None:
             known.add(f"-{evaluation_pass.prefix}/divergence")
     remedy = f"{did_you_mean(best_by, known)}The - is for metrics whose lowest value is best; docs/evaluation.md has their meaning."
-    has_it = not best_by or not known.isdisjoint({best_by, best_by.removeprefix("-")})
+    either = best_by.removeprefix("-").endswith(("/length", "/length_max", "/clipped_fraction"))
+    has_it = not best_by or best_by in known or (either and best_by.removeprefix("-") in known)
     expect(has_it, "evaluation.best_by", best_by, f"one of {sorted(known)}", remedy)
 
 
@@ -298,6 +306,9 @@ def _check_samples(config: "RunConfig") -> None:
         holds = sampling.temperature == 0 or sampling.temperature >= LEAST_TEMPERATURE
         least = f"at least {LEAST_TEMPERATURE}: vLLM would sample at that, and the trainer would score at another"
         expect(holds, f"{field}.temperature", sampling.temperature, least, "1.0 is usual.")
+        escaped = any(re.fullmatch(r"(\\[nrt])+", text) for text in sampling.stop)
+        characters = "the characters themselves, not a backslash and a letter"
+        expect(not escaped, f"{field}.stop", sampling.stop, characters, f"In a shell: --{field}.stop $'\\n'.")
 
 
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
@@ -363,7 +374,13 @@ def _check_used(config: "RunConfig") -> None:
     effective = {
         "algorithm.refill_rounds": (config.algorithm.zero_variance == "refill", 'algorithm.zero_variance "refill"'),
         "in_flight.max_age": (config.in_flight.prompts > 0, "in_flight.prompts"),
+        "algorithm.truncation.cache_tokens": (
+            config.algorithm.truncation.mode == "penalty",
+            'algorithm.truncation.mode "penalty"',
+        ),
     }
+    for name in ("estimator", "placement"):
+        effective[f"algorithm.kl.{name}"] = (config.algorithm.kl.coef > 0, "algorithm.kl.coef")
     for name in ("alpha", "targets"):
         effective[f"trainer.lora.{name}"] = (config.trainer.lora.rank > 0, "trainer.lora.rank")
     for name in ("temperature", "top_p", "top_k"):

@@ -168,6 +168,10 @@ def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys)
     lines = capsys.readouterr().out.splitlines()
     assert "does not fit" in lines[2]
     assert [line.split()[0] for line in lines[2:]] == [str(2**power) for power in range(11)]
+    monkeypatch.setattr(sys, "argv", ["estimate.py", *options, "--gpus", "8"])
+    with pytest.raises(SystemExit):
+        estimate.main()
+    assert "--curve has the numbers of H100 from 1 to 1,024: leave out --gpus" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -45,6 +45,16 @@ def test_a_folder_that_is_no_run_or_a_damaged_one_is_named(tmp_path, monkeypatch
     assert says in capsys.readouterr().err
 
 
+def test_an_option_that_does_not_exist_is_named_before_the_export(tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"command": ["train.py", "--config", "debug"]}))
+    (tmp_path / "environment.json").write_text("{}")
+    monkeypatch.setattr("sys.argv", ["evaluate.py", str(tmp_path), "--num-stepz", "3"])
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "--num-stepz" in capsys.readouterr().err
+
+
 def test_an_option_whose_secret_was_not_written_down_is_named():
     options = ["--config", "debug", "--task.api-key=***", "--grader.rewards", "a.py:f", "b.py:judge(api_key='***')"]
     assert hidden_options(options) == {"--task.api-key", "--grader.rewards"}

@@ -7,13 +7,15 @@ import pytest
 
 from tests.parts.wrong_parts import ScalarLoss
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.answer_recipes import sums
+from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import make_checkpoint
-from torchtitan_rl.library.tasks.sum_digits import debug_task
+from torchtitan_rl.library.tasks.sum_digits import SumDigits, debug_task
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.build_parts import build_parts
-from torchtitan_rl.setup.build_task import check_parts
+from torchtitan_rl.setup.build_task import build_prompts, check_parts
 from torchtitan_rl.setup.dry_run import show_run
 from torchtitan_rl.setup.dump_folder import create
 from torchtitan_rl.setup.registry import load_config, parse_args
@@ -66,6 +68,18 @@ def test_a_dry_run_shows_rewards_of_lengths_the_tokens_that_an_answer_has(start,
         line.split()[0]: float(line.partition("overlong ")[2].partition(")")[0]) for line in lines if "overlong" in line
     }
     assert found["right"] < found["empty"] == -1 / 8  # the end token alone
+
+
+def test_a_step_of_more_prompts_than_the_task_has_is_told(tmp_path, capsys):
+    class Few(SumDigits):
+        def epoch(self, num_seen):
+            return num_seen / 4
+
+    config = load_config("debug")
+    config.model_spec, config.hf_assets_path = small_qwen3(vocab_size=320), str(tmp_path)
+    config.prompts.max_prompt_tokens = 512
+    build_prompts(config, Few.Config().build(), make_small_tokenizer(["1"], vocab_size=258))
+    assert "num_prompts_per_step 16 is 4.0 x the task's prompts: a step repeats them" in capsys.readouterr().out
 
 
 def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):

@@ -43,8 +43,9 @@ class Mismatch(OwnConfig, ABC):
             or len(found) != 2
             or getattr(found[1], "dtype", None) != torch.bool
         ):
-            kinds = [getattr(one, "dtype", type(one).__name__) for one in found] if isinstance(found, tuple) else []
-            of = f" of {', '.join(map(str, kinds))}" if kinds else ""
+            parts = found if isinstance(found, tuple) else ()
+            kinds = ", ".join(str(getattr(part, "dtype", type(part).__name__)) for part in parts)
+            of = f" of {kinds}" if kinds else ""
             raise UserError(
                 f"algorithm.mismatch: {type(self).__qualname__} returned {type(found).__name__}{of}: expected a Correction, "
                 "the weight of each token and where it was changed, as bool."

@@ -95,7 +95,7 @@ class LogprobGate(Configurable):
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
         max_diff: float | None = number(
-            None, least=0, remedy="Leave it out for no limit on single tokens."
+            None, above=0, remedy="Leave it out for no limit on single tokens."
         )
         """Largest allowed difference of one token's log-probability. None: no limit. fp32 stays under 1e-4; bf16
         differs by tenths on rare tokens."""

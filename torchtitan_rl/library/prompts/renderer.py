@@ -1,6 +1,7 @@
 """`PromptRenderer` turns an example into the text and tokens of a prompt."""
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,6 +89,12 @@ class PromptRenderer(Configurable):
         self._special = special_tokens(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._uses_template = bool(config.apply_chat_template and tokenizer.chat_template)
+        switches = self._uses_template and "enable_thinking" in str(tokenizer.chat_template)
+        unread = "False, as no chat template with such a switch is used"
+        expect(switches or not config.enable_thinking, "prompts.enable_thinking", True, unread, "Leave it out.")
+        names_file = re.fullmatch(r"\S+\.(txt|md|json|jinja)", config.system_prompt)
+        remedy = 'Pass what is in it: --prompts.system-prompt "$(cat FILE)".'
+        expect(not names_file, "prompts.system_prompt", config.system_prompt, "the text, not a file's name", remedy)
         if self._uses_template:
             self._check_template()
 

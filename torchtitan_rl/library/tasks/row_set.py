@@ -41,11 +41,6 @@ class RowSet:
         self.columns = self._columns()
         self.prompt_column = self._named_or_first("prompt_column", PROMPT_COLUMNS)
         self.answer_column = self._named_or_first("answer_column", ANSWER_COLUMNS)
-        differ = not self.prompt_column or self.prompt_column != self.answer_column
-        expect(
-            differ, "task.answer_column", self.answer_column, "another column than that of the prompt",
-            f"Correct it, or task.prompt_column. {table.name} has {self.columns}.",
-        )  # fmt: skip
         self._demonstrates = config.demonstrations != "none"
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
@@ -54,6 +49,12 @@ class RowSet:
         self.completion_column = (
             self._named_or_first("completion_column", COMPLETION_COLUMNS) if self._demonstrates else ""
         )
+        for setting in ("answer_column", "completion_column"):
+            column = getattr(self, setting)
+            expect(
+                not column or column != self.prompt_column, f"task.{setting}", column, "another column than that of the prompt",
+                f"Correct it, or task.prompt_column. {table.name} has {self.columns}.",
+            )  # fmt: skip
         expect(
             bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
             f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",

@@ -211,7 +211,10 @@ def test_duplicate_row_id_is_reported(build, capsys):
             "data.jsonl has 1 row that cannot be used. row 3: not valid JSON; expected one object on each line. Correct or",
         ),
         (lines(*sums(2)) + b'\n{"prompt": "h\xe9"}', "row 3: not UTF-8"),
-        ('{"prompt": "a"}\n'.encode("utf-16"), "row 1: not UTF-8; save the file as UTF-8, or unpack it if it is compressed"),
+        (
+            '{"prompt": "a"}\n'.encode("utf-16"),
+            "row 1: not UTF-8; save the file as UTF-8, or unpack it if it is compressed",
+        ),
         (lines(*sums(2), [1]), "row 3: not a JSON object"),
         (lines(*sums(2), {"answer": 3}), "row 3: no 'prompt'"),
         (lines(*sums(2), {"prompt": 3}), "row 3: 'prompt' is neither text nor a list of messages"),
