@@ -708,9 +708,18 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _prompts(system_prompt="prompts/system.txt")),
         row("--task.completion-column prompt", "task.completion_column = 'prompt': expected another column than that of the prompt",
             _rows(_ROW, demonstrations="last", completion_column="prompt")),
-        row("a checkpoint folder that was renamed", "step-30: it is the checkpoint of step 20 under another name", _checkpoints("step-30", 20)),
+        row("a checkpoint folder that was renamed", "step-30: it is the checkpoint of step 20: name it step-20", _checkpoints("step-30", 20)),
         row("a checkpoint folder step_20", "expected checkpoints with names such as step-20, but it has ['step_20']. Rename them back.",
             _checkpoints("step_20", 20)),
+        row("super() in a Config with slots", "super() in a dataclass with slots: write super(Class, self) (",
+            _assigned("""from torchtitan_rl.core.algorithm import Clip
+    from dataclasses import dataclass
+    class Mine(Clip):
+        @dataclass(slots=True, kw_only=True)
+        class Config(Clip.Config):
+            def __post_init__(self):
+                super().__post_init__()
+    c.algorithm.loss = Mine.Config()""")),
         row("a loss with `forward`", "expected a class that overrides something of its base, but its ['forward'] are none",
             _assigned("""from torchtitan_rl.core.algorithm import Clip
     class Mine(Clip):

@@ -272,6 +272,8 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "100",
             "100.0: expected at least 0 and at most 1. Full fine-tuning usually takes 1e-6.",
         ),
+        WrongInput("--beta 0.04", "--beta: expected --algorithm.kl.coef, as it is called here. Use that."),
+        WrongInput("--learning_rate=1e-6", "--learning_rate: expected --trainer.optimizer.lr, as it is called here."),
         _option("trainer.optimizer.eps", "-1", "-1.0: expected at least 0 and at most 1. Use 1e-8."),
         _option("trainer.optimizer.weight-decay", "nan", "nan: expected at least 0"),
         _option(

@@ -28,6 +28,8 @@ _FILE = "torchtitan_rl_file_"
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
+_SLOTS = ". Python says this of an attribute set on a frozen object, and of super() in a dataclass with slots: write super(Class, self)"
+
 _REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
 
 
@@ -233,7 +235,7 @@ def explained(error: BaseException) -> str:
     """
     if isinstance(error, (ImportError, SyntaxError)):
         return str(error)
-    return f"{type(error).__name__}: {error}{users_line(error)}"
+    return f"{type(error).__name__}: {error}{_SLOTS * str(error).startswith('super(type, obj)')}{users_line(error)}"
 
 
 def users_line(error: BaseException) -> str:

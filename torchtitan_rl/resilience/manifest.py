@@ -73,7 +73,7 @@ def examine(folder: Path) -> str:
         manifest = read(folder)
         named, files = re.search(r"step-(\d+)", folder.name), manifest["files"]
         if named and manifest.get("step") not in (None, int(named[1])):
-            return f"it is the checkpoint of step {manifest['step']} under another name"
+            return f"it is the checkpoint of step {manifest['step']}: name it step-{manifest['step']}"
         for name, expected in files.items():
             found = (folder / name).stat().st_size
             if found != expected["bytes"]:

@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 
 ConfigFunction = Callable[[], "RunConfig"]
 
+_OTHER_NAMES = {
+    "batch_size": "num-prompts-per-step",
+    "beta": "algorithm.kl.coef",
+    "learning_rate": "trainer.optimizer.lr",
+    "lr": "trainer.optimizer.lr",
+    "max_steps": "num-steps",
+    "model": "hf-assets-path",
+    "num_generations": "sampling.n",
+    "output_dir": "dump-folder",
+    "temperature": "sampling.temperature",
+}
+"""Names of options in other libraries, such as TRL, and ours."""
+
 
 def config_functions() -> dict[str, ConfigFunction]:
     """All public functions defined in modules of configs/, by name.
@@ -164,7 +177,9 @@ def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
 def _check_option(word: str, default: "RunConfig") -> None:
     """Check a word such as --num-steps=5. Raises UserError, naming the field, for a value that tyro would misname."""
     option, equals, value = word.partition("=")
-    kind = _kind_of(_field_of(option), default)
+    kind, ours = _kind_of(_field_of(option), default), _OTHER_NAMES.get(_field_of(option))
+    if ours and kind is None:
+        raise UserError(f"{option}: expected --{ours}, as it is called here. Use that.")
     if equals and kind is bool:
         _refuse_value(option, value)
     expect(
