@@ -518,6 +518,8 @@ def test_too_many_requests_at_once_end_the_conversation():
 
 
 def test_a_request_that_is_sent_again_joins_the_first():
+    asks_again = threading.Event()
+
     async def agent(task, *, base_url, api_key):
         body = {"model": "x", "messages": [USER]}
         headers = {"Authorization": f"Bearer {api_key}"}
@@ -525,12 +527,13 @@ def test_a_request_that_is_sent_again_joins_the_first():
             for _ in range(2):
                 with pytest.raises(httpx.ReadTimeout):
                     await hasty.post(f"{base_url}/chat/completions", json=body)
+        asks_again.set()
         async with httpx.AsyncClient(headers=headers, timeout=30) as web:
             answer = await web.post(f"{base_url}/chat/completions", json=body)
         return {"reward": 1.0, "columns": {"said": answer.json()["choices"][0]["message"]["content"]}}
 
     with Policy(agent) as policy:
-        time.sleep(0.9)
+        assert asks_again.wait(30)
         turn = policy.say("12")
     assert (turn.done, turn.columns) == (True, {"said": "12"})
 
