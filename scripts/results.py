@@ -22,6 +22,8 @@ from scipy.special import stdtrit
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = ROOT / "scripts" / "results_cells.py"
+TARGET = 0.4
+"""Held-out accuracy of counting to which steps and tokens are counted."""
 RANKS = {"ranks_2": 2, "ranks_4": 4}
 """The cells that say on how many ranks they run. Others run on one, or on each GPU."""
 
@@ -129,7 +131,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="default: those of the cell")
     parser.add_argument("--config", default="", help="in place of counting, for example qwen3_0_6b")
     parser.add_argument(
-        "--target", type=float, default=0.4, help="held-out accuracy to which steps are counted (default: %(default)s)"
+        "--target",
+        type=float,
+        default=TARGET,
+        help="held-out accuracy to which steps are counted (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument("--table", action="store_true", help="run nothing")
