@@ -1,6 +1,6 @@
 """Learning curves of the cell `grpo` of scripts/results.py and of TRL's GRPOTrainer, on one clock.
 
-    .venv/bin/python scripts/bench/learn_vs_trl.py --seeds 3           an hour of an idle machine
+    .venv/bin/python scripts/bench/learn_vs_trl.py --seeds 3           half an hour of an idle machine
     .venv/bin/python scripts/bench/learn_vs_trl.py --seeds 1 --steps 2 --output outputs/tiny
     .venv/bin/python scripts/bench/learn_vs_trl.py --table             of the runs that are there
 
@@ -9,7 +9,8 @@ start, prompts in the same order, rewards, learning rate of each step and hyper-
 greedily. A step's seconds are everything from the end of the step before, without evaluations. Each side has its own default
 settings otherwise: TRL pads, takes 8 sequences at once with gradient checkpointing, generates with transformers on a CPU and with
 its colocated vLLM on a GPU; ours saves checkpoints, and draws other samples. Runs take turns, and one that is done is not repeated.
-TRL's environment is that of step_vs_trl.py. `scripts/evaluate.py OUTPUT/trl/seed-N/model --config scripts/results_cells.py:grpo`
+TRL's environment is that of step_vs_trl.py. On a machine that has other work, set OMP_WAIT_POLICY=PASSIVE: TRL's threads spin, and a
+step then takes minutes. `scripts/evaluate.py OUTPUT/trl/seed-N/model --config scripts/results_cells.py:grpo`
 evaluates TRL's last weights with our engine.
 """
 
