@@ -94,14 +94,14 @@ def with_interval(values: list[float], scale: float = 1.0, digits: int = 1) -> s
 def detectable(outcomes: dict[str, list[Outcome]]) -> float:
     """Returns the difference of accuracy between two cells that these seeds show with a power of 80 % at 5 %; NaN for one seed.
 
-    (t_0.975 + t_0.8) s sqrt(2 / n), s the standard deviation within cells, pooled.
+    (t_0.975 + t_0.8) s sqrt(2 / n), s the standard deviation within cells, pooled, and n the fewest seeds of a cell.
     """
     groups = [np.array([one.accuracy for one in found]) for found in outcomes.values() if len(found) > 1]
     if not groups:
         return float("nan")
     freedom = sum(len(group) - 1 for group in groups)
     pooled = np.sqrt(sum(((group - group.mean()) ** 2).sum() for group in groups) / freedom)
-    return float((stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * pooled * np.sqrt(2 / len(groups[0])))
+    return float((stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * pooled * np.sqrt(2 / min(map(len, groups))))
 
 
 def table(outcomes: dict[str, list[Outcome]], target: float) -> str:

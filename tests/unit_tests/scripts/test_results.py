@@ -37,6 +37,8 @@ def written(folder, accuracies, seed=0):
         line["completions/tokens"] = 1500 if line["step"] else 0
         if line["step"] % 5 == 0:
             line["evaluation/accuracy"] = accuracies[line["step"] // 5]
+            line["time/evaluate"] = 7.0
+            line["time/step"] = line.get("time/step", 0.0) + 7.0
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "end.json").write_text(json.dumps({"outcome": "done"}))
 
