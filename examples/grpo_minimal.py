@@ -82,7 +82,7 @@ def sample(
 def assign_credit(groups: Sequence[Group[Episode]]) -> None:
     """Dr. GRPO: the advantage is the reward minus the group's mean. It is the same for every token of a completion.
 
-    In place of these lines, `parts.algorithm.assign_credit(groups)` does all that `config.algorithm` asks for. An episode with
+    In place of these lines, `parts.algorithm.credit.assign(groups)` does all that `config.algorithm` asks for. An episode with
     `credit.left_out` set is not trained on.
     """
     for group in groups:

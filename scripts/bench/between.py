@@ -67,7 +67,7 @@ def main() -> None:
     scored = [Group(prompt=group.prompt, samples=[e.scored for e in group.samples]) for group in groups]
 
     def advantages() -> None:
-        algorithm.assign_credit(draft_episodes(scored))
+        algorithm.credit.assign(draft_episodes(scored))
 
     def microbatches() -> None:
         items = items_of(groups, whole_groups=False)

@@ -80,7 +80,7 @@ def with_credit(parts: Parts, groups: list[Group[Completion]]) -> list[Group[Epi
     episodes = draft_episodes(scored)
     for source in parts.sources:
         source.add_logprobs(episodes)
-    parts.algorithm.assign_credit(episodes)
+    parts.algorithm.credit.assign(episodes)
     return episodes
 
 

@@ -113,7 +113,7 @@ def rehearse(folder: Path, *, kl: bool = False, entropy: float = 0.0, **settings
             drafts = draft_episodes(groups)
             if source is not None:
                 source.add_logprobs(drafts)
-            trainer.algorithm.assign_credit(drafts)
+            trainer.algorithm.credit.assign(drafts)
             report = trainer.update(drafts)
             norms.append(report.grad_norm)
             tokens[place] += report.trained_tokens

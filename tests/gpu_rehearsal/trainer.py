@@ -155,7 +155,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     phase("start")
     for source in sources:
         source.add_logprobs(groups)
-    trainer.algorithm.assign_credit(groups)
+    trainer.algorithm.credit.assign(groups)
     record.differing = _differing(trainer, groups, device)
     phase("reference")
     for _ in range(updates):

@@ -96,7 +96,7 @@ def main() -> None:
         dump_folder="",
     )
     groups = draft_episodes(scored_step())
-    trainer.algorithm.assign_credit(groups)
+    trainer.algorithm.credit.assign(groups)
     trainer.update(groups)
     forwards: list[int] = []
     trainer.model.register_forward_hook(lambda *_: forwards.append(1))

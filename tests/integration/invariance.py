@@ -133,7 +133,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     groups = draft_episodes(scored_step())
     if algorithm.needs_reference:
         Reference(trainer).add_logprobs(groups)
-    algorithm.assign_credit(groups)
+    algorithm.credit.assign(groups)
     if algorithm.needs_reference:  # so that the divergence is not zero everywhere
         for episode in flat(groups):
             episode.reference_logprobs = episode.reference_logprobs - np.float32(0.3)

@@ -85,7 +85,7 @@ def episodes_of(
     step = Step(draft_episodes(list(groups)))
     for episode, logprobs in zip(step, reference or []):
         episode.reference_logprobs = torch.tensor(logprobs).numpy()
-    algorithm.assign_credit(step.groups)
+    algorithm.credit.assign(step.groups)
     return step
 
 

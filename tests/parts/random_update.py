@@ -250,7 +250,7 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
     for group, plain in zip(groups, case["groups"]):
         for episode, sample in zip(group.samples, plain["samples"]):
             episode.reference_logprobs = np.array(sample["reference"], dtype=np.float32)
-    algorithm.assign_credit(groups)
+    algorithm.credit.assign(groups)
     batcher, chunk = random_batcher(algorithm, rng), rng.choice([7, 1024])
     for minibatch in split_groups(groups, settings["num_minibatches"]):
         loss = 0.0

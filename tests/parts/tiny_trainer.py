@@ -46,7 +46,7 @@ def credited(trainer: Trainer, **step: Any) -> list[Group[Episode]]:
     groups = draft_episodes(scored_step(**step))
     if trainer.algorithm.needs_reference:
         Reference(trainer).add_logprobs(groups)
-    trainer.algorithm.assign_credit(groups)
+    trainer.algorithm.credit.assign(groups)
     return groups
 
 

@@ -194,7 +194,7 @@ class Controller(Configurable):
         for source in self.sources:
             with timed(source.name):
                 source.add_logprobs(groups)
-        self.algorithm.assign_credit(groups)
+        self.algorithm.credit.assign(groups)
         self.services.prompts.observe(groups)
         self.services.observer.keep(groups, step=self.state.step, split="train")
         return groups
@@ -219,7 +219,9 @@ class Controller(Configurable):
             )
             scored += self._sample_and_grade(groups)
             self.in_flight.gather(self.generator)
-            kept = [group for group in scored if self.algorithm.group_left_out(group) is None]
+            kept = [
+                group for group in scored if self.algorithm.credit.group_left_out(group) is None
+            ]
             missing = self.config.num_prompts_per_step - len(kept)
             if missing == 0:
                 break

@@ -241,7 +241,7 @@ class ScoredCompletion:
 
 @dataclass(slots=True, kw_only=True)
 class Credit:
-    """The algorithm's results for an episode, set by `Algorithm.assign_credit`."""
+    """The algorithm's results for an episode, set by `CreditAssignment.assign`."""
 
     left_out: str | None = None
     """Why the episode is not in the loss ("no reward", "truncated", ...); None if it is."""

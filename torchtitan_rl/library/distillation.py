@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.inputs import LossInputs
 from torchtitan_rl.core.algorithm.kl import kl_estimate
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE, Clip, TokenLoss
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE, Clip, LossInputs, TokenLoss
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Advantage, Grpo, RewardedGroup, centered, sample_std, scaled
-from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences, safe_exp
-from torchtitan_rl.core.algorithm.losses import Clip, TokenLoss
+from torchtitan_rl.core.algorithm.losses import Clip, LossInputs, Sequences, TokenLoss, safe_exp
 from torchtitan_rl.core.algorithm.mismatch import Correction, Mismatch, TokenTruncate
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.types import Episode

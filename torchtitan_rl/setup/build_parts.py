@@ -72,7 +72,7 @@ class Parts:
     algorithm: "Algorithm"
     trainer: Trainer
     sources: "list[Source]"
-    """The frozen models that score episodes before `algorithm.assign_credit`: the reference, if the algorithm needs it, and the
+    """The frozen models that score episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, and the
     teacher of a loss that reads its log-probabilities."""
     generator: "Generator | NoEngine"
     weight_sync: "WeightSync | None"

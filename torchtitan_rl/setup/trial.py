@@ -51,7 +51,7 @@ def credited_groups(config: "RunConfig", prompt: Prompt) -> list[Group[Episode]]
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     groups = draft_episodes([_group(prompt, config, ())])
     _with_frozen_models(algorithm, groups)
-    algorithm.assign_credit(groups)
+    algorithm.credit.assign(groups)
     return groups
 
 
@@ -151,10 +151,10 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
 
 def _assign_credit(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     """Set the credit. Raises UserError if an advantage is not finite, which a step would put down to the rewards."""
-    name = type(algorithm.advantage).__qualname__
+    name = type(algorithm.credit.advantage).__qualname__
     cause = f"algorithm.advantage: {name} gives NaN or infinite advantages on a synthetic step whose rewards are finite"
     try:
-        algorithm.assign_credit(groups)
+        algorithm.credit.assign(groups)
     except NonFiniteError as error:
         raise UserError(f"{cause}: {error}") from error
     masked = [episode for episode in flat(groups) if (episode.credit.left_out or "").startswith("not finite")]

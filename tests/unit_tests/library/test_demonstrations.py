@@ -107,7 +107,7 @@ def update(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
     if trainer.lora is None:
         trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
     groups = draft_episodes(scored_groups())
-    trainer.algorithm.assign_credit(groups)
+    trainer.algorithm.credit.assign(groups)
     metrics = [one for one in trainer.update(groups).metrics if "loss/total" in one]
     weight = sum(one["loss/total"].weight for one in metrics)
     return sum(one["loss/total"].value * one["loss/total"].weight for one in metrics) / weight, caught

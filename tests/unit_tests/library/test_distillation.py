@@ -16,8 +16,7 @@ from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.algorithm.inputs import Sequences
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN, Sequences
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer import minibatches, packing
 from torchtitan_rl.core.trainer.hf import hf_weights
@@ -37,7 +36,7 @@ def taught(groups, teacher=TEACHER, **loss):
     drafted = draft_episodes(groups)
     for episode, values in zip(flat(drafted), teacher, strict=True):
         episode.credit.token_columns[LOGPROBS] = np.array(values, dtype=np.float32)
-    algorithm.assign_credit(drafted)
+    algorithm.credit.assign(drafted)
     step = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS))
     step.extend(flat(drafted))
     step.groups, step.members = drafted, [m for g in drafted for m in minibatches.items_of([g], whole_groups=True)[0]]
@@ -141,7 +140,7 @@ def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torc
 
     made.optimizer.optimizers[0].register_step_pre_hook(catch)
     groups = draft_episodes(scored_step(num_prompts=3))
-    made.algorithm.assign_credit(groups)
+    made.algorithm.credit.assign(groups)
     found = [one for one in made.update(groups).metrics if "teacher/divergence" in one]
     means = []
     for key in ("loss/total", "teacher/divergence"):

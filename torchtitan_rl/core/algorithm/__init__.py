@@ -8,14 +8,15 @@ from torchtitan_rl.core.algorithm.advantages import Advantage, GroupMean, Grpo, 
 from torchtitan_rl.core.algorithm.algorithm import Algorithm, LossOutput
 from torchtitan_rl.core.algorithm.episodes import set_token_advantages
 from torchtitan_rl.core.algorithm.group_filter import GroupFilter
-from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
 from torchtitan_rl.core.algorithm.kl import KL, kl_estimate
 from torchtitan_rl.core.algorithm.losses import (
     Aggregation,
     Clip,
     Loss,
+    LossInputs,
     SeqMeanTokenMean,
     SeqSumConst,
+    Sequences,
     TokenLoss,
     TokenMean,
 )

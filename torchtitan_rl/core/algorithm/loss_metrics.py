@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.inputs import LOG_RATIO_LIMIT, LossInputs, safe_exp
 from torchtitan_rl.core.algorithm.kl import kl_estimate
-from torchtitan_rl.core.algorithm.losses import TokenLoss
+from torchtitan_rl.core.algorithm.losses import LOG_RATIO_LIMIT, LossInputs, TokenLoss, safe_exp
 from torchtitan_rl.core.algorithm.mismatch import Correction
 from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.types import Metric

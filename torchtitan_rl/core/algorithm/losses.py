@@ -1,18 +1,17 @@
-"""The loss of packed tokens: what every loss declares, the clip loss, and how token losses become one number."""
+"""The loss of packed tokens: what it reads, what every loss declares, the clip loss, and how token losses become one number."""
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.inputs import LossInputs, safe_exp
 from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
-from torchtitan_rl.core.types import Episode, Group, Metric, TrainBatch
+from torchtitan_rl.core.types import Episode, Group, Metric, Normalizers, TrainBatch
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
@@ -23,6 +22,94 @@ DIVERGENCE = "divergence"
 episodes keep it for the sample tables."""
 TEACHER_TOKEN = "teacher_token"
 """The token column of episodes with the teacher's most likely token, where it is known."""
+
+
+LOG_RATIO_LIMIT = 20.0
+"""Clamp on |log ratio|. e^20 is 4.9e8, whose square fits float32, so one token cannot make the gradient norm infinite.
+Clamped tokens get no gradient through the ratio and are counted."""
+
+
+class Sequences:
+    """Sums and means over each sequence of a packed row.
+
+    Example: ids = [0, 0, 1, 2] with S = 2 holds two sequences and one padding token.
+    """
+
+    def __init__(self, ids: Tensor, mask: Tensor, num_sequences: int) -> None:
+        """`ids`: [T] int64 in [0, S], S on padding. `mask`: [T], 1 on loss tokens. `num_sequences`: S."""
+        self.ids = ids
+        self.mask = mask
+        self.num = num_sequences
+        self.num_loss_tokens = self.sum(torch.ones_like(mask))  # [S]
+        self.present = self.num_loss_tokens > 0  # [S] in the loss
+
+    def sum(self, values: Tensor) -> Tensor:
+        """[T] -> [S]: sums over each sequence's loss tokens."""
+        with_padding = values.new_zeros(self.num + 1)  # [S + 1], the last for padding
+        return with_padding.index_add(0, self.ids, values * self.mask.to(values.dtype))[: self.num]
+
+    def mean(self, values: Tensor) -> Tensor:
+        """[T] -> [S]: means over each sequence's loss tokens; 0 for a sequence without loss tokens."""
+        return self.sum(values) / self.num_loss_tokens.clamp(min=1).to(values.dtype)
+
+    def expand(self, values: Tensor) -> Tensor:
+        """[S] -> [T]: each sequence's value on its tokens, 0 on padding."""
+        with_padding = torch.cat([values, values.new_zeros(1)])  # [S + 1]
+        return with_padding[self.ids]  # [T]
+
+
+@dataclass(slots=True, kw_only=True)
+class LossInputs:
+    """One packed micro-batch of T tokens and S sequences. Outside `mask` every [T] tensor is 0."""
+
+    logprobs: Tensor
+    """[T] log pi of each label, with gradient."""
+    old_logprobs: Tensor
+    """[T] the log of the ratio's denominator, no gradient: log pi_old, or with `algorithm.old_logprobs` "sampler" log mu.
+    pi_old is pi if the training step has one optimizer step."""
+    advantages: Tensor
+    """[T]"""
+    mask: Tensor
+    """[T] 1.0 on loss tokens."""
+    entropy: Tensor
+    """[T] H(pi) in nats, with gradient if `entropy_coef` > 0."""
+    sampler_logprobs: Tensor
+    """[T] log mu, no gradient; log pi_old where the engine has not sampled."""
+    reference_logprobs: Tensor | None
+    """[T] log pi_ref, no gradient; None without a reference (`Loss.needs_reference`)."""
+    correction: Tensor
+    """[T] the weight of the mismatch correction, no gradient; 1 without a correction."""
+    sequences: Sequences
+    group_ids: Tensor
+    """[S] int64"""
+    normalizers: Normalizers
+    columns: dict[str, Tensor] = field(default_factory=dict)
+    """[S] each, by name: `Loss.sequence_columns`."""
+    token_columns: dict[str, Tensor] = field(default_factory=dict)
+    """[T] each, by name: `Loss.token_columns`."""
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """[T] logprobs - old_logprobs. Where pi_old is pi it is exactly 0, still with the gradient of log pi."""
+        return self.logprobs - self.old_logprobs
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64, how many loss tokens of its sequence come before each loss token. Outside `mask` it means
+        nothing."""
+        before = self.mask.long().cumsum(0) - self.mask.long()  # [T] in the whole row
+        lengths = self.sequences.num_loss_tokens.long()  # [S]
+        return before - self.sequences.expand(lengths.cumsum(0) - lengths)  # [T]
+
+    @property
+    def same_group(self) -> Tensor:
+        """[S, S] bool: true if two sequences answer the same prompt."""
+        return self.group_ids[:, None] == self.group_ids[None, :]
+
+
+def safe_exp(log_ratio: Tensor) -> Tensor:
+    """exp with the exponent clamped to +-LOG_RATIO_LIMIT. Any shape."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 class Aggregation(OwnConfig, ABC):

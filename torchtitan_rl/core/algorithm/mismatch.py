@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.inputs import Sequences, safe_exp
+from torchtitan_rl.core.algorithm.losses import Sequences, safe_exp
 from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.algorithm import Algorithm
-from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
-from torchtitan_rl.core.algorithm.losses import Aggregation, Loss
+from torchtitan_rl.core.algorithm.losses import Aggregation, Loss, LossInputs, Sequences
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.algorithm.returned import numbers_from, tensor_from
 from torchtitan_rl.core.errors import UserError, expect

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.common.summary import describe, same_everywhere
-from torchtitan_rl.core.algorithm.inputs import LossInputs
-from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, TokenLoss
+from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, LossInputs, TokenLoss
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, Metric, flat

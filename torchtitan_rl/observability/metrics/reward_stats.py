@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtitan_rl.common.summary import describe, same_everywhere
-from torchtitan_rl.core.algorithm.algorithm import ZERO_VARIANCE
+from torchtitan_rl.core.algorithm.credit import ZERO_VARIANCE
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.reduce import QUANTILES
 
@@ -53,11 +53,11 @@ def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
     if rewarded := [[e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)]:
-        equal = [not algorithm.rewards_differ(samples) for samples in rewarded]
+        equal = [not algorithm.credit.rewards_differ(samples) for samples in rewarded]
         metrics["groups/zero_variance_fraction"] = fraction(equal)
-        if algorithm.group_filter is not None:
+        if algorithm.credit.group_filter is not None:
             scored = [Group(prompt=group.prompt, samples=[e.scored for e in group.samples]) for group in groups]
-            reasons = [algorithm.group_left_out(group) for group in scored]
+            reasons = [algorithm.credit.group_left_out(group) for group in scored]
             metrics["groups/filtered_fraction"] = fraction([reason not in (None, ZERO_VARIANCE) for reason in reasons])
     judged = [found for group in groups if (found := judgements(group.samples))]
     if judged:

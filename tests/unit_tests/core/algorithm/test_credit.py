@@ -105,7 +105,7 @@ def test_zero_variance_group_is_dropped_despite_a_length_penalty():
         max_completion_tokens=MAX_TOKENS
     )
     equal = group(0, [1.0, 1.0], logprobs=[tokens(2), tokens(MAX_TOKENS)])
-    assert algorithm.group_left_out(equal) == "zero variance"
+    assert algorithm.credit.group_left_out(equal) == "zero variance"
     assert [episode.in_loss for episode in episodes_of(algorithm, equal)] == [False, False]
 
 

@@ -56,7 +56,7 @@ def test_normalizers_count_only_episodes_in_the_loss():
     assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
     assert normalizers.max_completion_tokens == MAX_TOKENS
     rewards = ([1.0, 0.0], [2.0, 2.0], [None, 1.0])
-    assert [algorithm.group_left_out(group(0, values)) for values in rewards] == [
+    assert [algorithm.credit.group_left_out(group(0, values)) for values in rewards] == [
         None,
         "zero variance",
         "zero variance",

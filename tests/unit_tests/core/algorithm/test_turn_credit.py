@@ -84,10 +84,10 @@ def test_group_with_equal_totals_and_different_turns_has_variance():
         episodes = episodes_of(by_turn, pair)
         assert [e.credit.turn_advantages for e in episodes] == [(0.0, -0.5), (0.0, 0.5)]
         assert all(episode.in_loss for episode in episodes)
-        assert by_turn.rewards_differ(pair.samples)
-        assert not whole.rewards_differ(pair.samples)
+        assert by_turn.credit.rewards_differ(pair.samples)
+        assert not whole.credit.rewards_differ(pair.samples)
     alike = conversation(0, 0.0, 1.0), conversation(1, 0.0, 1.0), conversation(2, 0.0, 1.0, 0.0)
-    assert not by_turn.rewards_differ(alike)  # only one sample has a third turn
+    assert not by_turn.credit.rewards_differ(alike)  # only one sample has a third turn
 
 
 def test_listwise_loss_refuses_turn_credit():

@@ -3,7 +3,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from torchtitan_rl.core.algorithm.inputs import LossInputs, Sequences
+from torchtitan_rl.core.algorithm.losses import LossInputs, Sequences
 from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.core.types import Normalizers
 from torchtitan_rl.library.distillation import LOG_RATIOS, Distill

@@ -101,7 +101,7 @@ def gradient(config: Algorithm.Config, seed: int, *, is_cut: bool, num_ranks: in
         for group in groups:
             for episode in group.samples:
                 episode.reference_logprobs = episode.completion.sampler_logprobs - np.float32(0.1)
-    algorithm.assign_credit(groups)
+    algorithm.credit.assign(groups)
     items = items_of(groups, whole_groups=algorithm.policy_loss.whole_groups)
     plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=60)
     old = old.to(DEVICE_TYPE)

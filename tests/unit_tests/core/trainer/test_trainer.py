@@ -61,7 +61,7 @@ def test_a_completion_without_sampled_tokens_needs_no_reference(build):
     episodes = draft_episodes([Group(prompt=prompt, samples=samples), groups[1]])
     Reference(trainer).add_logprobs(episodes)
     assert [len(e.reference_logprobs) for e in flat(episodes)] == [len(e.completion.token_ids) for e in flat(episodes)]
-    trainer.algorithm.assign_credit(episodes)
+    trainer.algorithm.credit.assign(episodes)
     assert [e.credit.left_out for e in episodes[0].samples] == ["no tokens", "no tokens", None, None]
     assert trainer.update(episodes).optimizer_steps == 1
 

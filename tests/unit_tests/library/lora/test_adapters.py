@@ -77,7 +77,7 @@ def updated(trainer: Trainer):
     groups = draft_episodes(scored_step())
     if trainer.algorithm.needs_reference:
         Reference(trainer).add_logprobs(groups)
-    trainer.algorithm.assign_credit(groups)
+    trainer.algorithm.credit.assign(groups)
     return trainer.update(groups)
 
 
