@@ -487,6 +487,9 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
     """The rows, made by the class of wrong_inputs.py."""
     return [
         row("--config debgu", "--config = 'debgu': expected a registered name", lambda _: load_config("debgu")),
+        row("--config DEBUG", "Did you mean debug or ", lambda _: load_config("DEBUG")),
+        row("--config /absolute/mine.json:mine", "package.module:function. /",
+            lambda folder: (folder / "mine.json").write_text("{}") and load_config(f"{folder}/mine.json:mine")),
         row("--help trianer", "--help = 'trianer': expected all, run or a group of fields. Did you mean trainer"),
         row("--config nowhere.py:mine", "expected a file that exists", lambda _: load_config("nowhere.py:mine")),
         row("a config function that returns None", "expected a function that returns a RunConfig. It returned None",
@@ -566,6 +569,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),
         row("config.json is of another model", "intermediate_size is 128 in the folder but 96 in the config",
             _changed(intermediate_size=128)),
+        row("config.json with fewer positions than generator.max_model_len", "generator.max_model_len = 64: expected at most the 16 pos",
+            _changed(max_position_embeddings=16)),
         row("config.json is of an architecture that is not implemented", "but its config.json says GPT2LMHeadModel",
             _changed(architectures=["GPT2LMHeadModel"])),
         row("config.json whose architectures and model_type are of two models",

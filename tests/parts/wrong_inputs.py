@@ -274,6 +274,41 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         WrongInput("--beta 0.04", "--beta: expected --algorithm.kl.coef, as it is called here. Use that."),
         WrongInput("--learning_rate=1e-6", "--learning_rate: expected --trainer.optimizer.lr, as it is called here."),
+        WrongInput(
+            "--trainer.learning-rate 1e-6", "--trainer.learning-rate: expected --trainer.optimizer.lr, as it is called"
+        ),
+        WrongInput(
+            "--max_completion_length 256", "--max_completion_length: expected --sampling.max-tokens, as it is called"
+        ),
+        WrongInput(
+            "trainer.total_epochs=15", "trainer.total_epochs=15: expected options as --name VALUE, with two hyphens."
+        ),
+        WrongInput(
+            "--seed 1 \N{EN DASH}num-steps 5",
+            "\N{EN DASH}num-steps: expected options as --name VALUE, with two hyphens.",
+        ),
+        WrongInput(
+            "--algorithm.loss Gspo",
+            "--algorithm.loss: expected a field of algorithm.loss, here Clip with ['eps_low', 'eps_high', 'dual_clip']. A part of "
+            "another class is set in a config function: config.algorithm.loss = CLASS.Config().",
+        ),
+        WrongInput(
+            "--algorithm.loss.eps-hihg 1", "'dual_clip']. Did you mean eps_high or eps_low? A part of another class"
+        ),
+        WrongInput(
+            "--algorithm.mismatch.cap=2", "--algorithm.mismatch.cap=2: expected a field of algorithm.mismatch, here"
+        ),
+        WrongInput(
+            "--algorithm.seed-grpo.alpha 1",
+            "expected a field of algorithm.seed_grpo, here None. A part of another class",
+        ),
+        WrongInput(
+            "--task.path data.jsonl", "--task.path: expected a field of task, here SumDigits with ['warm_start', "
+        ),
+        WrongInput(
+            "--trainer.lora.rank 8 --trainer.lora.start nowhere",
+            "trainer.lora.start = 'nowhere': expected an adapter folder, but there is no such folder. Save it with peft's",
+        ),
         _option("trainer.optimizer.eps", "-1", "-1.0: expected at least 0 and at most 1. Use 1e-8."),
         _option("trainer.optimizer.weight-decay", "nan", "nan: expected at least 0"),
         _option(
@@ -355,6 +390,13 @@ SECTIONS: dict[str, list[WrongInput]] = {
             ".weigh set masses that sum to 3.5: expected 1",
         ),
         _part(
+            "a loss whose __init__ does not call that of its base",
+            "",
+            wrong_parts.ForgetsSuper,
+            "raised AttributeError: 'ForgetsSuper' object has no attribute 'config', as ForgetsSuper.__init__ does not call super()",
+            "on a synthetic step of two groups ",
+        ),
+        _part(
             "a loss that raises",
             "",
             wrong_parts.RaisesLoss,
@@ -411,7 +453,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "an advantage that is infinite",
             "advantage",
             wrong_parts.InfiniteAdvantage,
-            "gives NaN or infinite advantages on a synthetic step whose rewards are finite: prompt 0, sample 0: the advantage is inf",
+            "gives NaN or infinite advantages on a synthetic step whose rewards are finite: prompt 0, sample 0: the advantage is inf. Look for",
         ),
         _part(
             "an advantage too few", "advantage", wrong_parts.OneFewer, "returned 7 values for 8: expected one for each"

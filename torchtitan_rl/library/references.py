@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -52,8 +53,8 @@ def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any
     is_file = place.endswith(".py")
     place = from_caller(place) if is_file else place
     whole = bool(place and name) and (is_file or re.fullmatch(r"\w+(\.\w+)*", place) is not None)
-    expect(whole, field, reference, forms, f"Name the {kind} after a colon.")
     expect(is_file or not Path(from_caller(place)).is_file(), field, reference, forms, f"{place} is no Python file.")
+    expect(whole, field, reference, forms, f"Name the {kind} after a colon.")
     expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
     module = import_checked(Path(place).resolve() if is_file else place, field)
     function = getattr(module, name, None)
@@ -235,7 +236,16 @@ def explained(error: BaseException) -> str:
     """
     if isinstance(error, (ImportError, SyntaxError)):
         return str(error)
-    return f"{type(error).__name__}: {error}{_SLOTS * str(error).startswith('super(type, obj)')}{users_line(error)}"
+    hint = _SLOTS * str(error).startswith("super(type, obj)") or _without_super(getattr(error, "obj", None))
+    return f"{type(error).__name__}: {error}{hint}{users_line(error)}"
+
+
+def _without_super(lacking: object) -> str:
+    """A hint, if the class of an object that lacks an attribute has an __init__ that leaves out that of its base."""
+    kind = type(lacking)
+    code = getattr(vars(kind).get("__init__"), "__code__", None)
+    left_out = code and kind.__base__ is not object and not is_dataclass(kind) and "super" not in code.co_names
+    return f", as {kind.__qualname__}.__init__ does not call super().__init__" if left_out else ""
 
 
 def users_line(error: BaseException) -> str:
@@ -298,7 +308,8 @@ def from_caller(path: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a sentence with the known names closest to `name`, or "" if none is close."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    known = {one.lower(): one for one in reversed([*known])}
+    close = [known[one] for one in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)]
     return f"Did you mean {' or '.join(close)}? " if close else ""
 
 

@@ -71,7 +71,8 @@ class Collector:
         """`leave_out_columns`: patterns of the columns that no table holds. `mask`: returns rows without secrets."""
         self._selection = selection
         self._mask = mask
-        self._leaves_out = functools.cache(lambda name: any(fnmatch.fnmatch(name, p) for p in leave_out_columns))
+        self._left_out = self._unmatched = frozenset(leave_out_columns)
+        self._leaves_out = functools.cache(self._matching)
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()
@@ -125,6 +126,10 @@ class Collector:
             self._fold()
             collection, self._collection = self._collection, Collection()
             seconds, self._seconds = self._seconds, 0.0
+        for pattern in sorted(self._unmatched) if collection.tables else ():
+            self.warn(
+                f"column {pattern}", f"metrics.leave_out_columns {pattern!r}: no table has had such a column so far"
+            )
         collection.tables = {key: self._selection.candidates(rows) for key, rows in collection.tables.items()}
         return collection, seconds
 
@@ -169,6 +174,12 @@ class Collector:
             raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
         rows = self._mask([plain_row(row) for row in rows])
         return [{name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows]
+
+    def _matching(self, name: str) -> frozenset[str]:
+        """The patterns that leave a column out."""
+        matching = frozenset(pattern for pattern in self._left_out if fnmatch.fnmatch(name, pattern))
+        self._unmatched = self._unmatched - matching
+        return matching
 
     def _fold_rows(self, key: str, rows: list[Row]) -> None:
         table = self._collection.tables.setdefault(key, [])

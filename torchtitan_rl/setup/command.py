@@ -58,7 +58,7 @@ def training(arguments: Sequence[str]) -> list[str]:
     gpus = gpu_count() if environment_kind() == "gpu" else 0
     processes = environment.get("NGPU") or str(max(gpus, 1))
     ranks = _count("NGPU", processes)
-    if QUESTIONS.isdisjoint(argument.partition("=")[0] for argument in arguments):
+    if QUESTIONS.isdisjoint(argument.partition("=")[0].replace("_", "-") for argument in arguments):
         return launcher(arguments, processes, gpus)
     nodes = _count("NNODES", environment.get("NNODES") or "1")
     environment["WORLD_SIZE"], environment["LOG_RANK"] = str(ranks * nodes), "0"

@@ -74,7 +74,7 @@ def main() -> None:
     name = sys.argv[1]
     elsewhere = "or download it elsewhere and pass --hf-assets-path FOLDER"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        sys.exit(_say(f"it is not in the cache, and HF_HUB_OFFLINE is set. Unset it, {elsewhere}."))
+        sys.exit(_say(f"it is no folder here and not in the cache, and HF_HUB_OFFLINE is set. Unset it, {elsewhere}."))
     try:
         HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)  # snapshot_download asks it without a limit
         print(snapshot_download(name, allow_patterns=_FILES))
@@ -85,7 +85,11 @@ def main() -> None:
     except RepositoryNotFoundError:
         sys.exit(_say("there is no such folder here, and no such model on the hub (a private one needs HF_TOKEN)."))
     except Exception as error:  # errors of the network and of the disk have many types
-        sys.exit(_say(f"the hub did not give it ({type(error).__name__}: {error}). Try again, {elsewhere}."))
+        sys.exit(
+            _say(
+                f"it is no folder here, and the hub did not give it ({type(error).__name__}: {error}). Try again, {elsewhere}."
+            )
+        )
 
 
 def _say(message: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
+from torchtitan.config import Configurable
 
 from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import UserError, expect
@@ -31,12 +32,24 @@ ConfigFunction = Callable[[], "RunConfig"]
 _OTHER_NAMES = {
     "batch_size": "num-prompts-per-step",
     "beta": "algorithm.kl.coef",
+    "dataset_name": "task.path",
+    "eval_steps": "evaluation.every",
     "learning_rate": "trainer.optimizer.lr",
     "lr": "trainer.optimizer.lr",
+    "max_completion_length": "sampling.max-tokens",
+    "max_prompt_length": "prompts.max-prompt-tokens",
     "max_steps": "num-steps",
+    "max_tokens": "sampling.max-tokens",
     "model": "hf-assets-path",
+    "model_name_or_path": "hf-assets-path",
     "num_generations": "sampling.n",
     "output_dir": "dump-folder",
+    "per_device_train_batch_size": "num-prompts-per-step",
+    "report_to": "metrics.sinks",
+    "resume_from_checkpoint": "resume",
+    "reward_funcs": "grader.rewards",
+    "save_steps": "checkpoint.interval",
+    "teacher_model_name_or_path": "teacher",
     "temperature": "sampling.temperature",
 }
 """Names of options in other libraries, such as TRL, and ours."""
@@ -117,20 +130,18 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
     own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
     own.add_argument("-h", "--help", nargs="?", const="", metavar="all or GROUP")
-    for flag in ("--list-configs", "--print-config", "--dry-run"):
-        own.add_argument(flag, action="store_true")
+    for flag in ("list-configs", "print-config", "dry-run"):
+        own.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}", action="store_true")
     given, overrides = own.parse_known_args(args)
     if given.list_configs:
         list_configs()
         raise SystemExit(0)
     name, default = given.config, load_config(given.config)
-    config = tyro.cli(
-        type(default),
-        default=default,
-        args=_as_tyro_reads(overrides, default),
-        prog=f"{program} --config {name}",
-        config=TYRO,
-    )
+    words, cli = _as_tyro_reads(overrides, default), {"prog": f"{program} --config {name}", "config": TYRO}
+    config, unknown = tyro.cli(type(default), default=default, args=words, return_unknown_args=True, **cli)
+    if unknown:
+        _refuse_unknown(unknown[0], default)
+        tyro.cli(type(default), default=default, args=words, **cli)  # says which options are spelled alike, and exits
     if given.help is not None:
         show_help(program, name, inspect.getdoc(config_function(name)) or "", config, given.help)
         raise SystemExit(0)
@@ -177,8 +188,9 @@ def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
 def _check_option(word: str, default: "RunConfig") -> None:
     """Check a word such as --num-steps=5. Raises UserError, naming the field, for a value that tyro would misname."""
     option, equals, value = word.partition("=")
-    kind, ours = _kind_of(_field_of(option), default), _OTHER_NAMES.get(_field_of(option))
-    if ours and kind is None:
+    kind, (groups, _, name) = _kind_of(_field_of(option), default), _field_of(option).rpartition(".")
+    ours = _OTHER_NAMES.get(name)
+    if ours and kind is None and not groups.startswith("evaluation"):
         raise UserError(f"{option}: expected --{ours}, as it is called here. Use that.")
     if equals and kind is bool:
         _refuse_value(option, value)
@@ -186,6 +198,27 @@ def _check_option(word: str, default: "RunConfig") -> None:
         not equals or value != "" or kind in (str, None), _field_of(option), value,
         f"a value right after it: {option} VALUE or {option}=VALUE", "Leave out the spaces.",
     )  # fmt: skip
+
+
+def _refuse_unknown(word: str, config: Any) -> None:
+    """Raise UserError for a word that is no option because a part of the config is not set, or is of another class."""
+    form = f"{word}: expected options as --name VALUE, with two hyphens. --config NAME names a config."
+    if not word.startswith("--"):
+        raise UserError(form)
+    path, rest = [], _field_of(word.partition("=")[0]).split(".")
+    while rest and is_dataclass(inner := getattr(config, rest[0], None)):
+        config, path = inner, [*path, rest.pop(0)]
+    known = [field.name for field in fields(config)]
+    if rest and rest[0] in known:
+        path, has = [*path, rest[0]], f"{getattr(config, rest[0])!r}."
+    elif path and (not rest or isinstance(config, Configurable.Config)):
+        name = type(config).__qualname__.removesuffix(".Config")
+        has = f"{name} with {known or 'none'}. {did_you_mean(rest[0], known) if rest else ''}".rstrip()
+    else:
+        return
+    part = ".".join(path)
+    remedy = f"A part of another class is set in a config function: config.{part} = CLASS.Config()."
+    raise UserError(f"{word}: expected a field of {part}, here {has} {remedy}")
 
 
 def _refuse_value(option: str, value: str) -> None:

@@ -61,6 +61,9 @@ def prepare_start(config: "RunConfig") -> None:
     found = spec_from_folder(folder)
     if config.model_spec is not None:
         check_same_model(folder, found, config.model_spec)
+        given, most = config.generator.max_model_len, found.model.max_seq_len
+        limit, remedy = f"at most the {most} positions of {folder}", f"Use --generator.max-model-len {most}."
+        expect(given <= most, "generator.max_model_len", given, limit, remedy)
     config.model_spec = config.model_spec or found
     check_tensors(folder, config.model_spec)
     check_end_tokens(folder, config.model_spec.model.vocab_size)

@@ -156,10 +156,10 @@ def _assign_credit(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     try:
         algorithm.credit.assign(groups)
     except NonFiniteError as error:
-        raise UserError(f"{cause}: {error}") from error
+        raise UserError(f"{cause}: {str(error).partition(', because')[0]}. Look for a division by 0.") from error
     masked = [episode for episode in flat(groups) if (episode.credit.left_out or "").startswith("not finite")]
     if masked:
-        raise UserError(f"{cause}: {masked[0].credit.left_out}. Look for a division by 0.")
+        raise UserError(f"{cause}: {masked[0].credit.left_out.partition(', because')[0]}. Look for a division by 0.")
 
 
 def _check(algorithm: Algorithm, method: str, returned: Any, kind: Any, expected: str) -> None:

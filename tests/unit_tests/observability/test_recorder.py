@@ -215,7 +215,7 @@ def test_jsonl_per_rank_writes_the_rank_s_selected_rows(ranks, tmp_path):
     assert [row["score"] for row in read_rows(tmp_path)] == [11]
 
 
-def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, monkeypatch):
+def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, monkeypatch, caplog):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     hidden = ["prompt", "example/*", "messages"]
@@ -229,6 +229,8 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
     assert not {"prompt", "example/secret", "example/n"} & rows[0].keys()
     assert {"response", "reward", "step", "select_reason"} <= rows[0].keys()
     assert "xyzzy" not in stream.getvalue()
+    named = [record.getMessage() for record in caplog.records if "leave_out_columns" in record.getMessage()]
+    assert named == ["metrics.leave_out_columns 'messages': no table has had such a column so far"]
 
 
 def test_unaccounted_time_is_the_step_time_outside_all_phases(ranks):

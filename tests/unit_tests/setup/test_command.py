@@ -131,7 +131,9 @@ def test_training_takes_a_config_of_the_users_own_package_from_any_folder(tmp_pa
     assert '"num_steps":7' in result.stdout.replace(" ", "")
 
 
-@pytest.mark.parametrize("question", ["--help", "--list-configs", "--print-config", "--dry-run", "--help=all"])
+@pytest.mark.parametrize(
+    "question", ["--help", "--list-configs", "--print-config", "--dry-run", "--dry_run", "--help=all"]
+)
 def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(node, monkeypatch, question):
     for name in ("WORLD_SIZE", "LOG_RANK"):
         monkeypatch.setenv(name, "")  # so that what the command sets is undone

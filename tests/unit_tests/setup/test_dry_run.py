@@ -115,7 +115,7 @@ def test_a_dry_run_says_why_an_environment_gives_no_reward(capsys):
 
 def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
     with pytest.raises(UserError, match="sampling.n = 1"):
-        parse_args(["--dry-run", "--config", "debug", "--sampling.n", "1"])
+        parse_args(["--dry_run", "--config", "debug", "--sampling.n", "1"])
 
 
 def test_a_dry_run_finds_what_the_data_cannot_give(start):

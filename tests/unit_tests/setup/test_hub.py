@@ -111,9 +111,9 @@ def test_unavailable_model_is_reported_with_the_reason(hub, tmp_path):
     assert gated.startswith("error: hf_assets_path = 'gated/model': the model is gated. Accept its terms")
     assert "no such folder here, and no such model on the hub" in missing
     [offline] = folders_of("some/model", cache=tmp_path, endpoint=hub[0], HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE is set" in offline
+    assert "it is no folder here and not in the cache, and HF_HUB_OFFLINE is set" in offline
     [unreachable] = folders_of("some/model", cache=tmp_path, endpoint=NOWHERE)
-    assert "the hub did not give it" in unreachable
+    assert "it is no folder here, and the hub did not give it" in unreachable
 
 
 def test_a_hub_that_never_answers_is_said_after_the_hubs_own_limit(tmp_path):

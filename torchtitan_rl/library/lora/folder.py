@@ -54,7 +54,8 @@ def read_adapter(folder: Path, config: LoraConfig) -> dict[str, Tensor]:
 
     field, remedy = "trainer.lora.start", "Save it with peft's save_pretrained, as a plain LoRA adapter."
     for file in ("adapter_config.json", FILE):
-        expect((folder / file).is_file(), field, str(folder), f"an adapter folder, but it has no {file}", remedy)
+        lacks = f"it has no {file}" if folder.is_dir() else "there is no such folder"
+        expect((folder / file).is_file(), field, str(folder), f"an adapter folder, but {lacks}", remedy)
     try:
         described = PEFTHelper.from_local_dir(str(folder), None)
         described.validate_legal(LoRAConfig(max_lora_rank=512))
