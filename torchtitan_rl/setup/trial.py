@@ -63,7 +63,8 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     """
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     groups = [_group(replace(prompt, prompt_idx=index), config, reward_names) for index in range(2)]
-    parts = [type(part) for part in vars(algorithm).values() if isinstance(part, Configurable)]
+    held = (*vars(algorithm).values(), *vars(algorithm.credit).values())
+    parts = dict.fromkeys(type(part) for part in held if isinstance(part, Configurable))
     own = ", ".join(part.__qualname__ for part in parts if is_users_file(inspect.getfile(part)))
     with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
         _train(algorithm, draft_episodes(groups))
