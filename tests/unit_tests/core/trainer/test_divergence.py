@@ -64,6 +64,8 @@ def test_logprob_gradients_pass_gradcheck(beta):
     assert torch.autograd.gradcheck(
         lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7).values,
         (hidden, weight),
+        rtol=1e-4,
+        atol=1e-6,
         fast_mode=True,  # along random directions: a twentieth of the time
     )
 
