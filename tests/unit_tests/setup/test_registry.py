@@ -118,11 +118,12 @@ def test_no_arguments_mean_debug():
     assert parse_args([])[0] == "debug"
 
 
-def test_an_unknown_key_ends_with_code_2_and_a_suggestion(capsys):
-    with pytest.raises(SystemExit) as exit_:
+def test_an_unknown_key_is_an_error_with_a_suggestion():
+    expected = (
+        r"--trainer\.optimizer\.lrr: expected a field of trainer\.optimizer, here AdamW with .* Did you mean lr\?"
+    )
+    with pytest.raises(UserError, match=expected):
         parse_args(["--config", "debug", "--trainer.optimizer.lrr", "3"])
-    assert exit_.value.code == 2
-    assert "--trainer.optimizer.lr" in capsys.readouterr().err
 
 
 def test_a_name_that_is_missing_ends_with_code_2(capsys):
