@@ -1,12 +1,12 @@
 """Runs the grid of `scripts/results_cells.py` and prints a table: five seeds each, means with 95 % intervals.
 
-    .venv/bin/python scripts/results.py                                              hours of an idle machine
+    .venv/bin/python scripts/results.py --at-once 2                                  hours of two idle cores
     .venv/bin/python scripts/results.py --only grpo dapo --seeds 2 --steps 4 --output outputs/tiny
     .venv/bin/python scripts/results.py --table                                      of the runs that are there
     .venv/bin/python scripts/results.py --config qwen3_0_6b --target 0.6 --output outputs/results_0_6b       on a GPU
 
 Each run is a folder of its own, OUTPUT/CELL/seed-N, which the report reads. The same command goes on where it stopped, and a run that
-is done is not repeated. Runs take turns, so that none changes another's time.
+is done is not repeated. Each of the runs at once has its share of the cores; a run of several ranks has the machine to itself.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +63,50 @@ def is_done(folder: Path) -> bool:
     end, metrics = folder / "end.json", folder / "metrics.jsonl"
     ended = end.is_file() and '"outcome": "done"' in end.read_text()
     return ended and metrics.is_file() and '"evaluation/accuracy"' in metrics.read_text()
+
+
+class Runs:
+    """Starts the grid's runs, and says for each how long it took and how many are left."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.left = self.failed = 0
+
+    def run_all(self) -> int:
+        """Runs what is not done, seed by seed, so that a grid that is cut off has as many seeds of each cell. Returns how many failed."""
+        todo = [(cell, seed) for seed in range(self.args.seeds) for cell in self.args.only]
+        todo = [(cell, seed) for cell, seed in todo if not is_done(self.folder(cell, seed))]
+        self.left = len(todo)
+        with ThreadPoolExecutor(self.args.at_once) as side_by_side:
+            list(side_by_side.map(self.run, [one for one in todo if one[0] not in RANKS]))
+        for one in todo:
+            if one[0] in RANKS:
+                self.run(one)
+        return self.failed
+
+    def folder(self, cell: str, seed: int) -> Path:
+        return self.args.output.resolve() / cell / f"seed-{seed}"
+
+    def run(self, cell_and_seed: tuple[str, int]) -> None:
+        """Runs one cell with one seed. Several at once print into OUTPUT/CELL/seed-N.log."""
+        cell, seed = cell_and_seed
+        folder = self.folder(cell, seed)
+        environment = os.environ | {"RESULTS_CONFIG": self.args.config}
+        if cell in RANKS:
+            environment |= {"NGPU": str(RANKS[cell])}
+        words, begin = command(cell, seed, folder, self.args.steps), time.monotonic()
+        print(f"{cell}, seed {seed}: begins", flush=True)
+        if self.args.at_once == 1 or cell in RANKS:
+            code = subprocess.run(words, env=environment, check=False).returncode
+        else:
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // self.args.at_once)))
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with open(f"{folder}.log", "w") as log:
+                code = subprocess.run(words, env=environment, check=False, stdout=log, stderr=log).returncode
+        self.failed += code != 0
+        self.left -= 1
+        ended = f"ended with {code}, see {folder}" if code else "done"
+        print(f"{cell}, seed {seed}: {ended} after {time.monotonic() - begin:.0f} s, {self.left} runs left", flush=True)
 
 
 def outcome_of(folder: Path, target: float) -> Outcome:
@@ -137,25 +183,16 @@ def main() -> int:
         help="held-out accuracy to which steps are counted (default: %(default)s)",
     )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "results")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="runs side by side, of one rank each (default: %(default)s)"
+    )
     parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()
-    for name in ("seeds", "steps"):
+    for name in ("seeds", "steps", "at_once"):
         count = getattr(args, name)
         if count is not None and count < 1:
-            parser.error(f"--{name} {count}: expected at least 1")
-    failed = 0
-    for cell in args.only:
-        for seed in range(args.seeds):
-            folder = args.output.resolve() / cell / f"seed-{seed}"
-            if args.table or is_done(folder):
-                continue
-            print(f"{cell}, seed {seed}", flush=True)
-            environment = (
-                os.environ | {"RESULTS_CONFIG": args.config} | ({"NGPU": str(RANKS[cell])} if cell in RANKS else {})
-            )
-            failed += (
-                subprocess.run(command(cell, seed, folder, args.steps), env=environment, check=False).returncode != 0
-            )
+            parser.error(f"--{name.replace('_', '-')} {count}: expected at least 1")
+    failed = 0 if args.table else Runs(args).run_all()
     outcomes = {}
     for cell in args.only:
         folders = [args.output / cell / f"seed-{seed}" for seed in range(args.seeds)]

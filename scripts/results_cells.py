@@ -1,7 +1,7 @@
 """The configs of `scripts/results.py`: one function for each cell. All have the task and the start of `debug_in_flight`, or
 those of the config that it is given.
 
-Counting tells objectives apart, where the sums do not: it begins at about 17 % and reaches 46 to 50 % in 30 steps.
+Counting tells objectives apart, where the sums do not: it begins at about 17 % and reaches 46 to 50 % in 20 steps.
 """
 
 import os
@@ -27,7 +27,7 @@ def _with(**objective) -> RunConfig:
 def _counting() -> RunConfig:
     config = debug_in_flight()
     config.in_flight.prompts = 0
-    config.num_steps = 30
+    config.num_steps = 20
     config.evaluation.every = 5
     return config
 

@@ -25,7 +25,7 @@ def test_every_cell_is_a_sound_config(cell, tmp_path):
     try_objective(config, PROMPT, ["correct"])
     config.task.build().held_out_examples(config.evaluation.num_prompts)
     assert (config.seed, config.num_steps, config.dump_folder) == (3, 4, str(tmp_path / "run"))
-    assert load_config(name).num_steps == 30
+    assert load_config(name).num_steps == 20
 
 
 def written(folder, accuracies, seed=0):
@@ -78,7 +78,7 @@ def test_a_folder_without_a_whole_run_has_no_row(tmp_path, monkeypatch, capsys, 
         assert f"error: no run of grpo is done in {tmp_path}: run without --table" in printed.err
 
 
-@pytest.mark.parametrize("option", ["--seeds", "--steps"])
+@pytest.mark.parametrize("option", ["--seeds", "--steps", "--at-once"])
 def test_no_seeds_or_steps_are_refused(monkeypatch, capsys, option):
     monkeypatch.setattr(sys, "argv", ["results.py", "--table", option, "0"])
     with pytest.raises(SystemExit, match="2"):
@@ -86,19 +86,36 @@ def test_no_seeds_or_steps_are_refused(monkeypatch, capsys, option):
     assert f"error: {option} 0: expected at least 1" in capsys.readouterr().err
 
 
-def test_run_that_is_not_done_is_started_again_in_its_folder(tmp_path, monkeypatch):
-    written(tmp_path / "grpo" / "seed-0", [0.1, 0.5])
-    (tmp_path / "grpo" / "seed-0" / "end.json").write_text(json.dumps({"outcome": "stopped"}))
+@pytest.mark.parametrize("at_once", ["1", "2"])
+def test_runs_that_are_not_done_are_started_seed_by_seed_in_their_folders(tmp_path, monkeypatch, at_once):
+    for seed, outcome in enumerate(("stopped", "done", "stopped")):
+        written(tmp_path / "grpo" / f"seed-{seed}", [0.1, 0.5])
+        (tmp_path / "grpo" / f"seed-{seed}" / "end.json").write_text(json.dumps({"outcome": outcome}))
     started = []
 
     class Failed:
         returncode = 1
 
-    monkeypatch.setattr(subprocess, "run", lambda words, **options: started.append(words) or Failed())
-    options = ["--only", "grpo", "--seeds", "1", "--output", str(tmp_path)]
+    monkeypatch.setattr(subprocess, "run", lambda words, **options: started.append((words, options["env"])) or Failed())
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    options = ["--only", "ranks_2", "grpo", "--seeds", "3", "--at-once", at_once, "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["results.py", *options])
     assert results.main() == 1
-    assert started == [results.command("grpo", 0, tmp_path / "grpo" / "seed-0", None)]
+    expected = [("grpo", 0), ("grpo", 2), ("ranks_2", 0), ("ranks_2", 1), ("ranks_2", 2)]
+    by_folder = {words[words.index("--dump-folder") + 1]: (words, env) for words, env in started}
+    assert len(started) == len(by_folder) == len(expected)
+    for cell, seed in expected:
+        folder = tmp_path / cell / f"seed-{seed}"
+        words, env = by_folder[str(folder)]
+        assert words == results.command(cell, seed, folder, None)
+        assert env.get("NGPU") == ("2" if cell == "ranks_2" else None)
+        shares_cores = at_once == "2" and cell == "grpo"
+        assert env.get("OMP_NUM_THREADS") == ("3" if shares_cores else None)
+        assert (tmp_path / cell / f"seed-{seed}.log").is_file() == shares_cores
+    assert [words for words, _ in started[2:]] == [
+        by_folder[str(tmp_path / "ranks_2" / f"seed-{n}")][0] for n in range(3)
+    ]
 
 
 def test_a_config_takes_the_place_of_counting(monkeypatch):
