@@ -1,5 +1,7 @@
 """Which exit code a rank ends with, and what it says."""
 
+import faulthandler
+import gc
 import logging
 import multiprocessing
 import os
@@ -25,10 +27,12 @@ def run(tmp_path, monkeypatch):
     """Runs `main` in a process of its own, with `training` in place of the run; returns its exit code and its output."""
 
     def in_child(training, args):
+        gc.freeze()  # a collector that frees another test's process group here waits for its threads, which a child lacks
         terminal = os.open(tmp_path / "terminal", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(terminal, 1)
         os.dup2(terminal, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115  (in place of pytest's)
+        faulthandler.dump_traceback_later(50, file=2)
         train.train_run = training
         train.main(args)
 
@@ -38,7 +42,9 @@ def run(tmp_path, monkeypatch):
         child.join(60)
         exit_code = child.exitcode
         child.kill()  # one that hangs would keep its locks from later runs
-        return exit_code, (tmp_path / "terminal").read_text()
+        said = (tmp_path / "terminal").read_text()
+        assert exit_code is not None, said
+        return exit_code, said
 
     monkeypatch.setenv("RANK", "0")
     config_functions()  # imported once, not in each child
