@@ -61,6 +61,8 @@ def training(arguments: Sequence[str]) -> list[str]:
     if QUESTIONS.isdisjoint(argument.partition("=")[0].replace("_", "-") for argument in arguments):
         return launcher(arguments, processes, gpus)
     nodes = _count("NNODES", environment.get("NNODES") or "1")
+    if environment.get("NODE_RANK") and "--dry-run" in arguments:
+        _rendezvous(str(nodes))  # as the run's own start checks it
     environment["WORLD_SIZE"], environment["LOG_RANK"] = str(ranks * nodes), "0"
     return ["torchtitan_rl.train", *arguments]
 

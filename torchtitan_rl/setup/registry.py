@@ -1,6 +1,7 @@
 """Parses the command line into a config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
 
 import argparse
+import difflib
 import inspect
 import json
 import os
@@ -30,29 +31,32 @@ if TYPE_CHECKING:
 ConfigFunction = Callable[[], "RunConfig"]
 
 _OTHER_NAMES = {
-    "batch_size": "num-prompts-per-step",
-    "beta": "algorithm.kl.coef",
-    "dataset_name": "task.path",
-    "eval_steps": "evaluation.every",
-    "learning_rate": "trainer.optimizer.lr",
-    "lr": "trainer.optimizer.lr",
-    "max_completion_length": "sampling.max-tokens",
-    "max_prompt_length": "prompts.max-prompt-tokens",
-    "max_steps": "num-steps",
-    "max_tokens": "sampling.max-tokens",
-    "model": "hf-assets-path",
-    "model_name_or_path": "hf-assets-path",
-    "num_generations": "sampling.n",
-    "output_dir": "dump-folder",
-    "per_device_train_batch_size": "num-prompts-per-step",
-    "report_to": "metrics.sinks",
-    "resume_from_checkpoint": "resume",
-    "reward_funcs": "grader.rewards",
-    "save_steps": "checkpoint.interval",
-    "teacher_model_name_or_path": "teacher",
-    "temperature": "sampling.temperature",
+    "batch_size": "--num-prompts-per-step",
+    "beta": "--algorithm.kl.coef",
+    "bf16": "--trainer.mixed-precision-param bfloat16 --generator.dtype bfloat16",
+    "dataset_name": "--task.path",
+    "eval_steps": "--evaluation.every",
+    "learning_rate": "--trainer.optimizer.lr",
+    "max_completion_length": "--sampling.max-tokens",
+    "max_prompt_length": "--prompts.max-prompt-tokens",
+    "max_steps": "--num-steps",
+    "model": "--hf-assets-path",
+    "model_name_or_path": "--hf-assets-path",
+    "nproc": "NGPU=N before the command",
+    "nproc_per_node": "NGPU=N before the command",
+    "num_generations": "--sampling.n",
+    "output_dir": "--dump-folder",
+    "per_device_train_batch_size": "--num-prompts-per-step",
+    "report_to": "--metrics.sinks",
+    "resume_from_checkpoint": "--resume",
+    "reward_funcs": "--grader.rewards",
+    "save_steps": "--checkpoint.interval",
+    "train_batch_size": "--num-prompts-per-step",
+    "train_files": "--task.path",
+    "teacher_model_name_or_path": "--teacher",
+    "temperature": "--sampling.temperature",
 }
-"""Names of options in other libraries, such as TRL, and ours."""
+"""Names of options in other libraries, such as TRL and verl, and ours."""
 
 
 def config_functions() -> dict[str, ConfigFunction]:
@@ -191,7 +195,7 @@ def _check_option(word: str, default: "RunConfig") -> None:
     kind, (groups, _, name) = _kind_of(_field_of(option), default), _field_of(option).rpartition(".")
     ours = _OTHER_NAMES.get(name)
     if ours and kind is None and not groups.startswith("evaluation"):
-        raise UserError(f"{option}: expected --{ours}, as it is called here. Use that.")
+        raise UserError(f"{option}: expected {ours}, as it is called here. Use that.")
     if equals and kind is bool:
         _refuse_value(option, value)
     expect(
@@ -215,10 +219,38 @@ def _refuse_unknown(word: str, config: Any) -> None:
         name = type(config).__qualname__.removesuffix(".Config")
         has = f"{name} with {known or 'none'}. {did_you_mean(rest[0], known) if rest else ''}".rstrip()
     else:
+        if ours := _likely_options(word.partition("=")[0], _options(config)):
+            raise UserError(f"{word}: expected {' or '.join(ours)}, as it is called here. Use that.")
         return
     part = ".".join(path)
     remedy = f"A part of another class is set in a config function: config.{part} = CLASS.Config()."
     raise UserError(f"{word}: expected a field of {part}, here {has} {remedy}")
+
+
+def _options(config: Any, path: str = "--") -> list[str]:
+    """All options of a config. Example: ["--seed", "--trainer.lora.rank"]."""
+    found: list[str] = []
+    for field in fields(config):
+        option = path + field.name.replace("_", "-")
+        inner = getattr(config, field.name)
+        found += _options(inner, f"{option}.") if is_dataclass(inner) else [option]
+    return found
+
+
+def _likely_options(word: str, options: list[str]) -> list[str]:
+    """The options that end in the same words, as --trainer.lora.rank for --lora-rank, or whose last name is alike.
+
+    Those of evaluation only if there are no others.
+    """
+    if difflib.get_close_matches(word, options, cutoff=0.8):
+        return []  # tyro names them
+    names = {option: option.lstrip("-").rpartition(".")[2] for option in options}
+    *_, name = word.lstrip("-").replace("_", "-").split(".")
+    ending = "-" + word.lstrip("-").replace("_", "-").replace(".", "-")
+    alike = difflib.get_close_matches(name, names.values(), n=1, cutoff=0.75)
+    found = [option for option in options if option.replace(".", "-").endswith(ending)]
+    found = found or [option for option in options if names[option] in alike]
+    return [option for option in found if not option.startswith("--evaluation.")] or found
 
 
 def _refuse_value(option: str, value: str) -> None:

@@ -126,6 +126,32 @@ def test_an_unknown_key_is_an_error_with_a_suggestion():
         parse_args(["--config", "debug", "--trainer.optimizer.lrr", "3"])
 
 
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [
+        ("--lora-rank", "--trainer.lora.rank"),
+        ("--max_tokens", "--sampling.max-tokens"),
+        ("--steps", "--num-steps or --trainer.lr-scheduler.warmup-steps"),
+        ("--evry", "--evaluation.every"),
+        ("--actor_rollout_ref.actor.optim.lr", "--trainer.optimizer.lr"),
+        ("--bf16", "--trainer.mixed-precision-param bfloat16 --generator.dtype bfloat16"),
+        ("--nproc", "NGPU=N before the command"),
+    ],
+)
+def test_an_option_of_another_name_or_place_is_an_error_that_names_ours(option, ours):
+    with pytest.raises(UserError) as error:
+        parse_args([option, "3"])
+    assert str(error.value) == f"{option}: expected {ours}, as it is called here. Use that."
+
+
+@pytest.mark.parametrize("option", ["--num-step", "--foo", "--data.path"])
+def test_an_option_like_none_or_spelled_alike_is_left_to_tyro(option, capsys):
+    with pytest.raises(SystemExit):
+        parse_args([option, "3"])
+    said = "".join(capsys.readouterr())
+    assert ("Perhaps you meant" in said) == (option == "--num-step")
+
+
 def test_a_name_that_is_missing_ends_with_code_2(capsys):
     with pytest.raises(SystemExit) as exit_:
         parse_args(["--config"])

@@ -184,7 +184,8 @@ def _from_files(files: list[Path], name: str) -> Table:
 
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and Path(path).suffix not in FORMATS
-    expect(bool(is_name), field, path, "a file or folder that exists", f"There is none in {caller_folder()}. {_REMEDY}")
+    where = "" if Path(path).is_absolute() else f" in {caller_folder()}"
+    expect(bool(is_name), field, path, "a file or folder that exists", f"There is none{where}. {_REMEDY}")
     try:
         return Table(path, _load_from_hub(path, subset, split), False)
     except Exception:

@@ -293,6 +293,8 @@ def test_invalid_csv_rows_are_errors_with_row_numbers(build):
 def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
     with pytest.raises(UserError, match="task.path = 'nowhere.jsonl': expected a file or folder that exists"):
         Rows.Config(path="nowhere.jsonl").build()
+    with pytest.raises(UserError, match=r"expected a file or folder that exists\. There is none\. "):
+        Rows.Config(path=str(tmp_path / "nowhere.jsonl")).build()
     with pytest.raises(UserError, match="expected one of .jsonl"):
         build(b"a", "a.txt")
     with pytest.raises(
