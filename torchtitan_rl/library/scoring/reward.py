@@ -233,6 +233,8 @@ def as_scores(output: Any, size: int) -> list[float | None]:
 def _number(value: Any) -> float:
     if isinstance(value, (str, bytes)):
         raise TypeError(f"returned a value that is not a number: the text {value!r}")
+    if np.iscomplexobj(value):  # numpy's would lose its imaginary part
+        raise TypeError(f"returned a value that is not a number: {value!r}")
     try:
         return float(value)
     except (TypeError, ValueError) as error:

@@ -304,6 +304,7 @@ def test_workers_work_if_torchtitan_is_imported_first():
     ("output", "said"),
     [
         (["1.0"], "not a number: the text '1.0'"),
+        (torch.tensor([1 + 2j]).numpy(), r"not a number: .*1\+2j"),
         (torch.ones(1, 1), r"shape \(1, 1\) for 1 completions, expected \(1,\)"),
         (torch.tensor(1.0), "returned Tensor, expected a list of 1 floats"),
         ({"a": 1.0}, "returned dict"),
