@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtitan_rl.common.text import PLAIN, plain
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability.cell_text import utf8
 from torchtitan_rl.observability.tokens import TOKENS, TokenPayload, is_demonstration
 
@@ -87,6 +88,8 @@ def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, p
         split: such as "train" or "eval_greedy". Only "train" rows have an advantage.
         policy_step: the step that produced the current weights: `step - 1` during the step, `step` after its update.
             A row's staleness is `policy_step` minus the step that produced the weights of its first token.
+
+    Raises UserError if a loss has given an episode a column of a name that the tables have.
     """
     return [
         _row(group.prompt, episode, len(group.samples), rank, step=step, split=split, policy_step=policy_step)
@@ -177,7 +180,6 @@ def _row(
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }
-    row.update(episode.credit.columns)
     if episode.reference_logprobs is not None and num_sampled:
         row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
     if observed := len(completion.token_ids) - num_sampled:
@@ -194,5 +196,9 @@ def _row(
         row["traces"] = _traces(episode)
     for kind, cells in (("reward", scored.reward_breakdown), ("extra", scored.extra), ("example", prompt.columns)):
         row.update({f"{kind}/{name}": cell for name, cell in cells.items()})
-    row[TOKENS] = TokenPayload(episode, trained)
-    return row
+    own = episode.credit.columns
+    if taken := sorted(row.keys() & own):
+        raise UserError(
+            f"algorithm.loss: the sample tables have columns named {taken} already. Call its own otherwise."
+        )
+    return row | own | {TOKENS: TokenPayload(episode, trained)}

@@ -1,12 +1,14 @@
 """--dry-run: shows what a run would do, without an engine or an update. Only the reward functions' workers are started."""
 
 from contextlib import closing
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.common.text import head_and_tail
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
@@ -42,7 +44,7 @@ _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}"
 
 
 def show_run(config: "RunConfig", *, world_size: int) -> None:
-    """Print layout, memory, five prompts and the rewards of answers to the first. Raises the errors of a run."""
+    """Print layout, memory, five prompts, the objective and the rewards of answers to the first. Raises the errors of a run."""
     task, scorers = check_parts(config, world_size=world_size)
     tokenizer = _tokenizer(config)
     if config.teacher:
@@ -61,6 +63,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show(title, f"{prompt.text}\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}")
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
+        _show("objective, tried on a synthetic step", _objective(config.algorithm))
         _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
 
 
@@ -117,6 +120,21 @@ def _layout(config: "RunConfig", world_size: int) -> str:
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
         f"{_plural(config.num_steps, 'step')} in all\n{schedule_warning(config)}"
     ).rstrip()
+
+
+def _objective(objective: Algorithm.Config) -> str:
+    """The loss, what it uses besides, and what is set of the rest, as text. Example: "loss Clip(eps_low=0.2, ...)"."""
+    loss, default, lines = objective.loss.build(), Algorithm.Config(), []
+    used = {"loss"} | ({"advantage", "aggregation"} if loss.uses_advantages else set())
+    for field in fields(objective):
+        value = getattr(objective, field.name)
+        if field.name not in used and value == getattr(default, field.name):
+            continue
+        if is_dataclass(value):
+            given = ", ".join(f"{one.name}={getattr(value, one.name)!r:.300}" for one in fields(value))
+            value = f"{type(value).__qualname__.removesuffix('.Config')}({given})"
+        lines.append(f"{field.name} {value}")
+    return "\n".join(lines)
 
 
 def _memory(config: "RunConfig", world_size: int) -> str:

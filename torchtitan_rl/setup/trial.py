@@ -34,6 +34,7 @@ from torchtitan_rl.core.types import (
 from torchtitan_rl.library.distillation import LOGPROBS
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.references import correctable, is_users_file, tried
+from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows
 from torchtitan_rl.setup.memory import meta_model
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> N
 def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     _with_frozen_models(algorithm, groups)
     _assign_credit(algorithm, groups)
+    episode_rows(groups, step=1, split=TRAINED_SPLIT, policy_step=0)  # raises for a column of the tables' own
     members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
     for member in members:
         _check(

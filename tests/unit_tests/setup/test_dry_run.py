@@ -53,6 +53,9 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "engine awake" in shown
     assert "--- model\nthe policy's log-probabilities of 31 random tokens are those of transformers to " in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
+    objective = shown.partition("--- objective, tried on a synthetic step\n")[2].partition("\n\n")[0].splitlines()
+    assert objective[0].startswith("advantage GroupMean(")
+    assert objective[1].startswith("loss Clip(eps_low=0.2, eps_high=0.2")
     lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
     assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
     assert "reward -0.8 (correct -1, format 0.2); judged False" in lines["wrong"]

@@ -9,6 +9,7 @@ from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
 from torchtitan_rl.core.algorithm import GroupFilter
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.maxent import ListwiseLoss
 from torchtitan_rl.setup.registry import config_functions, load_config
 from torchtitan_rl.setup.trial import try_objective
 
@@ -45,6 +46,31 @@ def test_a_part_that_raises_is_named_with_its_line():
 def test_a_gradient_that_is_nan_is_named():
     with pytest.raises(UserError, match="the gradient of LogLoss is NaN or infinite on a synthetic step"):
         trial(loss=LogLoss)
+
+
+class OwnColumn(ListwiseLoss):
+    """A loss of groups whose column has the name of one of the tables' own."""
+
+    sequence_columns = (*ListwiseLoss.sequence_columns, "reward")
+
+    def weigh(self, members):
+        super().weigh(members)
+        for episode in members:
+            episode.credit.columns["reward"] = 1.0
+
+    def __call__(self, inputs):
+        return -inputs.columns["mass"] * inputs.sequences.sum(inputs.logprobs)
+
+
+class ForgetsColumn(OwnColumn):
+    weigh = ListwiseLoss.weigh
+
+
+def test_a_column_of_the_tables_own_and_a_column_that_is_not_set_are_named():
+    with pytest.raises(UserError, match=r"the sample tables have columns named \['reward'\] already"):
+        trial(loss=OwnColumn)
+    with pytest.raises(UserError, match="asks the batch for the column 'reward', which an episode in the loss has not"):
+        trial(loss=ForgetsColumn)
 
 
 class ReadsColumns(GroupFilter):

@@ -1,13 +1,14 @@
 """Packs whole sequences into one row of tokens: a micro-batch. Each trace of a sequence is a segment of the row."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import (
     NO_RECORD,
     Episode,
@@ -173,13 +174,22 @@ def pack(
     if any(completion.sampler_records is not None for completion in completions):
         batch.sampler_records = _on_device(row.records(members))
     for name in sequence_columns:
-        values = np.array([e.credit.columns[name] for e in episodes], dtype=np.float32)  # [S]
-        batch.columns[name] = _on_device(values)
+        values = _column([e.credit.columns for e in episodes], name)  # [S]
+        batch.columns[name] = _on_device(np.array(values, dtype=np.float32))
     for name in token_columns:
-        batch.token_columns[name] = on_device_at_labels(
-            [e.credit.token_columns[name] for e in episodes]
-        )
+        values = _column([e.credit.token_columns for e in episodes], name)  # [L] each
+        batch.token_columns[name] = on_device_at_labels(values)
     return batch
+
+
+def _column(columns: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """Returns one column's value of each episode. Raises UserError if the loss has not set it in all of them."""
+    if not all(name in of_episode for of_episode in columns):
+        raise UserError(
+            f"algorithm.loss: it asks the batch for the column {name!r}, which an episode in the loss has not. Set it in "
+            "assign_credit for each: episode.credit.columns for [S], token_columns for [T]."
+        )
+    return [of_episode[name] for of_episode in columns]
 
 
 def completion_values(

@@ -1,5 +1,6 @@
 """Losses that weigh a group's completions against each other. The weights are the masses of a group: they sum to 1."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.algorithm import Algorithm
-from torchtitan_rl.core.algorithm.losses import Aggregation, Loss, LossInputs, Sequences
+from torchtitan_rl.core.algorithm.losses import Aggregation, Loss, LossInputs, Sequences, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.algorithm.returned import numbers_from, tensor_from
 from torchtitan_rl.core.errors import UserError, expect
@@ -20,7 +21,7 @@ MASS = "mass"
 
 
 class ListwiseLoss(Loss):
-    """A loss of groups: a subclass sets masses in `weigh` and returns the loss of each sequence.
+    """A loss of groups: a subclass returns the loss of each sequence, and may set masses in `weigh`.
 
     The loss sets advantages itself; `algorithm.advantage` is not used.
     """
@@ -30,16 +31,28 @@ class ListwiseLoss(Loss):
         def check_objective(self, objective: Algorithm.Config) -> None:
             """Raise UserError for settings of token losses, which have no effect here."""
             corrects = not isinstance(objective.mismatch, NoCorrection.Config)
+            aggregates = type(objective.aggregation) is not TokenMean.Config
             for name, wrong, expected, remedy in (
-                ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt's reference term is algorithm.loss.beta."),
+                (
+                    "kl.coef",
+                    objective.kl.coef != 0,
+                    "0",
+                    "MaxEnt has algorithm.loss.beta; another loss adds its own term.",
+                ),
                 ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
                 ("seed_grpo", objective.seed_grpo is not None, "None", "The loss sets advantages itself."),
-                ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Leave the field out."),
+                ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Set Grpo.Config()."),
+                (
+                    "aggregation",
+                    aggregates and not self.has_token_loss(),
+                    "the default",
+                    "The sum is divided by the groups: set TokenMean.Config().",
+                ),
                 (
                     "mismatch",
                     corrects and not self.has_token_loss(),
                     "no correction",
-                    "It weighs tokens: add the clip loss with clip_coef > 0.",
+                    "It weighs tokens, as of MaxEnt's clip loss (clip_coef > 0).",
                 ),
             ):
                 value = attrgetter(name)(objective)
@@ -53,15 +66,19 @@ class ListwiseLoss(Loss):
     whole_groups = True
     sequence_columns = (MASS,)
 
-    @abstractmethod
     def weigh(self, members: list[Episode]) -> None:
         """Set `credit.columns["mass"]` and `credit.advantage` of a group's completions in the loss. The masses sum to 1.
 
-        If the group teaches nothing, the loss leaves it out and sets the reason in `left_out`.
+        Here the masses are equal, and the advantage, which only the tables show, is the reward minus the group's mean. If the
+        group teaches nothing, an override leaves it out and sets the reason in `left_out`.
 
         Args:
             members: at least one completion.
         """
+        mean = math.fsum(episode.credit.shaped_reward for episode in members) / len(members)
+        for episode in members:
+            episode.credit.columns[MASS] = 1 / len(members)
+            episode.credit.advantage = episode.credit.shaped_reward - mean
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:

@@ -18,7 +18,7 @@ from tests.parts.algorithm import (
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, TokenTruncate
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, SeqMeanTokenMean, TokenTruncate
 from torchtitan_rl.library.maxent import MaxEnt, MetaController
 from torchtitan_rl.library.objectives import Reinforce
 from torchtitan_rl.library.seed_grpo import SeedGrpo
@@ -183,7 +183,11 @@ def test_a_step_without_any_preference_gives_a_finite_loss_with_zero_gradient():
     [
         ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0 with a listwise loss"),
         ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with a listwise loss"),
-        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*Leave the field out"),
+        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*Set Grpo\.Config"),
+        (
+            {"aggregation": SeqMeanTokenMean.Config()},
+            r"algorithm\.aggregation = .*expected the default with a listwise",
+        ),
         ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*clip_coef > 0"),
     ],
 )
