@@ -48,7 +48,7 @@ def test_table_has_means_intervals_and_the_detectable_difference(tmp_path, monke
         written(tmp_path / "grpo" / f"seed-{seed}", [0.1, 0.2, last], seed)
         written(tmp_path / "dapo" / f"seed-{seed}", [0.1, 0.3, last - 0.1], seed)
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: pytest.fail("a run that is done was repeated"))
-    options = ["--only", "grpo", "dapo", "--seeds", "3", "--output", str(tmp_path)]
+    options = ["--only", "grpo", "dapo", "--seeds", "3", "--target", "0.4", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["results.py", *options])
     assert results.main() == 0
     lines = capsys.readouterr().out.splitlines()
