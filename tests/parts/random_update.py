@@ -170,6 +170,7 @@ def algorithm_of(s: dict) -> Algorithm:
         ),
     }
     advantages = {"group_mean": GroupMean, "grpo": Grpo, "batch_std": BatchStd, "rloo": Rloo}
+    aggregates = s["loss"] != "maxent" or s["clip_coef"] > 0  # refused where it has no effect
     aggregations = {"token_mean": TokenMean, "seq_mean": SeqMeanTokenMean, "seq_sum": SeqSumConst}
     cap, band = {"cap": s["cap"]}, {"low": s["low"], "high": s["high"]}
     mismatches = {
@@ -184,7 +185,7 @@ def algorithm_of(s: dict) -> Algorithm:
         loss=losses[s["loss"]](),
         advantage=advantages[s["advantage"]].Config(),
         credit=s["credit"],
-        aggregation=aggregations[s["aggregation"]].Config(),
+        aggregation=aggregations[s["aggregation"] if aggregates else "token_mean"].Config(),
         mismatch=mismatches[s["mismatch"]],
         kl=KL.Config(coef=s["kl_coef"], estimator=s["kl"] if place else "k3", **place),
         entropy_coef=s["entropy_coef"],

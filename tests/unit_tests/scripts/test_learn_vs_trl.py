@@ -32,6 +32,7 @@ def test_table_has_curves_with_intervals_and_seconds_without_evaluations(tmp_pat
     for name, seeds in CURVES.items():
         for seed, accuracies in enumerate(seeds):
             write_run(tmp_path / name / f"seed-{seed}", accuracies, 4.0 if name == "trl" else 2.0, 7.0)
+    monkeypatch.setattr(learn_vs_trl, "TARGET", 0.4)
     monkeypatch.setattr(
         sys, "argv", ["learn_vs_trl.py", "--table", "--output", str(tmp_path)]
     )  # the third seed is not there
