@@ -70,7 +70,7 @@ class Runs:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.left = self.failed = 0
+        self.left = 0
 
     def run_all(self) -> int:
         """Runs what is not done, seed by seed, so that a grid that is cut off has as many seeds of each cell. Returns how many failed."""
@@ -78,17 +78,14 @@ class Runs:
         todo = [(cell, seed) for cell, seed in todo if not is_done(self.folder(cell, seed))]
         self.left = len(todo)
         with ThreadPoolExecutor(self.args.at_once) as side_by_side:
-            list(side_by_side.map(self.run, [one for one in todo if one[0] not in RANKS]))
-        for one in todo:
-            if one[0] in RANKS:
-                self.run(one)
-        return self.failed
+            failed = sum(side_by_side.map(self.run, [one for one in todo if one[0] not in RANKS]))
+        return failed + sum(self.run(one) for one in todo if one[0] in RANKS)
 
     def folder(self, cell: str, seed: int) -> Path:
         return self.args.output.resolve() / cell / f"seed-{seed}"
 
-    def run(self, cell_and_seed: tuple[str, int]) -> None:
-        """Runs one cell with one seed. Several at once print into OUTPUT/CELL/seed-N.log."""
+    def run(self, cell_and_seed: tuple[str, int]) -> bool:
+        """Runs one cell with one seed. Several at once print into OUTPUT/CELL/seed-N.log. Returns whether it failed."""
         cell, seed = cell_and_seed
         folder = self.folder(cell, seed)
         environment = os.environ | {"RESULTS_CONFIG": self.args.config}
@@ -103,10 +100,10 @@ class Runs:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with open(f"{folder}.log", "w") as log:
                 code = subprocess.run(words, env=environment, check=False, stdout=log, stderr=log).returncode
-        self.failed += code != 0
         self.left -= 1
         ended = f"ended with {code}, see {folder}" if code else "done"
         print(f"{cell}, seed {seed}: {ended} after {time.monotonic() - begin:.0f} s, {self.left} runs left", flush=True)
+        return code != 0
 
 
 def outcome_of(folder: Path, target: float) -> Outcome:
@@ -184,7 +181,7 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="runs side by side, of one rank each (default: %(default)s)"
+        "--at-once", type=int, default=1, help="runs side by side on a CPU, of one rank each (default: %(default)s)"
     )
     parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()

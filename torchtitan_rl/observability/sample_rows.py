@@ -199,6 +199,6 @@ def _row(
     own = episode.credit.columns
     if taken := sorted(row.keys() & own):
         raise UserError(
-            f"algorithm.loss: the sample tables have columns named {taken} already. Call its own otherwise."
+            f"algorithm.loss: the sample tables have columns named {taken} already. Give its columns other names."
         )
     return row | own | {TOKENS: TokenPayload(episode, trained)}

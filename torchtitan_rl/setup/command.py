@@ -58,10 +58,11 @@ def training(arguments: Sequence[str]) -> list[str]:
     gpus = gpu_count() if environment_kind() == "gpu" else 0
     processes = environment.get("NGPU") or str(max(gpus, 1))
     ranks = _count("NGPU", processes)
-    if QUESTIONS.isdisjoint(argument.partition("=")[0].replace("_", "-") for argument in arguments):
+    asked = QUESTIONS & {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    if not asked:
         return launcher(arguments, processes, gpus)
     nodes = _count("NNODES", environment.get("NNODES") or "1")
-    if environment.get("NODE_RANK") and "--dry-run" in arguments:
+    if environment.get("NODE_RANK") and "--dry-run" in asked:
         _rendezvous(str(nodes))  # as the run's own start checks it
     environment["WORLD_SIZE"], environment["LOG_RANK"] = str(ranks * nodes), "0"
     return ["torchtitan_rl.train", *arguments]

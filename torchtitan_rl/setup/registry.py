@@ -51,10 +51,9 @@ _OTHER_NAMES = {
     "resume_from_checkpoint": "--resume",
     "reward_funcs": "--grader.rewards",
     "save_steps": "--checkpoint.interval",
+    "teacher_model_name_or_path": "--teacher",
     "train_batch_size": "--num-prompts-per-step",
     "train_files": "--task.path",
-    "teacher_model_name_or_path": "--teacher",
-    "temperature": "--sampling.temperature",
 }
 """Names of options in other libraries, such as TRL and verl, and ours."""
 

@@ -103,10 +103,11 @@ def test_a_wrong_number_of_nodes_or_a_missing_address_is_refused(node, variables
         command.training([])
 
 
-def test_a_dry_run_refuses_a_wrong_number_of_the_node_as_the_run_does(node):
+@pytest.mark.parametrize("option", ["--dry-run", "--dry_run"])
+def test_a_dry_run_refuses_a_wrong_number_of_the_node_as_the_run_does(node, option):
     node(NODE_RANK="1")
     with pytest.raises(UserError, match="NODE_RANK = '1': expected 0, as NNODES is 1"):
-        command.training(["--dry-run"])
+        command.training([option])
     assert command.training(["--help"]) == ["torchtitan_rl.train", "--help"]
 
 
