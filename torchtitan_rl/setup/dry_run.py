@@ -1,4 +1,5 @@
-"""--dry-run: shows what a run would do, without an engine or an update. Only the reward functions' workers are started."""
+"""--dry-run: shows what a run would do, without an engine or an update. It starts the reward functions' workers and plays a turn
+with an environment."""
 
 from contextlib import closing
 from dataclasses import fields, is_dataclass
@@ -10,8 +11,10 @@ from transformers import PreTrainedTokenizerBase
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import build_prompts, check_parts
@@ -33,6 +36,7 @@ from torchtitan_rl.setup.validation import check_model, schedule_warning
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.grading import Grader
+    from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.tasks import Task
     from torchtitan_rl.setup.run_config import RunConfig
 
@@ -56,15 +60,67 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     if config.hf_assets_path and (compared := compare_start(config)):
         _show("model", compared)
     try_optimizer(config)
-    prompts = build_prompts(config, task, tokenizer).stream.next_batch(NUM_PROMPTS)
+    parts = build_prompts(config, task, tokenizer)
+    prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
         _show(title, f"{prompt.text}\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}")
+    if played := _turn(config, parts.environments, prompts[0], tokenizer):
+        _show("one turn with the environment of prompt 1", played)
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
         _show("objective, tried on a synthetic step", _objective(config.algorithm))
         _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
+
+
+def _turn(
+    config: "RunConfig", environments: "Conversations", prompt: Prompt, tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """What the prompt's environment says at its reset and to the expected answer; "" without one, or for an agent.
+
+    Raises UserError if it fails where a run would stop.
+    """
+    if not environments.in_dry_runs(prompt):
+        return ""
+    sampling = prompt.sampling or config.sampling
+    conversation = Conversation(
+        prompt=prompt,
+        sample_idx=0,
+        sampling=sampling,
+        most_in_turn=environments.max_turn_tokens or sampling.max_tokens,
+        most_tokens=config.generator.max_model_len,
+    )
+    said = _completion(0, prompt.expected_answer[:ANSWER_CHARACTERS], tokenizer)
+    turn = Sampled(0, said.token_ids.tolist(), said.sampler_logprobs.tolist(), said.text, "stop")
+    try:
+        with closing(environments.start([conversation])) as pool:
+            _take_answers(pool, conversation)
+            if conversation.finish_reason is None:
+                conversation.append_turn(turn)
+                pool.step_async(0)
+                _take_answers(pool, conversation)
+    except ConversationError as error:
+        raise UserError(str(error)) from error
+    opening = (conversation.prompt.messages or [])[len(prompt.messages or []) :]
+    lines = [f"reset: {message['role']} {message['content']!r:.300}" for message in opening]
+    for turn in conversation.turns:
+        lines.append(f"policy: {turn.text!r:.300}")
+        lines += [f"then: {message['role']} {message['content']!r:.300}" for message in turn.messages]
+        lines.append(f"reward of the turn: {_number(turn.reward)}")
+    return "\n".join([*lines, f"the conversation {_ending(conversation)}"])
+
+
+def _take_answers(pool: EnvironmentPool, conversation: Conversation) -> None:
+    for answer in pool.answers(wait=True, all=True):
+        conversation.append_answer(answer)
+
+
+def _ending(conversation: Conversation) -> str:
+    if conversation.finish_reason is None:
+        return "goes on"
+    failed = f": {conversation.error}" if conversation.error else ""
+    return f"is over ({conversation.finish_reason}){failed}"
 
 
 def _tokenizer(config: "RunConfig") -> PreTrainedTokenizerBase:
@@ -178,7 +234,7 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: P
     lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples, strict=True)]
     found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
     if "environment_reward" in grader.reward_names:
-        found += "\n(environment_reward needs a conversation, which a dry run does not play)"
+        found += "\n(environment_reward needs a whole conversation, which a dry run does not play)"
     return "\n".join(lines) + found
 
 

@@ -48,6 +48,8 @@ class AgentEnvironment(FittedEnvironment):
     has ended.
     """
 
+    in_dry_runs = False
+
     def __init__(
         self,
         agent: Agent,

@@ -185,6 +185,14 @@ class Conversations(Configurable):
         if closed.error is not None:
             logger.warning(f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}.")
 
+    def in_dry_runs(self, prompt: Prompt) -> bool:
+        """Whether the prompt has an environment with which a dry run plays a turn."""
+        environment = self._environment(prompt, seed=0)
+        if environment is None:
+            return False
+        self._close(environment)
+        return environment.in_dry_runs
+
     def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
         """Returns a pool that makes an environment for each conversation that has one; the first ones are under way."""
         pool = EnvironmentPool(self.config)
