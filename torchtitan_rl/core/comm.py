@@ -39,13 +39,15 @@ def all_gather_lists(mine: list[T]) -> list[T]:
     parts = [np.frombuffer(skeleton, dtype=np.uint8)]  # [bytes] each
     for buffer in buffers:
         parts.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
-    lengths: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+    lengths: list[list[int]] = [[]] * dist.get_world_size()
     dist.all_gather_object(lengths, [len(part) for part in parts])
     # [bytes] of each rank
     rows = [torch.empty(sum(of_rank), dtype=torch.uint8) for of_rank in lengths]
     np.concatenate(parts, out=rows[dist.get_rank()].numpy())
     # Broadcasts send exactly these bytes. gloo's all_gather pads to the longest list and makes two more copies.
-    sent = [dist.broadcast(row, src=rank, async_op=True) for rank, row in enumerate(rows)]
+    sent: list[dist.Work] = []
+    for rank, row in enumerate(rows):
+        sent.append(dist.broadcast(row, src=rank, async_op=True))
     for work in sent:
         work.wait()
     everyones: list[T] = []

@@ -118,14 +118,20 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
 
 
 def _is_within(element: float, bounds: dict[str, float]) -> bool:
-    return all(_COMPARISONS[how][1](element, bound) for how, bound in bounds.items())
+    for how, bound in bounds.items():
+        _, holds = _COMPARISONS[how]
+        if not holds(element, bound):
+            return False
+    return True
 
 
 def _usual(default: Any, bounds: dict[str, float]) -> str:
     """The default as a remedy; or a limit, if the default is beyond one, as another field's value may be a limit."""
     for usual in (default, bounds.get("least"), bounds.get("most")):
+        if usual is None or usual is MISSING:
+            continue
         numbers = [element for _, element in parts(usual) if element is not None]
-        if usual not in (None, MISSING) and all(_is_within(element, bounds) for element in numbers):
+        if all(_is_within(element, bounds) for element in numbers):
             return f"Use {usual}."
     return "Correct the value."
 

@@ -1,7 +1,7 @@
 """The training loop: prompts -> completions -> rewards -> advantages -> update -> weight sync -> log -> checkpoint.
 
-Every rank runs this program. Small values (prompts, completions, rewards, episodes) are equal on every rank. Large ones
-(weights, activations, KV cache) are sharded inside `trainer` and `generator`.
+Every rank runs this program. Small values are equal on every rank: prompts, and episodes, since the replicas' samples and
+their rewards have been gathered. Large ones (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -154,11 +154,12 @@ class Controller(Configurable):
 
     def _stop(self) -> None:
         """Save the last step if it is not saved yet, and report how to continue."""
-        saved = self._saved or self.services.checkpoints.save(self.state.step, last_step=True)
-        how_to_go_on = f"start again with --dump-folder {self.services.run_folder} to go on"
-        progress(
-            f"stopped after step {self.state.step}; {how_to_go_on if saved else 'nothing is saved'}"
-        )
+        step = self.state.step
+        if self._saved or self.services.checkpoints.save(step, last_step=True):
+            then = f"start again with --dump-folder {self.services.run_folder} to go on"
+        else:
+            then = "nothing is saved"
+        progress(f"stopped after step {step}; {then}")
 
     def _train_step(self) -> None:
         """One training step."""

@@ -95,7 +95,8 @@ def without_preloads() -> Iterator[None]:
             *packages.glob("torch/lib/libgomp*.so*"),
             *packages.glob("vllm/libs/libtcmalloc*.so*"),
         ]
-        os.environ["LD_PRELOAD"] = ":".join(os.path.relpath(library) for library in libraries)
+        paths = [os.path.relpath(library) for library in libraries]
+        os.environ["LD_PRELOAD"] = ":".join(paths)
     try:
         yield
     finally:

@@ -28,21 +28,24 @@ def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, fl
             groups.append(Group(prompt=prompt, samples=[Episode(scored=scored)]))
     if not groups:
         return {}
+    scored = trainer.scorer.logprobs(trainer.model, groups)  # [L] each
     learned: list[FloatArray] = []
-    for group, logprobs in zip(groups, trainer.scorer.logprobs(trainer.model, groups), strict=True):
-        learned.append(logprobs[group.prompt.demonstration.loss_mask])  # of [L]
-    return {HELD_OUT_LOSS: float(-np.concatenate(learned).mean(dtype=np.float64))}  # of [tokens]
+    for group, logprobs in zip(groups, scored, strict=True):
+        learned.append(logprobs[group.prompt.demonstration.loss_mask])  # [tokens to learn]
+    losses = -np.concatenate(learned)  # [tokens to learn of all]
+    return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
 
 
 def held_out_divergence(
     trainer: "Trainer", sampled: "Mapping[EvaluationPass, Sequence[Group[Episode]]]"
 ) -> dict[str, float]:
     """Returns the mean divergence from the teacher over each pass's tokens; nothing if none is read. Collective."""
-    found = {
-        f"{each.prefix}/divergence": trainer.scorer.mean_divergence(of)
-        for each, of in sampled.items()
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    divergences: dict[str, float] = {}
+    for evaluation_pass, groups in sampled.items():
+        divergence = trainer.scorer.mean_divergence(groups)
+        if divergence is not None:
+            divergences[f"{evaluation_pass.prefix}/divergence"] = divergence
+    return divergences
 
 
 class EvaluationPass(NamedTuple):

@@ -114,6 +114,10 @@ def _inside(kind: Kind, name: str) -> Iterator[None]:
 
 
 def _moved() -> None:
-    where = ": ".join(dict.fromkeys([*running[:1], *running[-1:]])) or "between steps"
+    where = "between steps"
+    if running:
+        where = running[0]
+        if running[-1] != where:
+            where = f"{where}: {running[-1]}"
     for listener in _listeners:
         listener.moved(where)

@@ -20,7 +20,8 @@ class OwnConfig(Configurable):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if "Config" not in cls.__dict__:
             names = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
-            cls.Config = dataclass(kw_only=True, slots=True)(type("Config", (cls.Config,), names))
+            own = type("Config", (cls.Config,), names)
+            cls.Config = dataclass(kw_only=True, slots=True)(own)
         super().__init_subclass__(**kwargs)
 
     def __init__(self, config: Config | None = None, **fields: Any) -> None:

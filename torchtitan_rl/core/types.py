@@ -6,13 +6,21 @@
                               └──> TrainBatch  packed tensors, built only from episodes
 
 Each type contains the one before, so every fact is stored once. All parts of a step pass groups on, which `prompt_idx`
-identifies. Everything up to `Episode` is small and equal on every rank; `LogprobDiff.tokens` is the exception, because each
-rank measures those of its own episodes. Only `TrainBatch` holds tensors on the device.
+identifies. Everything up to `Episode` is small and, once the replicas' samples are gathered, equal on every rank;
+`LogprobDiff.tokens` is the exception, because each rank measures those of its own episodes. Only `TrainBatch` holds tensors on
+the device.
 
-The words for one sample, by what happens to it: a *conversation* while it is sampled (generator/), then one of these types. A
-*rollout* is all of it, in one *trace* or several. For the packer an episode with its prompt is a *member*; several that must stay
-together are an *item*. In a pack each trace is a *segment*, and all traces of a member are one *sequence* for the loss. Without
-conversations a completion is one trace, one segment and one sequence.
+The words for one sample, by what happens to it:
+
+    conversation  while it is sampled (generator/); then one of the types above
+    rollout       all of it, in one trace or several
+    trace         one exact token sequence of it
+    member        an episode with its prompt, for the packer
+    item          one member, or several that share a micro-batch
+    segment       a trace in a pack, for attention
+    sequence      all segments of a member in a pack, for the loss
+
+Without conversations a completion is one trace, one segment and one sequence.
 """
 
 from collections.abc import Sequence
@@ -35,7 +43,7 @@ up after a turn that it could not use; "env_error": the environment failed."""
 IntArray = np.ndarray
 """int32"""
 FloatArray = np.ndarray
-"""float32"""
+"""float32, or float64 where it is said"""
 BoolArray = np.ndarray
 """bool"""
 RecordArray = np.ndarray
@@ -147,7 +155,8 @@ class Completion:
     text: str
     finish_reason: FinishReason
     loss_mask: BoolArray | None = None
-    """bool [L], True for tokens sampled by the policy, False for those written by an environment or a tool."""
+    """bool [L], True for tokens sampled by the policy, or to be learned from a demonstration; False for those written by an
+    environment or a tool."""
     turns: tuple[TurnRecord, ...] = ()
     """The turns of a conversation in the order of time; empty without an environment."""
     traces: tuple[Trace, ...] = (Trace(),)
@@ -183,8 +192,9 @@ class Completion:
     @property
     def spans(self) -> list[slice]:
         """The places of each trace's tokens in the arrays."""
-        ends = [*(trace.begin for trace in self.traces[1:]), len(self.token_ids)]
-        return [slice(trace.begin, end) for trace, end in zip(self.traces, ends, strict=True)]
+        begins = [trace.begin for trace in self.traces]
+        ends = [*begins[1:], len(self.token_ids)]
+        return [slice(begin, end) for begin, end in zip(begins, ends, strict=True)]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -241,13 +251,14 @@ class ScoredCompletion:
 
 @dataclass(slots=True, kw_only=True)
 class Credit:
-    """The algorithm's results for an episode, set by `CreditAssignment.assign`."""
+    """The algorithm's results for an episode, set by `CreditAssignment.assign`, and columns that others add."""
 
     left_out: str | None = None
     """Why the episode is not in the loss ("no reward", "truncated", ...); None if it is."""
     shaped_reward: float | None = None
     """The reward with truncation and KL penalties, from which the advantage is computed; None without a reward."""
     advantage: float = 0.0
+    """How much better than its group it is, in the unit of the config's `Advantage`."""
     turn_advantages: tuple[float, ...] | None = None
     """With credit by turns: one for each turn. `advantage` is then their mean over tokens."""
     token_advantages: FloatArray | None = None
@@ -257,7 +268,8 @@ class Credit:
     """Further numbers of the episode, by name, set by the loss's `assign_credit`. They are columns of the sample
     tables."""
     token_columns: dict[str, FloatArray] = field(default_factory=dict)
-    """float32 [L] each: further numbers of each token, by name, set by a source or by the loss's `assign_credit`."""
+    """float32 [L] each: further numbers of each token, by name, set by a source, by the loss's `assign_credit`, or by the
+    trainer (the divergence from a teacher, in nats)."""
 
     @property
     def has_advantage(self) -> bool:
@@ -279,8 +291,8 @@ class LogprobDiff:
     max: float
     """Largest absolute difference; NaN if any is."""
     tokens: dict[str, FloatArray] = field(default_factory=dict)
-    """float32 [num_sampled] each, on the rank that trained the episode: `diff` is trainer - sampler, and the loss's
-    forward adds `entropy` and a teacher's `divergence`, in nats. Empty on other ranks."""
+    """float32 [num_sampled] each, on the rank that trained the episode: `diff` is trainer - sampler; with one optimizer
+    step, the loss's forward adds `entropy`, in nats. Empty on other ranks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -292,7 +304,7 @@ class Episode:
     reference_logprobs: FloatArray | None = None
     """float32 [L] the frozen reference's log-probability of each token, set by `trainer.reference.Reference`."""
     logprob_diff: LogprobDiff | None = None
-    """Set by `Trainer.update` on every rank; None for an episode that was not trained on."""
+    """Set by `Trainer.update` on every rank; None for an episode that was not trained on or that no engine sampled."""
 
     @property
     def completion(self) -> Completion:
@@ -407,7 +419,9 @@ class SegmentLayout:
         lengths = own_tokens + in_root  # [P]
         begins = np.cumsum(own_tokens) - own_tokens  # [P]
         roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [P]
-        own_positions = [np.arange(*ends) for ends in zip(in_root, lengths, strict=True)]
+        own_positions: list[IntArray] = []
+        for first, end in zip(in_root, lengths, strict=True):
+            own_positions.append(np.arange(first, end))
         positions = np.concatenate(own_positions)  # [T]
         return cls(
             positions=torch.from_numpy(positions).to(device),
@@ -452,8 +466,8 @@ class TrainBatch:
     fresh_mask: Tensor | None = None
     """[T] float32, 1 on the tokens of `loss_mask` that the newest weights sampled; None if all are."""
     pi_old_logprobs: Tensor | None = None
-    """[T] float32, log pi_old: the policy's before the training step's first optimizer step. None if there is only one: pi_old
-    is then pi."""
+    """[T] float32, log pi_old: the policy's before the training step's first optimizer step. None if there is only one, or if
+    no engine sampled: pi_old is then pi."""
     reference_logprobs: Tensor | None = None
     """[T] float32, the frozen reference's; None without a reference."""
     sampler_records: Tensor | None = None

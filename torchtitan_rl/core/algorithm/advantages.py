@@ -41,17 +41,21 @@ class Advantage(OwnConfig, ABC):
         step_rewards: list[float] = []
         for group_rewards in rewards:
             step_rewards += [reward for reward in group_rewards if reward is not None]
-        return [
-            self._with_shared_rules(group_rewards, group.samples, step_rewards)
-            for group_rewards, group in zip(rewards, groups, strict=True)
-        ]
+        advantages: list[list[float]] = []
+        for group_rewards, group in zip(rewards, groups, strict=True):
+            of_group = self._with_shared_rules(group_rewards, group.samples, step_rewards)
+            advantages.append(of_group)
+        return advantages
 
     def _with_shared_rules(
         self, rewards: list[float | None], episodes: list[Episode], step_rewards: list[float]
     ) -> list[float]:
+        """The advantages of one group: 0 without a reward, and everywhere if all rewards are equal."""
         places = [i for i, reward in enumerate(rewards) if reward is not None]
         group = RewardedGroup(
-            [rewards[i] for i in places], [episodes[i] for i in places], step_rewards
+            rewards=[rewards[i] for i in places],
+            episodes=[episodes[i] for i in places],
+            step_rewards=step_rewards,
         )
         if all_equal(group.rewards):
             return [0.0] * len(rewards)
@@ -71,7 +75,9 @@ def all_equal(rewards: list[float]) -> bool:
 
     Example: (0.1 + 0.2) + 0.3 and (0.3 + 0.2) + 0.1 are different floats, but not a preference.
     """
-    return not rewards or math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-14)
+    if not rewards:
+        return True
+    return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-14)
 
 
 def centered(rewards: list[float]) -> list[float]:

@@ -2,13 +2,11 @@
 
 The defaults are GRPO (arXiv 2402.03300) but for three things: the loss is a mean over all tokens of an optimizer step, as in
 DAPO, instead of a mean of means; there is no KL to a reference; and if all rewards of a group are equal, their
-advantages are exactly 0, without the rounding of a mean. With one optimizer step a batch, the default, pi_old is pi and
-nothing is clipped. docs/papers.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
+advantages are exactly 0, without the rounding of a mean. With one optimizer step a training step, the default, pi_old is pi
+and nothing is clipped. docs/papers.md says which fields make it Dr.GRPO, DAPO, GSPO or CISPO.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -56,8 +54,11 @@ class LossOutput:
     loss: Tensor
     """0-d share of the optimizer step's loss. The shares of all micro-batches and data-parallel ranks add up to it."""
     tally: Tally
-    on_nonfinite: Callable[[], None] | None
-    """Called when the metrics are read and count a token that is not finite; None with nonfinite "mask"."""
+    batch: TrainBatch
+    checked: dict[str, Tensor]
+    """[T] each, what was looked through for numbers that are not finite, by name."""
+    raises: bool
+    """Whether `read` raises for a token that is not finite (nonfinite "raise")."""
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -74,8 +75,8 @@ class LossOutput:
             NonFiniteError: with nonfinite "raise", naming prompt, sample and quantity.
         """
         metrics = self.tally.to_metrics(numbers)
-        if self.on_nonfinite is not None and metrics["nonfinite/tokens"].value > 0:
-            self.on_nonfinite()
+        if self.raises and metrics["nonfinite/tokens"].value > 0:
+            raise_for_token(self.batch, self.checked)
         return metrics
 
 
@@ -184,9 +185,8 @@ class Algorithm(OwnConfig):
         """The counts that the losses of an optimizer step over `groups` divide by. Only sampled tokens in the loss count."""
         num_tokens = num_sequences = num_groups = 0
         for group in groups:
-            lengths = [
-                episode.completion.num_sampled for episode in group.samples if episode.in_loss
-            ]
+            in_loss = [episode for episode in group.samples if episode.in_loss]
+            lengths = [episode.completion.num_sampled for episode in in_loss]
             num_tokens += sum(lengths)
             num_sequences += sum(length > 0 for length in lengths)
             num_groups += any(lengths)
@@ -219,51 +219,51 @@ class Algorithm(OwnConfig):
 
         Raises:
             ValueError: a KL term without `batch.reference_logprobs`, or a batch that is not packed as the loss asks.
+            UserError: a part of the objective returns another shape, or no gradient.
         """
         self._check(batch)
         if self.config.entropy_coef == 0:
             entropy = entropy.detach()  # [T]
-        raw = self._label_values(batch, logprobs, entropy)
-        known = batch.token_columns | raw  # [T] each
-        finite = finite_tokens(batch.loss_mask, known)  # [T] bool
-
-        def zeroed(values: Tensor) -> Tensor:
+        given = self._label_values(batch, logprobs, entropy)  # [T] each
+        checked = batch.token_columns | given  # [T] each
+        finite = finite_tokens(batch.loss_mask, checked)  # [T] bool
+        usable: dict[str, Tensor] = {}  # [T] each, 0 outside `finite`
+        for name, values in checked.items():
             # A product with a mask would not do: 0 * inf and its gradient are NaN.
-            return torch.where(finite, values, 0.0)  # [T]
-
-        values = {name: zeroed(tensor) for name, tensor in raw.items()}
+            usable[name] = torch.where(finite, values, 0.0)
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
-        log_pi_old, log_mu = values["pi_old_logprobs"], values["sampler_logprobs"]  # [T] each
+        log_pi_old = usable["pi_old_logprobs"]  # [T]
+        log_mu = usable["sampler_logprobs"]  # [T]
         log_weight = log_pi_old - log_mu  # [T]
-        correction = self.mismatch.correction(log_weight, sequences)
+        corrected = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
-            logprobs=values["logprobs"],
+            logprobs=usable["logprobs"],
             old_logprobs=log_mu if self.config.old_logprobs == "sampler" else log_pi_old,
-            advantages=values["advantages"],
+            advantages=usable["advantages"],
             mask=mask,
-            entropy=values["entropy"],
-            sampler_logprobs=values["sampler_logprobs"],
-            reference_logprobs=values.get("reference_logprobs"),
-            correction=correction.weight,
+            entropy=usable["entropy"],
+            sampler_logprobs=log_mu,
+            reference_logprobs=usable.get("reference_logprobs"),
+            correction=corrected.weight,
             sequences=sequences,
             group_ids=batch.group_ids,
             normalizers=batch.normalizers,
             columns=batch.columns,
-            token_columns={name: zeroed(tensor) for name, tensor in batch.token_columns.items()},
+            token_columns={name: usable[name] for name in batch.token_columns},
         )
         terms = self._terms(inputs)
         with torch.no_grad():
             tally = Tally()
-            tally.put("nonfinite/tokens", batch.loss_mask.sum() - mask.sum(), reduction="sum")
-            record_losses(tally, terms, batch.loss_mask.sum(), inputs)
-            self._record(tally, inputs, values)
+            num_tokens = batch.loss_mask.sum()  # 0-d
+            tally.put("nonfinite/tokens", num_tokens - mask.sum(), reduction="sum")
+            record_losses(tally, terms, num_tokens, inputs)
+            self._record(tally, inputs, log_pi_old)
             fresh = mask if batch.fresh_mask is None else mask * batch.fresh_mask  # [T]
             if self.policy_loss.from_engine:
-                record_sampler(tally, log_weight, correction, inputs, fresh)
-        named = {name: tensor.detach() for name, tensor in known.items()}  # [T] each
-        fault = partial(raise_for_token, batch, named) if self.raises else None
-        return LossOutput(terms["total"], tally, fault)
+                record_sampler(tally, log_weight, corrected, inputs, fresh)
+        checked = {name: values.detach() for name, values in checked.items()}  # [T] each
+        return LossOutput(terms["total"], tally, batch, checked, raises=self.raises)
 
     def _label_values(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor
@@ -271,9 +271,10 @@ class Algorithm(OwnConfig):
         """What is known of each label, [T] each.
 
         logprobs: log pi of the policy that is updated, with gradient. pi_old_logprobs: log pi_old of the policy before the
-        training step's first optimizer step. If that is the only one, none are stored: pi_old is pi, so the ratio pi / pi_old is
-        1, with the gradient of log pi. sampler_logprobs: log mu of the engine that sampled the label; log pi_old if none
-        did. reference_logprobs: log pi_ref of the frozen reference, if there is one.
+        training step's first optimizer step. If that is the only one, or if no engine sampled, none are stored: pi_old is
+        then pi, so the ratio pi / pi_old is 1, with the gradient of log pi. sampler_logprobs: log mu of the engine that
+        sampled; log pi_old for a loss with `from_engine` False. reference_logprobs: log pi_ref of the frozen reference, if
+        there is one.
         """
         old = logprobs.detach() if batch.pi_old_logprobs is None else batch.pi_old_logprobs  # [T]
         values = {
@@ -288,6 +289,7 @@ class Algorithm(OwnConfig):
         return values
 
     def _check(self, batch: TrainBatch) -> None:
+        """Raise ValueError unless the batch has what the objective reads."""
         if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
             raise ValueError(
                 "batch.reference_logprobs = None: expected the reference's log-probabilities, because "
@@ -306,8 +308,8 @@ class Algorithm(OwnConfig):
         total = terms["policy"]
         check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
         if self.kl.in_loss and inputs.reference_logprobs is not None:
-            divergence = self.kl(inputs.logprobs, inputs.reference_logprobs)  # [T]
-            terms["kl"] = self.aggregation.share(divergence, inputs)
+            kl = self.kl(inputs.logprobs, inputs.reference_logprobs)  # [T]
+            terms["kl"] = self.aggregation.share(kl, inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
         num_tokens = max(inputs.normalizers.num_tokens, 1)
@@ -317,13 +319,14 @@ class Algorithm(OwnConfig):
             total = total + terms["entropy_weighted"]
         return terms | {"total": total}
 
-    def _record(self, tally: Tally, inputs: LossInputs, values: dict[str, Tensor]) -> None:
-        logprobs, entropy = values["logprobs"], values["entropy"]  # [T] each
-        tally.mean("policy/entropy", entropy, inputs.mask)
-        tally.distribution("policy/token_entropy", entropy, inputs.mask)
-        record_divergence(tally, "policy", values["pi_old_logprobs"] - logprobs, inputs)
-        if "reference_logprobs" in values:
-            record_divergence(tally, "reference", logprobs - values["reference_logprobs"], inputs)
+    def _record(self, tally: Tally, inputs: LossInputs, log_pi_old: Tensor) -> None:
+        """Add the metrics of the policy, the reference, the ratio and the loss. `log_pi_old`: [T]."""
+        tally.mean("policy/entropy", inputs.entropy, inputs.mask)
+        tally.distribution("policy/token_entropy", inputs.entropy, inputs.mask)
+        record_divergence(tally, "policy", log_pi_old - inputs.logprobs, inputs)
+        if inputs.reference_logprobs is not None:
+            log_ratio = inputs.logprobs - inputs.reference_logprobs  # [T]
+            record_divergence(tally, "reference", log_ratio, inputs)
         record_ratio(tally, self.policy_loss.ratio_loss, inputs)
         measured = pairs_from(self.policy_loss, self.policy_loss.loss_metrics(inputs))
         for key, (value, weight) in measured.items():

@@ -107,6 +107,7 @@ class CreditAssignment:
         return shaped
 
     def _leave_out_group(self, group: Group[Episode]) -> None:
+        """Leave the whole group out of the loss if it has a reason."""
         scored = [episode.scored for episode in group.samples]
         reason = self.group_left_out(Group(prompt=group.prompt, samples=scored))
         if reason is None:
@@ -132,6 +133,7 @@ class CreditAssignment:
         return differ([[scored.reward] for scored in samples])
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
+        """Set the advantage of every episode, or of every turn."""
         if self.by_turn:
             self._set_turn_advantages(groups)
             return
@@ -166,13 +168,18 @@ class CreditAssignment:
         returns: list[list[list[float | None]]] = []  # [group][sample][turn]
         longest = 0
         for group in groups:
-            returns.append([turn_returns(e.scored, e.credit.shaped_reward) for e in group.samples])
-            longest = max([longest, *map(len, returns[-1])])
+            of_group: list[list[float | None]] = []  # [sample][turn]
+            for episode in group.samples:
+                of_sample = turn_returns(episode.scored, episode.credit.shaped_reward)
+                longest = max(longest, len(of_sample))
+                of_group.append(of_sample)
+            returns.append(of_group)
         by_turn: list[list[list[float]]] = []  # [turn][group][sample]
         for k in range(longest):
             of_turn: list[list[float | None]] = []  # [group][sample]
             for of_group in returns:
-                of_turn.append([r[k] if k < len(r) else None for r in of_group])
+                kth = [of_sample[k] if k < len(of_sample) else None for of_sample in of_group]
+                of_turn.append(kth)
             by_turn.append(self._advantages(of_turn, groups))
         for g, group in enumerate(groups):
             scale = self._group_scale(group)

@@ -24,9 +24,8 @@ def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]
         check_unique(indices, f"prompt {group.prompt.prompt_idx}: two completions with sample_idx")
     drafts: list[Group[Episode]] = []
     for group in groups:
-        drafts.append(
-            Group(prompt=group.prompt, samples=[Episode(scored=scored) for scored in group.samples])
-        )
+        episodes = [Episode(scored=scored) for scored in group.samples]
+        drafts.append(Group(prompt=group.prompt, samples=episodes))
     return drafts
 
 
@@ -53,7 +52,8 @@ def turn_returns(scored: ScoredCompletion, total: float | None) -> list[float | 
     """
     if total is None or not scored.turn_rewards:
         return [total] * max(len(scored.completion.turns), 1)
-    return [total - before for before in accumulate(scored.turn_rewards[:-1], initial=0.0)]
+    before = accumulate(scored.turn_rewards[:-1], initial=0.0)
+    return [total - earned for earned in before]
 
 
 def set_token_advantages(episode: Episode, advantages: Sequence[float] | np.ndarray) -> None:
@@ -70,4 +70,6 @@ def set_token_advantages(episode: Episode, advantages: Sequence[float] | np.ndar
         )
     episode.credit.token_advantages = values
     episode.credit.turn_advantages = None
-    episode.credit.advantage = float(values[mask].mean()) if mask.any() else 0.0
+    episode.credit.advantage = 0.0
+    if mask.any():
+        episode.credit.advantage = float(values[mask].mean())

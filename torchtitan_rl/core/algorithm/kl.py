@@ -36,7 +36,8 @@ def kl_estimate(log_ratio: Tensor, estimator: Estimator) -> Tensor:
     if estimator == "k2":
         return 0.5 * log_ratio**2
     # The clamped value, with gradient 1 everywhere.
-    clamped = log_ratio.detach().clamp(-K3_LIMIT, K3_LIMIT) + (log_ratio - log_ratio.detach())
+    value = log_ratio.detach()
+    clamped = value.clamp(-K3_LIMIT, K3_LIMIT) + (log_ratio - value)
     return torch.expm1(-clamped) + clamped
 
 

@@ -41,8 +41,9 @@ class Tally:
 
     def mean(self, key: str, values: Tensor, mask: Tensor) -> None:
         """Add the mean of `values` where `mask` is not 0 (same shape), weighted by their number."""
-        count = mask.sum()
-        self.put(key, torch.where(mask > 0, values, 0.0).sum() / count.clamp(min=1), count)
+        count = mask.sum()  # 0-d
+        total = torch.where(mask > 0, values, 0.0).sum()  # 0-d
+        self.put(key, total / count.clamp(min=1), count)
 
     def extremes(
         self, prefix: str, values: Tensor, mask: Tensor, kinds: Sequence[str] = ("min", "max")
@@ -59,16 +60,19 @@ class Tally:
 
     def distribution(self, key: str, values: Tensor, mask: Tensor) -> None:
         """Add `values` where `mask` is not 0 (same shape), at most MAX_DISTRIBUTION_VALUES of them."""
-        self._distributions[key] = torch.stack([values.detach().float(), mask.float()])  # [2, n]
+        values = values.detach().float()  # [n]
+        self._distributions[key] = torch.stack([values, mask.float()])  # [2, n]
 
     def numbers(self) -> Tensor:
         """All that `to_metrics` needs, in one tensor on the device: [numbers] float64."""
         values = [value for value, _, _ in self._entries.values()]
         weights = [weight for _, _, weight in self._entries.values()]
-        scalars = [number.detach().double().reshape(1) for number in values + weights]  # [1] each
-        return torch.cat(
-            [*scalars, *(row.double().flatten() for row in self._distributions.values())]
-        )
+        parts: list[Tensor] = []
+        for number in values + weights:
+            parts.append(number.detach().double().reshape(1))
+        for row in self._distributions.values():
+            parts.append(row.double().flatten())  # [2 n]
+        return torch.cat(parts)
 
     def to_metrics(self, numbers: Tensor) -> dict[str, Metric]:
         """All metrics. A mean or extreme over no values is left out, not reported as 0.
@@ -77,7 +81,9 @@ class Tally:
             numbers: `self.numbers()` on the host.
         """
         half = len(self._entries)
-        sizes = [2 * half, *(row.numel() for row in self._distributions.values())]
+        sizes = [2 * half]
+        for row in self._distributions.values():
+            sizes.append(row.numel())
         scalars, *rows = numbers.split(sizes)
         flat = scalars.tolist()
         metrics: dict[str, Metric] = {}
@@ -85,10 +91,11 @@ class Tally:
             kept = _thinned(row)  # [at most MAX_DISTRIBUTION_VALUES]
             if len(kept):
                 metrics[key] = Metric(value=kept, reduction="distribution")
-        for i, (key, (_, reduction, _)) in enumerate(self._entries.items()):
-            weight = flat[half + i]
+        for i, key in enumerate(self._entries):
+            value, weight = flat[i], flat[half + i]
+            _, reduction, _ = self._entries[key]
             if weight > 0:
-                metrics[key] = Metric(value=flat[i], reduction=reduction, weight=weight)
+                metrics[key] = Metric(value=value, reduction=reduction, weight=weight)
         return metrics
 
 
@@ -144,12 +151,12 @@ def record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> No
     log_ratio = _of_tokens(loss, "log_ratio", loss.log_ratio(inputs), inputs)  # [T]
     overflowed = log_ratio.abs() > LOG_RATIO_LIMIT  # [T]
     tally.mean("ratio/overflow_fraction", overflowed.to(ratio.dtype), inputs.mask)
-    sides = loss.clipped(inputs, ratio)
-    clipped = {side: where.to(ratio.dtype) for side, where in sides.items()}  # [T] each
+    clipped: dict[str, Tensor] = {}  # [T] each
+    for side, where in loss.clipped(inputs, ratio).items():
+        clipped[side] = where.to(ratio.dtype)
     if clipped:
-        tally.mean(
-            "ratio/clip_fraction", torch.stack(list(clipped.values())).amax(dim=0), inputs.mask
-        )
+        of_any_side = torch.stack(list(clipped.values())).amax(dim=0)  # [T]
+        tally.mean("ratio/clip_fraction", of_any_side, inputs.mask)
     for side, where in clipped.items():
         _of_tokens(loss, "clipped", where, inputs)
         key = f"ratio/clip_fraction_{side}"
@@ -188,7 +195,9 @@ def record_sampler(
     tally.mean("sampler/corrected_fraction", correction.changed.to(weight.dtype), inputs.mask)
     # The samples come from mu, so this is KL(mu || pi_old), with d = log mu - log pi_old.
     tally.mean("sampler/kl", kl_estimate(-log_weight, "k3"), inputs.mask)
-    weight, count = weight * inputs.mask, inputs.mask.sum()  # [T], 0-d
-    squares = (count * (weight**2).sum()).clamp(min=torch.finfo(weight.dtype).tiny)  # 0-d
+    weight = weight * inputs.mask  # [T]
+    count = inputs.mask.sum()  # 0-d
+    squares = count * (weight**2).sum()  # 0-d
+    squares = squares.clamp(min=torch.finfo(weight.dtype).tiny)  # 0-d
     share = weight.sum() ** 2 / squares  # 0-d
     tally.put("sampler/effective_sample_size", share, count)

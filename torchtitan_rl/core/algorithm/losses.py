@@ -46,11 +46,13 @@ class Sequences:
     def sum(self, values: Tensor) -> Tensor:
         """[T] -> [S]: sums over each sequence's loss tokens."""
         with_padding = values.new_zeros(self.num + 1)  # [S + 1], the last for padding
-        return with_padding.index_add(0, self.ids, values * self.mask.to(values.dtype))[: self.num]
+        values = values * self.mask.to(values.dtype)  # [T]
+        return with_padding.index_add(0, self.ids, values)[: self.num]
 
     def mean(self, values: Tensor) -> Tensor:
         """[T] -> [S]: means over each sequence's loss tokens; 0 for a sequence without loss tokens."""
-        return self.sum(values) / self.num_loss_tokens.clamp(min=1).to(values.dtype)
+        lengths = self.num_loss_tokens.clamp(min=1).to(values.dtype)  # [S]
+        return self.sum(values) / lengths
 
     def expand(self, values: Tensor) -> Tensor:
         """[S] -> [T]: each sequence's value on its tokens, 0 on padding."""
@@ -74,7 +76,7 @@ class LossInputs:
     entropy: Tensor
     """[T] H(pi) in nats, with gradient if `entropy_coef` > 0."""
     sampler_logprobs: Tensor
-    """[T] log mu, no gradient; log pi_old where the engine has not sampled."""
+    """[T] log mu, no gradient; log pi_old for a loss with `from_engine` False."""
     reference_logprobs: Tensor | None
     """[T] log pi_ref, no gradient; None without a reference (`Loss.needs_reference`)."""
     correction: Tensor

@@ -38,14 +38,10 @@ class Mismatch(OwnConfig, ABC):
     def correction(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         """`__call__`'s result. Raises UserError if it has another shape."""
         found = self(log_weight, sequences)
-        if (
-            not isinstance(found, tuple)
-            or len(found) != 2
-            or getattr(found[1], "dtype", None) != torch.bool
-        ):
-            parts = found if isinstance(found, tuple) else ()
-            kinds = ", ".join(str(getattr(part, "dtype", type(part).__name__)) for part in parts)
-            of = f" of {kinds}" if kinds else ""
+        parts = found if isinstance(found, tuple) else ()
+        kinds = [getattr(part, "dtype", type(part).__name__) for part in parts]
+        if len(kinds) != 2 or kinds[1] != torch.bool:
+            of = f" of {', '.join(map(str, kinds))}" if kinds else ""
             raise UserError(
                 f"algorithm.mismatch: {type(self).__qualname__} returned {type(found).__name__}{of}: expected a Correction, "
                 "the weight of each token and where it was changed, as bool."
@@ -80,4 +76,5 @@ class TokenTruncate(Mismatch):
 
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         weight = safe_exp(log_weight)  # [T]
-        return Correction(weight.clamp(max=self.config.cap), weight > self.config.cap)  # [T], [T]
+        truncated = weight.clamp(max=self.config.cap)  # [T]
+        return Correction(truncated, weight > self.config.cap)

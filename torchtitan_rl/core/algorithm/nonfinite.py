@@ -83,13 +83,14 @@ def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
     """Raise NonFiniteError for the first loss token that is not finite, naming prompt, sample and quantity."""
     fault = (batch.loss_mask > 0) & ~finite_tokens(batch.loss_mask, named)  # [T]
     position = int(fault.nonzero()[0])
-    quantity, value = next(
-        (name, v[position].item()) for name, v in named.items() if not torch.isfinite(v[position])
-    )
-    raise NonFiniteError(
-        f"{batch.members[int(batch.sequence_ids[position])].name}: {quantity} of the token with id "
-        f"{int(batch.labels[position])} (packed position {position}) is {value}. {_advice(quantity)}"
-    )
+    member = batch.members[int(batch.sequence_ids[position])]
+    for quantity, values in named.items():
+        value = values[position].item()
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"{member.name}: {quantity} of the token with id {int(batch.labels[position])} "
+                f"(packed position {position}) is {value}. {_advice(quantity)}"
+            )
 
 
 def _advice(fault: str) -> str:

@@ -61,11 +61,7 @@ def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
 
 def pairs_from(part: object, returned: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns what `loss_metrics` of the part returned. Raises UserError if it is no dict of (mean, weight), 0-d each."""
-    pairs = list(returned.values()) if isinstance(returned, dict) else [None]
-    if all(
-        isinstance(pair, tuple) and [getattr(one, "shape", None) for one in pair] == [(), ()]
-        for pair in pairs
-    ):
+    if isinstance(returned, dict) and all(_is_pair(value) for value in returned.values()):
         return returned
     raise UserError(
         f"algorithm.loss: {_name(part)}.loss_metrics returned {returned!r:.80}: expected a dict with a tuple of two 0-d tensors, "
@@ -80,6 +76,13 @@ def check_gradient(part: object, field: str, loss: Tensor, logprobs: Tensor) -> 
             f"{field}: {_name(part)} returned a loss without a gradient, so nothing would be learned. Compute it from "
             "inputs.logprobs or inputs.log_ratio, without detach(), item(), numpy() or torch.no_grad()."
         )
+
+
+def _is_pair(value: object) -> bool:
+    """Whether it is a tuple of two 0-d tensors."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return all(getattr(one, "shape", None) == () for one in value)
 
 
 def _name(part: object) -> str:

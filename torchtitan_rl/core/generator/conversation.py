@@ -84,18 +84,23 @@ class TraceTokens:
         its successor was sampled.
         """
         before = records[:0] if self.records is None else self.records
-        self.records = filled(np.concatenate([before, records[len(before) :]]), positions)
+        newer = records[len(before) :]
+        together = np.concatenate([before, newer])
+        self.records = filled(together, positions)
 
     @property
     def context_key(self) -> int:
         """A number that depends on the context alone, not on when the trace began."""
-        return crc32(np.array(self.token_ids[: self.origin.context_tokens], np.int32).tobytes())
+        context = self.token_ids[: self.origin.context_tokens]
+        return crc32(np.array(context, np.int32).tobytes())
 
 
 def filled(records: RecordArray, positions: int) -> RecordArray:
     """Returns `positions` rows: the first ones of `records`, and NO_RECORD where there are no more."""
-    missing = np.full((max(0, positions - len(records)), *records.shape[1:]), NO_RECORD, np.uint8)
-    return np.concatenate([records[:positions], missing])
+    missing = max(0, positions - len(records))
+    shape = (missing, *records.shape[1:])
+    without = np.full(shape, NO_RECORD, np.uint8)
+    return np.concatenate([records[:positions], without])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -153,9 +158,9 @@ class Conversation:
             used += len(self.traces[trace].token_ids)
         if trace == 0:
             used += len(self.prompt.token_ids)
-        room = min(
-            self.sampling.max_tokens - self.num_sampled, self.most_in_turn, self.most_tokens - used
-        )
+        left_to_sample = self.sampling.max_tokens - self.num_sampled
+        left_in_trace = self.most_tokens - used
+        room = min(left_to_sample, left_in_trace, self.most_in_turn)
         if self.most_in_rollout is None:
             return room
         whole = len(self.prompt.token_ids) + more
@@ -194,12 +199,15 @@ class Conversation:
             self.traces.append(TraceTokens(origin=answer.origin))
         if answer.trace is not None:
             self.current = answer.trace
-        self.trace.append(answer.token_ids, [0.0] * len(answer.token_ids), is_sampled=False)
+        logprobs = [0.0] * len(answer.token_ids)
+        self.trace.append(answer.token_ids, logprobs, is_sampled=False)
         if answer.turn is not None:
             self.turns.append(answer.turn)
         elif answer.prompt is not None:
-            self.prompt, self.in_turns = answer.prompt, True
-        self.finish_reason, self.error = answer.end, answer.error
+            self.prompt = answer.prompt
+            self.in_turns = True
+        self.finish_reason = answer.end
+        self.error = answer.error
 
     def all_versions(self, newest: int) -> list[int]:
         """Returns the policy version of every token, if the `newest` sampled those of this step."""

@@ -217,9 +217,12 @@ class Generator(Configurable):
         them again."""
         needs: list[tuple[int, int]] = []  # tokens, and sequences, of each group
         for group in groups:
-            own = sum(one.room() for one in group)
-            needs.append((len(group[0].context) + own if group else 0, len(group)))
-        most, tokens, sequences = self.config.max_num_seqs, 0, 0
+            needed = sum(conversation.room() for conversation in group)
+            if group:
+                needed += len(group[0].context)
+            needs.append((needed, len(group)))
+        most = self.config.max_num_seqs
+        tokens = sequences = 0
         for needed, samples in sorted(needs, reverse=True):
             if sequences >= most:
                 break
@@ -407,5 +410,6 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
 
 def _stable_seed(*parts: int) -> int:
     """Returns a 63-bit seed made of integers, the same in every process and version of Python."""
-    digest = hashlib.sha256(",".join(map(str, parts)).encode()).digest()
+    text = ",".join(map(str, parts))
+    digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

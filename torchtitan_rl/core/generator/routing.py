@@ -18,7 +18,8 @@ def output_records(output: "RequestOutput", name: str) -> RecordArray | None:
     [turn] = output.outputs
     if turn.routed_experts is None:  # cut before its first token
         return None
-    return turn.routed_experts.astype(np.uint8).reshape(len(turn.routed_experts), -1)
+    experts = turn.routed_experts.astype(np.uint8)  # [tokens read, layers, K]
+    return experts.reshape(len(experts), -1)
 
 
 class SlotRecords:
@@ -60,5 +61,6 @@ class SlotRecords:
             count = 0
         [blocks] = self._runner.requests[name].block_ids if count else [[]]
         begins = torch.tensor(blocks, dtype=torch.int64) * self._block_size  # [blocks]
-        slots = (begins[:, None] + torch.arange(self._block_size)).flatten()[:count]  # [count]
+        slots = begins[:, None] + torch.arange(self._block_size)  # [blocks, block size]
+        slots = slots.flatten()[:count]  # [count]
         return self._slots[slots].flatten(1).numpy()

@@ -88,9 +88,10 @@ class TurnEngine:
         states = list(self._engine.output_processor.request_states.values())
         cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
         self.outputs += cut
-        turns = [
-            self._sampled(output, ends=("abort",))._replace(finish_reason=None) for output in cut
-        ]
+        turns: list[Sampled] = []
+        for output in cut:
+            turn = self._sampled(output, ends=("abort",))
+            turns.append(turn._replace(finish_reason=None))
         self._engine.abort_request([output.request_id for output in cut])
         self._engine.step()  # a GPU's engine is a batch ahead; nobody gets its tokens, but it must end before a sleep
         return turns

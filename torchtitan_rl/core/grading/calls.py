@@ -52,7 +52,7 @@ ResultsOfCompletion = dict[Scorer, tuple[ScorerResult, int]]
 
 
 def finish(calls: Sequence[RewardCall]) -> dict[Completion, ResultsOfCompletion]:
-    """Set the result of every call, and return those of each completion.
+    """Set the result of every call, and return those of each completion, which is a key by its identity.
 
     Async functions wait together; others that run in this process run one by one.
     """
@@ -92,7 +92,8 @@ def _run_together(calls: Sequence[RewardCall]) -> None:
         results[index] = await call.scorer.run_async(call.groups, call.state)
 
     async def run_all() -> None:
-        await asyncio.gather(*(run(index, call) for index, call in enumerate(calls)))
+        runs = [run(index, call) for index, call in enumerate(calls)]
+        await asyncio.gather(*runs)
 
     limits = [call.scorer.time_limit_seconds for call in calls]
     thread = threading.Thread(

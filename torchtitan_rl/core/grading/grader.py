@@ -20,7 +20,7 @@ from torchtitan_rl.core.grading.scorer import (
     Scorer,
     TrainerState,
 )
-from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion, flat
+from torchtitan_rl.core.types import Completion, Group, Metric, Prompt, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,8 @@ class Grader(Configurable):
         """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
         if not group.samples:
             return []
-        return [scorer for scorer in self._scorers[group.prompt.task].all if scorer.scope == scope]
+        of_task = self._scorers[group.prompt.task].all
+        return [scorer for scorer in of_task if scorer.scope == scope]
 
     def start(
         self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState
@@ -198,9 +199,9 @@ class Grader(Configurable):
         name = scorer.name
         if result.log_error:
             self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
-        asked = [
-            (group.prompt, completion) for group in call.groups for completion in group.samples
-        ]
+        asked: list[tuple[Prompt, Completion]] = []
+        for group in call.groups:
+            asked += [(group.prompt, completion) for completion in group.samples]
         self._metrics += _call_metrics(
             name,
             result.metrics,
@@ -298,6 +299,7 @@ def _error_of(sample: ScoredCompletion) -> str:
 def _with_reward(
     completion: Completion, scorers: Scorers, results: ResultsOfCompletion
 ) -> ScoredCompletion:
+    """The completion with its reward: the weighted sum of the scores; None without one, or after a failure that counts."""
     breakdown: dict[str, float | None] = {}
     extra: dict[str, Any] = {}
     weighted: list[float] = []
@@ -305,18 +307,18 @@ def _with_reward(
     if failed:
         extra["error/environment"] = completion.error
     for scorer in scorers.rewards:
-        result, i = results[scorer]
-        score = result.scores[i]
+        result, place = results[scorer]
+        score = result.scores[place]
         breakdown[scorer.name] = score
         if score is not None:
             weighted.append(scorer.weight * score)
         for column, values in result.extras.items():
-            extra[f"{scorer.name}/{column}"] = values[i]
-        if i in result.errors:
-            extra[f"error/{scorer.name}"] = result.errors[i]
+            extra[f"{scorer.name}/{column}"] = values[place]
+        if place in result.errors:
+            extra[f"error/{scorer.name}"] = result.errors[place]
             failed = failed or scorer.weight != 0
-    judged, i = results[scorers.judgement]  # its score is (answer, correct)
-    answer, correct = judged.scores[i] or (None, None)
+    judged, place = results[scorers.judgement]  # its score is (answer, correct)
+    answer, correct = judged.scores[place] or (None, None)
     turn_weight = sum(scorer.weight for scorer in scorers.rewards if scorer.of_turns)
     return ScoredCompletion(
         completion=completion,

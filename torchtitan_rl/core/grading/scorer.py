@@ -81,7 +81,8 @@ class ScorerResult:
     @classmethod
     def failed(cls, size: int, message: str, seconds: float = 0.0) -> "ScorerResult":
         """Returns a result without a score for any of `size` completions."""
-        return cls([None] * size, dict.fromkeys(range(size), message), seconds=seconds)
+        errors = dict.fromkeys(range(size), message)
+        return cls([None] * size, errors, seconds=seconds)
 
 
 class Scorer(Protocol):

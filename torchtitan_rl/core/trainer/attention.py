@@ -92,10 +92,13 @@ class FlashVarlen(VarlenAttention):
             return super().forward(
                 q_BLNH, k_BLNH, v_BLNH, attention_masks=attention_masks, **options
             )
-        q, k, v = (t.flatten(0, 1).bfloat16() for t in (q_BLNH, k_BLNH, v_BLNH))  # [T, N or Nkv, H]
+        q = q_BLNH.flatten(0, 1).bfloat16()  # [T, N, H]
+        k = k_BLNH.flatten(0, 1).bfloat16()  # [T, Nkv, H]
+        v = v_BLNH.flatten(0, 1).bfloat16()  # [T, Nkv, H]
         options |= {"window_size": self.window_size, "num_splits": self.num_splits}
         out = shared_prompt_attention(q, k, v, attention_masks, **options)  # [T, N, H]
-        return out.to(q_BLNH.dtype).view(*q_BLNH.shape[:-1], -1)
+        B, L, N, _ = q_BLNH.shape
+        return out.to(q_BLNH.dtype).view(B, L, N, -1)
 
 
 class PaddedBatch(NamedTuple):
@@ -118,10 +121,10 @@ class PackedRows(NamedTuple):
     @classmethod
     def of(cls, layout: SegmentLayout) -> "PackedRows":
         """Returns the maps of a layout of P segments. Does not synchronize with the device."""
-        T, P, device = len(layout.positions), len(layout.host_lengths), layout.positions.device
+        device = layout.positions.device
         shared = layout.positions[layout.begins]  # [P]
         own_first = layout.begins - shared  # [P]
-        first_cells = [0] * P
+        first_cells = [0] * len(layout.host_lengths)
         batches: list[PaddedBatch] = []
         num_cells = 0
         for rows in similar_lengths(layout.host_lengths):
@@ -138,6 +141,7 @@ class PackedRows(NamedTuple):
             batches.append(PaddedBatch(source.flatten(), width))
         own = layout.lengths - shared  # [P]
         first_cell = torch.tensor(first_cells, device=device)  # [P]
+        T = len(layout.positions)
         first_cell = torch.repeat_interleave(first_cell, own, output_size=T)  # [T]
         return cls(batches, first_cell + layout.positions)
 
@@ -150,7 +154,8 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """
     batches: list[list[int]] = []
     width = 0
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):  # stable
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # stable
+    for index in longest_first:
         if not batches or 2 * lengths[index] <= width:
             batches.append([])
             width = lengths[index]
@@ -188,13 +193,19 @@ class PackedSDPA(VarlenAttention):
         **_: object,
     ) -> Tensor:
         """q [B, L, N, H], k and v [B, L, Nkv, H] -> [B, L, N, H]. B and L are one packed axis of B*L tokens."""
+        H = q_BLNH.shape[-1]
         # float, because bfloat16 takes three times as long on a CPU.
-        packed = [t.flatten(0, 1).flatten(1).float() for t in (q_BLNH, k_BLNH, v_BLNH)]  # [T, N*H]
+        q_packed = q_BLNH.flatten(0, 1).flatten(1).float()  # [T, N*H]
+        k_packed = k_BLNH.flatten(0, 1).flatten(1).float()  # [T, Nkv*H]
+        v_packed = v_BLNH.flatten(0, 1).flatten(1).float()  # [T, Nkv*H]
         cells: list[Tensor] = []
         for batch in attention_masks.batches:
-            q, k, v = (_to_rows(t, batch, q_BLNH.shape[-1]) for t in packed)  # [R, N or Nkv, W, H]
+            q = _to_rows(q_packed, batch, H)  # [R, N, W, H]
+            k = _to_rows(k_packed, batch, H)  # [R, Nkv, W, H]
+            v = _to_rows(v_packed, batch, H)  # [R, Nkv, W, H]
             out = self._attend(q, k, v, scale=scale, enable_gqa=enable_gqa)  # [R, N, W, H]
-            cells.append(out.transpose(1, 2).flatten(0, 1).flatten(1))  # [R*W, N*H]
+            out = out.transpose(1, 2)  # [R, W, N, H]
+            cells.append(out.flatten(0, 1).flatten(1))  # [R*W, N*H]
         out = F.embedding(attention_masks.cell, torch.cat(cells))  # [T, N*H]
         return out.to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
@@ -222,7 +233,8 @@ class PackedSDPA(VarlenAttention):
 def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
     """[T, N*H] -> [R, N, W, H]."""
     # An embedding lookup's backward sums the gradients of a token's copies in a fixed order.
-    rows = F.embedding(batch.source, flat).unflatten(0, (-1, batch.width))  # [R, W, N*H]
+    cells = F.embedding(batch.source, flat)  # [R*W, N*H]
+    rows = cells.unflatten(0, (-1, batch.width))  # [R, W, N*H]
     return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 

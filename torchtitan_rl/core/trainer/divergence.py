@@ -66,12 +66,16 @@ def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
     cancel, and a normaliser's rounding changes the sum by the same fraction only.
     """
     a = log_a.exp()  # [C, R]
-    return ((log_a - log_b) * a + (log_b.exp() - a)).sum(-1)  # [C]
+    b = log_b.exp()  # [C, R]
+    terms = (log_a - log_b) * a + (b - a)  # [C, R]
+    return terms.sum(-1)  # [C]
 
 
 def _log_mixture(log_p: Tensor, log_q: Tensor, beta: float) -> Tensor:
     """log ((1 - beta) p + beta q), [C, R]."""
-    return torch.logaddexp(log_p + math.log1p(-beta), log_q + math.log(beta))
+    of_p = log_p + math.log1p(-beta)  # [C, R]
+    of_q = log_q + math.log(beta)  # [C, R]
+    return torch.logaddexp(of_p, of_q)  # [C, R]
 
 
 def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -83,8 +87,9 @@ def _divergence(log_p: Tensor, log_q: Tensor, beta: float) -> tuple[Tensor, Tens
         reverse = _kl(log_p, log_q)  # [C]
         return reverse, reverse
     log_m = _log_mixture(log_p, log_q, beta)  # [C, R]
+    of_teacher = _kl(log_q, log_m)  # [C]
     of_student = _kl(log_p, log_m)  # [C]
-    return beta * _kl(log_q, log_m) + (1 - beta) * of_student, of_student
+    return beta * of_teacher + (1 - beta) * of_student, of_student
 
 
 def _gradient(log_p: Tensor, log_q: Tensor, of_student: Tensor, beta: float) -> Tensor:
@@ -94,7 +99,8 @@ def _gradient(log_p: Tensor, log_q: Tensor, of_student: Tensor, beta: float) -> 
         return p - log_q.exp()
     if beta == 1:
         return p * (log_p - log_q - of_student)
-    return (1 - beta) * p * (log_p - _log_mixture(log_p, log_q, beta) - of_student)
+    log_m = _log_mixture(log_p, log_q, beta)  # [C, R]
+    return (1 - beta) * p * (log_p - log_m - of_student)
 
 
 class _ChunkedDivergence(torch.autograd.Function):
@@ -117,7 +123,8 @@ class _ChunkedDivergence(torch.autograd.Function):
         for rows in slices(len(weight), constants.chunk_rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 for total, z in zip(log_totals, logits, strict=True):
-                    total[tokens] = torch.logaddexp(total[tokens], z.logsumexp(-1).double())  # [C]
+                    of_tile = z.logsumexp(-1).double()  # [C]
+                    total[tokens] = torch.logaddexp(total[tokens], of_tile)
                 high, place = logits[1].max(-1)  # [C] each
                 place += constants.first_row + rows.start
                 best[tokens] = torch.where(high > highest[tokens], place, best[tokens])
@@ -129,7 +136,8 @@ class _ChunkedDivergence(torch.autograd.Function):
         for rows in slices(len(weight), constants.chunk_rows):
             for tokens, *logits in _tiles(hidden, weight, teacher, rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
-                sums[:, tokens] += torch.stack(_divergence(log_p, log_q, constants.beta))  # [2, C]
+                terms = _divergence(log_p, log_q, constants.beta)  # [C] each
+                sums[:, tokens] += torch.stack(terms)
         divergence, of_student = all_reduce(sums, constants.group).to(dtype)  # [T] each
         ctx.save_for_backward(hidden, weight, *teacher[:2], log_totals, of_student)
         ctx.constants = constants
@@ -149,8 +157,8 @@ class _ChunkedDivergence(torch.autograd.Function):
             grad_block = torch.zeros_like(weight[rows], dtype=log_totals.dtype)  # [R, D]
             for tokens, *logits in _tiles(hidden, weight, TeacherOutput(*teacher), rows, constants):
                 log_p, log_q = _normalized(logits, log_totals[:, tokens])  # [C, R] each
-                # [C, R]
-                grad_logits = _gradient(log_p, log_q, of_student[tokens, None], constants.beta)
+                students = of_student[tokens, None]  # [C, 1]
+                grad_logits = _gradient(log_p, log_q, students, constants.beta)  # [C, R]
                 grad_logits = grad_logits.mul_(scale[tokens]).to(hidden.dtype)
                 grad_hidden[tokens] += partial_product(grad_logits, weight[rows])  # [C, D]
                 if learns:
@@ -179,7 +187,9 @@ def _tiles(
 def _normalized(logits: list[Tensor], log_totals: Tensor) -> list[Tensor]:
     """Logits of student and teacher [C, R], overwritten, and their log-sums [2, C] -> log-probabilities, [C, R]
     each."""
-    return [z.sub_(total[:, None]) for z, total in zip(logits, log_totals, strict=True)]
+    student, teacher = logits
+    of_student, of_teacher = log_totals[:, :, None]  # [C, 1] each
+    return [student.sub_(of_student), teacher.sub_(of_teacher)]
 
 
 def _sum_of_ranks(log_totals: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -187,7 +197,8 @@ def _sum_of_ranks(log_totals: Tensor, group: dist.ProcessGroup | None) -> Tensor
     if group is None:
         return log_totals
     peak = all_reduce(log_totals.clone(), group, dist.ReduceOp.MAX)
-    return peak + all_reduce((log_totals - peak).exp(), group).log()
+    total = all_reduce((log_totals - peak).exp(), group)
+    return peak + total.log()
 
 
 def _best_of_ranks(highest: Tensor, best: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -195,7 +206,8 @@ def _best_of_ranks(highest: Tensor, best: Tensor, group: dist.ProcessGroup | Non
     if group is None:
         return best
     peak = all_reduce(highest.clone(), group, dist.ReduceOp.MAX)
-    return all_reduce(best.masked_fill(highest < peak, -1), group, dist.ReduceOp.MAX)
+    candidates = best.masked_fill(highest < peak, -1)  # [T]
+    return all_reduce(candidates, group, dist.ReduceOp.MAX)
 
 
 def chunked_divergence(
@@ -223,10 +235,18 @@ def chunked_divergence(
         group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.
         first_row: the token of this rank's first row.
     """
-    rows = chunk_rows or (
-        max(GPU_TILE // (TILES // 2 * chunk_tokens), 1) if hidden.is_cuda else CPU_ROWS
-    )
     assert len(weight) == len(teacher.weight)
-    temperatures = temperature, teacher.temperature or temperature
-    constants = _Constants(beta, *temperatures, chunk_tokens, rows, group, first_row)
-    return Divergence(*_ChunkedDivergence.apply(hidden, weight, teacher, constants))
+    if chunk_rows is None:
+        on_gpu = max(GPU_TILE // (TILES // 2 * chunk_tokens), 1)
+        chunk_rows = on_gpu if hidden.is_cuda else CPU_ROWS
+    constants = _Constants(
+        beta=beta,
+        temperature=temperature,
+        teacher_temperature=teacher.temperature or temperature,
+        chunk_tokens=chunk_tokens,
+        chunk_rows=chunk_rows,
+        group=group,
+        first_row=first_row,
+    )
+    values, best = _ChunkedDivergence.apply(hidden, weight, teacher, constants)
+    return Divergence(values, best)

@@ -34,14 +34,14 @@ class EpisodeScorer:
         mine: list[tuple[int, FloatArray]] = []
         share_from = trainer.batcher.share_prompts_from
         for batch in trainer.batcher.forward_only(groups):
-            inputs = (
+            logprobs = score_only(
+                model,
                 batch.token_ids,
                 batch.labels,
                 batch.layout,
                 trainer.temperature,
                 batch.loss_positions,
-            )
-            logprobs = score_only(model, *inputs)  # [T]
+            )  # [T]
             found = completion_values(batch, logprobs, share_prompts_from=share_from)  # [L] each
             for member, values in zip(batch.members, found, strict=True):
                 mine.append((index[id(member.episode)], values))
@@ -74,7 +74,9 @@ class EpisodeScorer:
 
 def comparison(scores: TokenScores) -> Tensor:
     """Returns divergence and teacher's token, [T] each, as one tensor for the way to the host: [2, T] float64."""
-    return torch.stack([scores.divergence.double(), scores.teacher_token.double()])
+    divergence = scores.divergence.double()  # [T]
+    teacher_token = scores.teacher_token.double()  # [T]
+    return torch.stack([divergence, teacher_token])
 
 
 def keep_comparisons(

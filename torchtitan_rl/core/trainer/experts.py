@@ -26,13 +26,19 @@ class ExactExperts(GroupedExperts):
     def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
         """x [R, D], sorted by expert, and the number of rows of each expert, [E] -> [R, D]"""
         ends = torch.cumsum(num_tokens_per_expert_E, dim=0, dtype=torch.int32)  # [E]
-        gate, down, up = (
-            (w.to_local() if isinstance(w, DTensor) else w).transpose(-2, -1)
-            for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
-        )  # [E, D, F], [E, F, D], [E, D, F]
+        gate = _transposed(self.w1_EFD)  # [E, D, F]
+        down = _transposed(self.w2_EDF)  # [E, F, D]
+        up = _transposed(self.w3_EFD)  # [E, D, F]
         opened = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends))  # [R, F]
         inner = opened * self._grouped_mm(A=x_RD, B_t=up, offs=ends)  # [R, F]
         return self._grouped_mm(A=inner, B_t=down, offs=ends)  # [R, D]
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    """This rank's experts of a weight [E, X, Y] -> [E, Y, X]."""
+    if isinstance(weight, DTensor):
+        weight = weight.to_local()
+    return weight.transpose(-2, -1)
 
 
 class Float32Gate(Linear):
@@ -79,7 +85,8 @@ class PackedMoE(MoE):
         bias = None if self.replayed is None else self._bias(routed.shape[1])  # [1, n, E]
         # [1, n, K], [1, n, K], [1, n, E]
         weights, chosen, probabilities = self.router(routed, bias)
-        is_chosen = torch.zeros_like(probabilities, dtype=torch.bool).scatter_(-1, chosen, True)
+        is_chosen = torch.zeros_like(probabilities, dtype=torch.bool)  # [1, n, E]
+        is_chosen.scatter_(-1, chosen, True)
         counts = is_chosen.sum((0, 1))  # [E] int64
         if torch.is_grad_enabled():
             self._count(counts, probabilities.detach())
@@ -102,7 +109,8 @@ class PackedMoE(MoE):
         least = probabilities.gather(-1, chosen).amin(-1)  # [n], of the chosen
         most = probabilities.scatter(-1, chosen, 0.0).amax(-1)  # [n], of the others
         otherwise = replayed & (most > least)  # [n]
-        self.replays = self.replays + torch.stack([replayed.sum(), otherwise.sum()])
+        counts = torch.stack([replayed.sum(), otherwise.sum()])  # [2]
+        self.replays = self.replays + counts
 
     def _count(self, counts: Tensor, probabilities: Tensor) -> None:
         """Add one pack's counts, [E], and entropies, of [1, n, E]."""
@@ -124,11 +132,10 @@ def packed_moe(config: MoE.Config) -> PackedMoE.Config:
 
     Without torchtitan's load balancing: its bias of experts is in no Hugging Face model and not in the engine.
     """
-    routed = replace(
-        config.routed_experts,
-        inner_experts=ExactExperts.Config(**_fields(config.routed_experts.inner_experts)),
-    )
-    router = replace(config.router, gate=Float32Gate.Config(**_fields(config.router.gate)))
+    experts = ExactExperts.Config(**_fields(config.routed_experts.inner_experts))
+    routed = replace(config.routed_experts, inner_experts=experts)
+    gate = Float32Gate.Config(**_fields(config.router.gate))
+    router = replace(config.router, gate=gate)
     given = _fields(config) | {
         "routed_experts": routed,
         "router": router,
@@ -178,7 +185,8 @@ def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str
     if group is not None:
         dist.all_reduce(counted, group=group)
     counted = counted.cpu()  # the host waits once
-    counts, entropies = counted[:, :-3], counted[:, -3]  # [layers, E], [layers]
+    counts = counted[:, :-3]  # [layers, E]
+    entropies = counted[:, -3]  # [layers]
     replayed, otherwise = counted[:, -2:].sum(0).tolist()
     tokens = counts.sum(1) / found[0].router.top_k  # [layers]
     if not tokens.all():

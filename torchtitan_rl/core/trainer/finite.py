@@ -80,7 +80,7 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
     kinds = {
         "the weights": parameters.items(),
         "the optimizer's moments": _moments(parameters, optimizer),
-        "the gradients": ((name, p.grad) for name, p in parameters.items() if p.grad is not None),
+        "the gradients": _gradients(parameters),
     }
     for kind, named in kinds.items():
         names = list(dict.fromkeys(comm.all_gather_lists(_not_finite(named))))
@@ -100,6 +100,16 @@ def _moments(
                     yield name, moment
 
 
+def _gradients(parameters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            yield name, parameter.grad
+
+
 def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Returns the names of this rank's shards with NaN or infinity."""
-    return [name for name, tensor in named if not torch.isfinite(local_shard(tensor)).all()]
+    names: list[str] = []
+    for name, tensor in named:
+        if not torch.isfinite(local_shard(tensor)).all():
+            names.append(name)
+    return names

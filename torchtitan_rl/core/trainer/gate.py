@@ -25,7 +25,10 @@ GROWTH, HISTORY, FIRST = 20.0, 20, 3
 """The limit on a step's mean and 99th percentile: GROWTH times their median over the last HISTORY steps, once FIRST
 steps are known."""
 
-FLOORS = {"float32": {"mean": 5e-6, "p99": 2e-5}, "bfloat16": {"mean": 1e-3, "p99": 2e-2}}
+FLOORS = {
+    "float32": {"mean": 5e-6, "p99": 2e-5},
+    "bfloat16": {"mean": 1e-3, "p99": 2e-2},
+}
 """Values up to these never stop training, by the coarser dtype of trainer and engine. In float32 a healthy mean is
 about 4e-7. In bfloat16 the difference grows with the policy's entropy."""
 
@@ -59,23 +62,25 @@ class LogprobDiffs:
     def add(self, values: FloatArray) -> None:
         """Add `values` [tokens]. Those that are not finite count only for `largest`."""
         finite = values[np.isfinite(values)]
-        self.counts += np.bincount(np.searchsorted(EDGES, finite), minlength=len(self.counts))
+        bins = np.searchsorted(EDGES, finite)
+        self.counts += np.bincount(bins, minlength=len(self.counts))
         self.total += float(finite.sum(dtype=np.float64))
-        if len(values):
-            self.largest = max(
-                self.largest, math.inf if np.isnan(values).any() else float(values.max())
-            )
+        if np.isnan(values).any():
+            self.largest = math.inf
+        elif len(values):
+            self.largest = max(self.largest, float(values.max()))
 
     def merged(self) -> "LogprobDiffs":
         """Returns the distribution over all ranks, on each of them. Collective."""
         if dist.get_world_size() == 1:
             return self
-        sums = torch.tensor([*self.counts, self.total], dtype=torch.float64, device=DEVICE_TYPE)
-        largest = torch.tensor(self.largest, dtype=torch.float64, device=DEVICE_TYPE)
-        dist.all_reduce(sums)
+        counts = torch.tensor([*self.counts, self.total], dtype=torch.float64)  # [bins + 1]
+        largest = torch.tensor([self.largest], dtype=torch.float64)  # [1]
+        counts, largest = counts.to(DEVICE_TYPE), largest.to(DEVICE_TYPE)
+        dist.all_reduce(counts)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        *counts, total, most = torch.cat([sums, largest[None]]).tolist()
-        return LogprobDiffs(np.array(counts), total, most)
+        *counts, total, largest = torch.cat([counts, largest]).tolist()
+        return LogprobDiffs(np.array(counts), total, largest)
 
     def summary(self) -> dict[str, float]:
         """Returns {"mean": ..., "p99": ...}, or {} without tokens."""
@@ -83,7 +88,8 @@ class LogprobDiffs:
         if not number:
             return {}
         bin_of_p99 = int(np.searchsorted(self.counts.cumsum(), 0.99 * number))
-        return {"mean": self.total / number, "p99": float(EDGES[min(bin_of_p99, len(EDGES) - 1)])}
+        upper_edge = EDGES[min(bin_of_p99, len(EDGES) - 1)]
+        return {"mean": self.total / number, "p99": float(upper_edge)}
 
 
 class LogprobGate(Configurable):
@@ -161,9 +167,8 @@ def diff_rows(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> Tensor:
     """
     fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
     signed = logprobs - batch.sampler_logprobs  # [T]
-    return torch.stack(
-        [batch.loss_mask, fresh, batch.sequence_ids.float(), signed, *others.values()]
-    )
+    sequence_ids = batch.sequence_ids.float()  # [T]
+    return torch.stack([batch.loss_mask, fresh, sequence_ids, signed, *others.values()])
 
 
 def fill_logprob_diff(
@@ -179,19 +184,20 @@ def fill_logprob_diff(
     rows = rows[:, np.argsort(rows[2], kind="stable")]  # a sequence's traces may lie apart
     _, fresh, sequence_ids, signed, *rest = rows  # [loss tokens] each
     is_fresh = fresh > 0  # [loss tokens]
-    lengths = np.bincount(sequence_ids.astype(np.int64), minlength=len(batch.members))  # [S]
+    sequence_ids = sequence_ids.astype(np.int64)  # [loss tokens]
+    lengths = np.bincount(sequence_ids, minlength=len(batch.members))  # [S]
     end = 0
     for member, length in zip(batch.members, lengths, strict=False):
         begin, end = end, end + length
         if length > 0:
             diff = signed[begin:end]  # [loss tokens of the episode]
             values = np.abs(diff[is_fresh[begin:end]])  # [its fresh loss tokens]
-            mean = float(values.sum(dtype=np.float64)) / max(len(values), 1)
+            total = float(values.sum(dtype=np.float64))
+            mean = total / max(len(values), 1)
             most = float(values.max(initial=0.0))  # NaN counts as the largest
-            tokens = {
-                "diff": diff,
-                **{name: values[begin:end] for name, values in zip(others, rest)},
-            }
+            tokens = {"diff": diff}
+            for name, row in zip(others, rest, strict=True):
+                tokens[name] = row[begin:end]
             member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
     return np.abs(signed[is_fresh])  # [fresh loss tokens]
 

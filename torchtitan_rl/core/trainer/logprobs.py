@@ -30,6 +30,7 @@ CPU_ROWS = 1024
 def all_reduce(
     t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> Tensor:
+    """Reduces `t` in place over the ranks of a group, if there is one, and returns it."""
     if group is not None:
         dist.all_reduce(t, op=op, group=group)
     return t
@@ -61,7 +62,8 @@ def _statistics(logits: Tensor, sharpness: float) -> tuple[Tensor, Tensor, Tenso
     exponent = logits.sub_(peak[:, None]).mul_(sharpness)  # [C, R] u, in units of log 2
     e = exponent.exp2()  # [C, R]
     rest = e.sum(-1, dtype=torch.float64) - 1  # [C], the peak's own term is exactly 1
-    return peak, rest, exponent.mul_(e).sum(-1).double() / LOG2_E
+    weighted = exponent.mul_(e).sum(-1)  # [C], in units of log 2
+    return peak, rest, weighted.double() / LOG2_E
 
 
 def _gradient(
@@ -77,16 +79,16 @@ def _gradient(
     exponent = logits.sub_(peak).mul_(sharpness)  # [C, R]
     p = exponent.exp2().mul_(torch.exp(-log_total))  # [C, R]
     log_p = exponent.div_(LOG2_E).sub_(log_total)  # [C, R]
-    return log_p.add_(entropy).mul_(g_entropy).add_(g_logprob).mul_(p).neg_()  # [C, R]
+    slope = log_p.add_(entropy).mul_(g_entropy).add_(g_logprob)  # [C, R]
+    return slope.mul_(p).neg_()  # [C, R]
 
 
 def _logprob_gradient(
     logits: Tensor, peak: Tensor, log_total: Tensor, g_logprob: Tensor, sharpness: float
 ) -> Tensor:
     """Returns -p * g_logprob in place of a tile of logits [C, R], for an entropy without gradient. The others are [C, 1]."""
-    return (
-        logits.sub_(peak).mul_(sharpness).exp2_().mul_(-g_logprob * torch.exp(-log_total))
-    )  # [C, R]
+    e = logits.sub_(peak).mul_(sharpness).exp2_()  # [C, R]
+    return e.mul_(-g_logprob * torch.exp(-log_total))  # [C, R]
 
 
 # Compiled at the first call: one pass over the tile instead of several.
@@ -107,7 +109,9 @@ class _Constants(NamedTuple):
 
 
 def slices(size: int, step: int) -> list[slice]:
-    return [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]
+    """Returns 0 to `size` in slices of `step`; the last may be shorter."""
+    begins = range(0, size, step)
+    return [slice(begin, min(begin + step, size)) for begin in begins]
 
 
 def _tiles(
@@ -143,9 +147,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         statistics = _compiled_statistics if constants.compile else _statistics
         sharpness = LOG2_E / constants.temperature
-        operand, blocks = wide(hidden), slices(len(weight), constants.chunk_rows)
+        operand = wide(hidden)  # [T, D]
+        blocks = slices(len(weight), constants.chunk_rows)
         # [3, blocks, T] peak, rest and weighted of each block
         of_blocks = hidden.new_empty(3, len(blocks), len(hidden), dtype=torch.float64)
+        peaks, rests, weights = of_blocks  # [blocks, T] each; views
         # [T] the label's logit if this rank has it
         label_logit = hidden.new_zeros(len(hidden), dtype=torch.float64)
         has_label = torch.zeros_like(label_logit, dtype=torch.bool)  # [T]
@@ -153,17 +159,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
             block = wide(weight[rows])  # [R, D]
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
-                found = logits.gather(-1, label_row)[:, 0]  # [C]
-                label_logit[tokens] += torch.where(in_tile, found, 0)
+                # Before `statistics` overwrites the logits.
+                at_label = logits.gather(-1, label_row)[:, 0]  # [C]
+                label_logit[tokens] += torch.where(in_tile, at_label, 0)
                 has_label[tokens] |= in_tile
-                for statistic, values in zip(of_blocks, statistics(logits, sharpness), strict=True):
-                    statistic[i, tokens] = values  # [C]
+                peak, rest, weighted = statistics(logits, sharpness)  # [C] each
+                peaks[i, tokens] = peak
+                rests[i, tokens] = rest
+                weights[i, tokens] = weighted
         peak, log_total, entropy = _combine(of_blocks, constants)  # [T] each
         below_peak = torch.where(has_label, label_logit - peak, 0)  # [T]
         below_peak = all_reduce(below_peak, constants.group)  # [T]
         logprobs = (below_peak / constants.temperature - log_total).to(dtype)  # [T]
         entropy = entropy.to(dtype)  # [T]
-        ctx.save_for_backward(hidden, weight, labels, peak.to(dtype), log_total.to(dtype), entropy)
+        peak = peak.to(dtype)  # [T]
+        log_total = log_total.to(dtype)  # [T]
+        ctx.save_for_backward(hidden, weight, labels, peak, log_total, entropy)
         ctx.constants = constants
         return logprobs, entropy
 
@@ -175,13 +186,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, labels, peak, log_total, entropy = ctx.saved_tensors
         constants: _Constants = ctx.constants
         g_logprobs = torch.zeros_like(peak) if g_logprobs is None else g_logprobs  # [T]
-        # [T, 1] each, in the order of the parameters of the function `gradient`
-        per_token = [t[:, None] for t in (peak, log_total, g_logprobs)]
-        gradient = _compiled_logprob_gradient if constants.compile else _logprob_gradient
-        if g_entropy is not None:
-            gradient = _compiled_gradient if constants.compile else _gradient
-            per_token += [t[:, None] for t in (entropy, g_entropy)]
-        sharpness, operand = LOG2_E / constants.temperature, wide(hidden)  # [T, D]
+        peak = peak[:, None]  # [T, 1], as the next four
+        log_total = log_total[:, None]
+        g_logprobs = g_logprobs[:, None]
+        if g_entropy is not None:  # by default the loss does not read the entropy
+            entropy = entropy[:, None]
+            g_entropy = g_entropy[:, None]
+        logprob_gradient = _compiled_logprob_gradient if constants.compile else _logprob_gradient
+        gradient = _compiled_gradient if constants.compile else _gradient
+        sharpness = LOG2_E / constants.temperature
+        operand = wide(hidden)  # [T, D]
         grad_hidden = torch.zeros_like(hidden, dtype=peak.dtype)  # [T, D]
         learns = ctx.needs_input_grad[1]  # a frozen head's weight has no gradient
         grad_weight = torch.empty_like(weight) if learns else None  # [Vs, D]
@@ -190,8 +204,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
-                grad_logits = gradient(logits, *(t[tokens] for t in per_token), sharpness)  # [C, R]
-                at_label = torch.where(in_tile, g_logprobs[tokens], 0)[:, None]  # [C, 1]
+                if g_entropy is None:
+                    grad_logits = logprob_gradient(
+                        logits, peak[tokens], log_total[tokens], g_logprobs[tokens], sharpness
+                    )  # [C, R]
+                else:
+                    grad_logits = gradient(
+                        logits,
+                        peak[tokens],
+                        log_total[tokens],
+                        g_logprobs[tokens],
+                        entropy[tokens],
+                        g_entropy[tokens],
+                        sharpness,
+                    )  # [C, R]
+                at_label = torch.where(in_tile[:, None], g_logprobs[tokens], 0)  # [C, 1]
                 grad_logits.scatter_add_(-1, label_row, at_label)
                 grad_logits = grad_logits.to(hidden.dtype)
                 grad_hidden[tokens] += partial_product(grad_logits, weight[rows])  # [C, D]
@@ -217,10 +244,13 @@ def _combine(of_blocks: Tensor, constants: _Constants) -> tuple[Tensor, Tensor, 
     block_peak, rest, weighted = of_blocks  # [blocks, T] each
     peak = all_reduce(block_peak.amax(0), constants.group, dist.ReduceOp.MAX)  # [T]
     drop = (block_peak - peak) / constants.temperature  # [blocks, T], at most 0
-    scale, at_peak = drop.exp(), drop == 0  # [blocks, T] each
+    scale = drop.exp()  # [blocks, T]
+    at_peak = drop == 0  # [blocks, T]
     rests = torch.where(at_peak, rest, scale * (1 + rest)).sum(0)  # [T]
-    weights = (scale * (weighted + (1 + rest) * drop)).sum(0)  # [T]
-    sums = torch.stack([rests, at_peak.sum(0).double(), weights])  # [3, T]
+    weights = scale * (weighted + (1 + rest) * drop)  # [blocks, T]
+    weights = weights.sum(0)  # [T]
+    ties = at_peak.sum(0).double()  # [T] blocks whose peak is the highest
+    sums = torch.stack([rests, ties, weights])  # [3, T]
     rest, ties, weighted = all_reduce(sums, constants.group)  # [T] each
     rest = rest + (ties - 1)  # [T], Σe - 1
     log_total = rest.log1p()  # [T]
@@ -248,10 +278,7 @@ def chunked_logprobs(
         group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.
         compile: make one compiled pass over each tile of logits. The values are equal up to rounding.
     """
-    rows = chunk_rows or (max(GPU_TILE // chunk_tokens, 1) if hidden.is_cuda else CPU_ROWS)
-    return _ChunkedLogprobs.apply(
-        hidden,
-        weight,
-        labels,
-        _Constants(temperature, chunk_tokens, rows, group, first_row, compile),
-    )
+    if chunk_rows is None:
+        chunk_rows = max(GPU_TILE // chunk_tokens, 1) if hidden.is_cuda else CPU_ROWS
+    constants = _Constants(temperature, chunk_tokens, chunk_rows, group, first_row, compile)
+    return _ChunkedLogprobs.apply(hidden, weight, labels, constants)

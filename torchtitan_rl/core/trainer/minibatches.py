@@ -15,7 +15,8 @@ from torchtitan_rl.core.trainer.siblings import ways_to_join
 from torchtitan_rl.core.types import Episode, FloatArray, Group, Member, TrainBatch
 
 Item = list[Member]
-"""Sequences that must share a micro-batch: a single one, or a whole group."""
+"""Sequences that share a micro-batch: a single one, a whole group if the loss asks for that, or siblings that share their
+prompt (`siblings.ways_to_join`)."""
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
@@ -90,11 +91,12 @@ class Batcher:
             else:
                 with_gradient.append(item)
         without_backward = self._plan(no_gradient)
-        with_backward = self._plan(with_gradient)
+        num_forward_only = len(without_backward[0])  # as on every rank
+        # AdamW needs a gradient, even of zeros, on every rank: an empty micro-batch if there is nothing to learn.
+        with_backward = self._plan(with_gradient) if with_gradient else [[[]]] * self.num_ranks
         plan: Plan = []
         for rank in range(self.num_ranks):
-            # An empty micro-batch if there is nothing to learn: AdamW needs a gradient, even of zeros, on every rank.
-            plan.append(without_backward[rank] + (with_backward[rank] or [[]]))
+            plan.append(without_backward[rank] + with_backward[rank])
         normalizers = self.algorithm.normalizers(groups)
         batches: list[TrainBatch] = []
         for members in plan[self.rank]:
@@ -107,7 +109,7 @@ class Batcher:
                 token_columns=loss.token_columns,
             )
             batches.append(batch)
-        return MiniBatch(plan, len(without_backward[0]), batches)
+        return MiniBatch(plan, num_forward_only, batches)
 
     def forward_only(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
@@ -124,7 +126,8 @@ class Batcher:
         ]
 
     def _plan(self, items: list[Item]) -> Plan:
-        """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget."""
+        """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget; its prompt counts
+        once for each completion."""
         largest = max(items, key=num_tokens, default=[])
         if num_tokens(largest) > self.max_tokens and not self._warned_of_size:
             self._warned_of_size = True
@@ -143,7 +146,11 @@ class Batcher:
 
     def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
         """Returns the work of all ranks in one pass."""
-        counts = Counts([0] * self.num_ranks, np.zeros(3), np.zeros(3))
+        counts = Counts(
+            rank_tokens=[0] * self.num_ranks,
+            forward=np.zeros(3),
+            backward=np.zeros(3),
+        )
         for minibatch in minibatches:
             for rank, microbatches in enumerate(minibatch.plan):
                 for i, members in enumerate(microbatches):
@@ -212,17 +219,24 @@ def plan_microbatches(
     def cost(plan: Plan) -> tuple[float, int]:
         """Returns the cost of the slowest rank in each micro-batch, where the ranks wait for one another, and the number of
         micro-batches, which decides between equal ones."""
-        slowest = [max(work(members)[1] for members in one) for one in zip(*plan, strict=True)]
-        return sum(slowest), len(slowest)
+        total = 0.0
+        for of_ranks in zip(*plan, strict=True):
+            total += max(work(members)[1] for members in of_ranks)
+        return total, len(plan[0])
 
-    plans: list[Plan] = []
-    for joined in ways_to_join(items, max_tokens=max_tokens, join_siblings_from=join_siblings_from):
-        priced = [_Priced(item, *work(item)) for item in joined]
-        plans.append(_balanced(priced, num_ranks, max_tokens))
-    return min(plans, key=cost) if len(plans) > 1 else plans[0]
+    def balanced(items: Sequence[Item]) -> Plan:
+        priced = [_Priced(item, *work(item)) for item in items]
+        return _balanced(priced, num_ranks, max_tokens)
+
+    if join_siblings_from == 0:
+        return balanced(items)
+    ways = ways_to_join(items, max_tokens=max_tokens, join_siblings_from=join_siblings_from)
+    return min([balanced(joined) for joined in ways], key=cost)
 
 
 class _Priced(NamedTuple):
+    """An item, its tokens, and the cost of a forward and backward over it in units of a token's work without attention."""
+
     item: Item
     tokens: int
     cost: float

@@ -1,6 +1,5 @@
 """Norms of the last optimizer step and of the weights, over the whole sharded model."""
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -40,8 +39,8 @@ class StepNorms:
     def _measure_change(self, optimizer: Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
             for p in group["params"]:
-                # `pop` frees one copy at a time.
-                self._squares[p] = _sum_of_squares([local_shard(p) - self._before.pop(p)])
+                before = self._before.pop(p)  # frees one copy at a time
+                self._squares[p] = _sum_of_squares([local_shard(p) - before])
 
     @torch.no_grad()
     def update_and_weight_norm(self) -> tuple[float, float]:
@@ -66,8 +65,13 @@ class StepNorms:
     def _square_of_update(self, optimizer: Optimizer, group: dict, params: list[Tensor]) -> Tensor:
         """Σ update² over this rank's shards of some parameters of a group, 0-d."""
         if _is_adam(optimizer):
-            return _square_of_adam([s for p in params if (s := optimizer.state.get(p))], group)
-        return sum((self._squares[p] for p in params if p in self._squares), _zero())
+            states = [optimizer.state[p] for p in params if optimizer.state.get(p)]
+            return _square_of_adam(states, group)
+        total = _zero()
+        for p in params:
+            if p in self._squares:
+                total = total + self._squares[p]
+        return total
 
 
 def _is_adam(optimizer: Optimizer) -> bool:
@@ -104,12 +108,16 @@ def _square_of_adam(states: list[dict[str, Tensor]], group: dict) -> Tensor:
 
 def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
     """Σ x² over all tensors, 0-d."""
-    return sum((_square(blocks) for [blocks] in _batches(tensors)), _zero())
+    total = _zero()
+    for [blocks] in _batches(tensors):
+        total = total + _square(blocks)
+    return total
 
 
 def _square(blocks: list[Tensor]) -> Tensor:
     """Σ x² in float64, 0-d. In float32 single values of 1e19 would overflow."""
-    return torch.stack(torch._foreach_norm(blocks, dtype=torch.float64)).square().sum()
+    norms = torch._foreach_norm(blocks, dtype=torch.float64)  # 0-d each
+    return torch.stack(norms).square().sum()
 
 
 def _zero() -> Tensor:
@@ -126,7 +134,8 @@ def _batches(*columns: list[Tensor]) -> Iterator[list[list[Tensor]]]:
     batch: list[list[Tensor]] = [[] for _ in columns]
     elements = 0
     for tensors in zip(*columns, strict=True):
-        for blocks in zip(*(t.flatten().split(BATCH) for t in tensors), strict=True):
+        in_blocks = [t.flatten().split(BATCH) for t in tensors]
+        for blocks in zip(*in_blocks, strict=True):
             if elements and elements + blocks[0].numel() > BATCH:
                 yield batch
                 batch, elements = [[] for _ in columns], 0
@@ -157,7 +166,7 @@ def _share_of_ranks(t: Tensor) -> float:
     ranks."""
     shards = 1
     if isinstance(t, DTensor):  # is_shard() is False for the strided shards of FSDP over TP
-        shards = math.prod(
-            t.device_mesh.size(i) for i, p in enumerate(t.placements) if not p.is_replicate()
-        )
+        for dimension, placement in enumerate(t.placements):
+            if not placement.is_replicate():
+                shards *= t.device_mesh.size(dimension)
     return shards / dist.get_world_size()

@@ -27,16 +27,20 @@ def count_work(members: Sequence[Member], *, share_prompts_from: int) -> tuple[i
     A shared prompt counts once: see `pack`.
     """
     tokens = pairs = 0
-    for trace in _laid_out(_in_order(members, share_prompts_from), share_prompts_from):
-        end = trace.length
-        tokens += end - trace.shared
-        pairs += (end * (end + 1) - trace.shared * (trace.shared + 1)) // 2
+    for segment in _laid_out(_in_order(members, share_prompts_from), share_prompts_from):
+        tokens += segment.length - segment.shared
+        pairs += _pairs(segment.length) - _pairs(segment.shared)
     num_sampled = sum(member.episode.completion.num_sampled for member in members)
     return tokens, pairs, num_sampled
 
 
-class _Trace(NamedTuple):
-    """One trace in a pack."""
+def _pairs(length: int) -> int:
+    """Pairs of a token and one it attends to, or itself, among the first `length` tokens of a sequence."""
+    return length * (length + 1) // 2
+
+
+class _Segment(NamedTuple):
+    """One trace, as a segment of a pack."""
 
     sequence: int
     """Index of its member, whose traces are one sequence for the loss."""
@@ -60,7 +64,7 @@ def _in_order(members: Sequence[Member], share_prompts_from: int) -> list[Member
     return sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
 
 
-def _laid_out(members: Sequence[Member], share_prompts_from: int) -> list[_Trace]:
+def _laid_out(members: Sequence[Member], share_prompts_from: int) -> list[_Segment]:
     """Returns the members' traces in their order in the pack.
 
     Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
@@ -68,20 +72,23 @@ def _laid_out(members: Sequence[Member], share_prompts_from: int) -> list[_Trace
     The prompt's last token is not shared, because it predicts a different token in each completion. A group's later
     traces, which have no prompt, come after the first traces of all its members, which share the prompt.
     """
-    laid_out: list[_Trace] = []
-    later: list[_Trace] = []  # of the group so far
+    laid_out: list[_Segment] = []
+    later: list[_Segment] = []  # of the group so far
     previous = None
     for i, member in enumerate(members):
-        if member.prompt.prompt_idx != previous:
+        is_sibling = member.prompt.prompt_idx == previous
+        if not is_sibling:
             laid_out += later
             later = []
         prompt = member.prompt.token_ids  # [Lp]
-        is_sibling = member.prompt.prompt_idx == previous
-        shares = is_sibling and 0 < share_prompts_from <= len(prompt)
+        no_prompt = prompt[:0]  # [0]
+        shared = 0
+        if is_sibling and 0 < share_prompts_from <= len(prompt):
+            shared = len(prompt) - 1
         previous = member.prompt.prompt_idx
         first, *others = member.episode.completion.spans
-        laid_out.append(_Trace(i, prompt, first, len(prompt) - 1 if shares else 0))
-        later += [_Trace(i, prompt[:0], span, 0) for span in others]
+        laid_out.append(_Segment(i, prompt, first, shared))
+        later += [_Segment(i, no_prompt, span, 0) for span in others]
     return laid_out + later
 
 
@@ -91,15 +98,16 @@ def label_places(members: Sequence[Member], *, share_prompts_from: int) -> list[
     """
     places: list[np.ndarray] = []
     for member in members:
-        places.append(np.empty(len(member.episode.completion.token_ids), dtype=np.int64))
+        length = len(member.episode.completion.token_ids)
+        places.append(np.empty(length, dtype=np.int64))
     end = 0
-    for trace in _laid_out(members, share_prompts_from):
-        end += trace.length - trace.shared
-        count = trace.span.stop - trace.span.start
+    for segment in _laid_out(members, share_prompts_from):
+        end += segment.length - segment.shared
+        count = segment.span.stop - segment.span.start
         found = np.arange(end - 1 - count, end - 1)  # [tokens of the trace]
-        if not len(trace.prompt):
+        if not len(segment.prompt):
             found[:1] = -1
-        places[trace.sequence][trace.span] = found
+        places[segment.sequence][segment.span] = found
     return places
 
 
@@ -124,13 +132,14 @@ def pack(
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
     members = _in_order(members, share_prompts_from)
-    traces = _laid_out(members, share_prompts_from)
-    shared = np.array([trace.shared for trace in traces], dtype=np.int64)  # [traces]
-    lengths = np.array([trace.length for trace in traces], dtype=np.int64)  # [traces]
+    segments = _laid_out(members, share_prompts_from)
+    shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
+    lengths = np.array([segment.length for segment in segments], dtype=np.int64)  # [segments]
     own_lengths = lengths - shared  # [traces], as of `SegmentLayout.of`
-    filled, longest = int(own_lengths.sum()), int(lengths.max(initial=0))
+    filled = int(own_lengths.sum())
+    longest = int(lengths.max(initial=0))
     padding_lengths = _padding_lengths(filled, longest, multiple)
-    row = _Row(traces, own_lengths, sum(padding_lengths))
+    row = _Row(segments, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
 
@@ -141,7 +150,7 @@ def pack(
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
     loss_mask = row.at_labels([completion.loss_mask for completion in completions])  # [T]
     group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
-    owners = [*(trace.sequence for trace in traces), len(members)]  # padding is the last
+    owners = [*(segment.sequence for segment in segments), len(members)]  # padding is the last
     sequence_ids = np.repeat(owners, [*own_lengths, row.padding])  # [T]
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
@@ -201,20 +210,25 @@ def completion_values(
     """
     on_host = values.cpu().numpy()  # [T]
     places = label_places(batch.members, share_prompts_from=share_prompts_from)  # [L] each
-    return [np.where(at >= 0, on_host[at], on_host.dtype.type(0)) for at in places]
+    zero = on_host.dtype.type(0)
+    found: list[np.ndarray] = []
+    for at in places:
+        found.append(np.where(at >= 0, on_host[at], zero))  # [L]
+    return found
 
 
 class _Row(NamedTuple):
     """The traces of one micro-batch, one after another, and padding."""
 
-    traces: list[_Trace]
+    segments: list[_Segment]
     own_lengths: np.ndarray
-    """[traces] tokens of each trace that the row holds."""
+    """[segments] tokens of each that the row holds; a shared prompt's are those of an earlier one."""
     padding: int
+    """Tokens of padding at its end."""
 
     def tokens(self, completions: Sequence[np.ndarray]) -> np.ndarray:
         """Token ids [L] of each member's completion -> [T] int64, with the prompts before them and 0 on padding."""
-        prompts = [trace.prompt[trace.shared :] for trace in self.traces]
+        prompts = [segment.prompt[segment.shared :] for segment in self.segments]
         return self._joined(prompts, completions, np.int64)
 
     def at_labels(self, values: Sequence[np.ndarray]) -> np.ndarray:
@@ -223,8 +237,9 @@ class _Row(NamedTuple):
 
         Example: a prompt of 2 tokens and values [1, 2] give [0, 1, 2, 0].
         """
-        zeros = [np.zeros(len(trace.prompt) - trace.shared) for trace in self.traces]
-        return _shifted(self._joined(zeros, values, np.float32), self.own_lengths)
+        zeros = [np.zeros(len(segment.prompt) - segment.shared) for segment in self.segments]
+        joined = self._joined(zeros, values, np.float32)  # [T]
+        return _shifted(joined, self.own_lengths)
 
     def records(self, members: Sequence[Member]) -> RecordArray:
         """What the sampler recorded at each token of the row: [T, R], NO_RECORD on padding and where it recorded
@@ -232,29 +247,36 @@ class _Row(NamedTuple):
         recorded = [member.episode.completion.sampler_records for member in members]
         width = next(rows.shape[1] for rows in recorded if rows is not None)
         parts: list[RecordArray] = []
-        for trace, own_length in zip(self.traces, self.own_lengths, strict=True):
-            rows, span = recorded[trace.sequence], trace.span
+        for segment, own_length in zip(self.segments, self.own_lengths, strict=True):
+            rows = recorded[segment.sequence]
             if rows is None:
-                parts.append(np.full((own_length, width), NO_RECORD, dtype=np.uint8))
+                parts.append(_without_records(own_length, width))
                 continue
-            num_prompt = len(members[trace.sequence].prompt.token_ids)
-            parts.append(rows[trace.shared : len(trace.prompt)])
-            parts.append(rows[num_prompt + span.start : num_prompt + span.stop])
-        parts.append(np.full((self.padding, width), NO_RECORD, dtype=np.uint8))
+            num_prompt = len(members[segment.sequence].prompt.token_ids)
+            of_completion = rows[num_prompt:]
+            parts.append(rows[segment.shared : len(segment.prompt)])
+            parts.append(of_completion[segment.span])
+        parts.append(_without_records(self.padding, width))
         return np.concatenate(parts)  # [T, R]
 
     def _joined(
         self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
     ) -> np.ndarray:
+        """Values of each trace's own prompt tokens, and [L] of each member's completion -> [T], 0 on padding."""
         parts: list[np.ndarray] = []
-        for prompt, trace in zip(prompts, self.traces, strict=True):
-            parts += [prompt, completions[trace.sequence][trace.span]]
+        for prompt, segment in zip(prompts, self.segments, strict=True):
+            parts += [prompt, completions[segment.sequence][segment.span]]
         parts.append(np.zeros(self.padding))
         return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
 
 
+def _without_records(length: int, width: int) -> RecordArray:
+    """[length, width] of NO_RECORD."""
+    return np.full((length, width), NO_RECORD, dtype=np.uint8)
+
+
 def token_advantages(episode: Episode) -> FloatArray:
-    """[L] the advantage of each sampled token of the completion; 0 for other tokens."""
+    """[L], float32 or float64: the advantage of each sampled token of the completion; 0 for other tokens."""
     credit, mask = episode.credit, episode.completion.loss_mask  # mask: [L]
     if credit.token_advantages is not None:
         return credit.token_advantages * mask
@@ -264,8 +286,9 @@ def token_advantages(episode: Episode) -> FloatArray:
     # By trace, then by time, as the tokens are: sorting is stable.
     order = sorted(range(len(turns)), key=lambda i: turns[i].trace)
     of_turns = [credit.turn_advantages[i] for i in order]
+    lengths = [turns[i].num_tokens for i in order]
     advantages = np.zeros(len(mask))  # [L]
-    advantages[mask] = np.repeat(of_turns, [turns[i].num_tokens for i in order])
+    advantages[mask] = np.repeat(of_turns, lengths)
     return advantages
 
 

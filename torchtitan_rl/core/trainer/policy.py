@@ -95,8 +95,11 @@ def model_config(
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
-        layer.moe = layer.moe and packed_moe(layer.moe)
-    head = {f.name: getattr(config.lm_head, f.name) for f in dataclasses.fields(config.lm_head)}
+        if layer.moe is not None:
+            layer.moe = packed_moe(layer.moe)
+    head: dict[str, object] = {}
+    for declared in dataclasses.fields(config.lm_head):
+        head[declared.name] = getattr(config.lm_head, declared.name)
     config.lm_head = LogprobHead.Config(
         **head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
     )

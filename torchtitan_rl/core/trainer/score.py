@@ -21,7 +21,7 @@ from torchtitan_rl.core.trainer.experts import route
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
 from torchtitan_rl.core.types import SegmentLayout
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class HeadInput(NamedTuple):
@@ -36,6 +36,7 @@ class HeadInput(NamedTuple):
     first_row: int
     """The token of this rank's first row."""
     scale: float
+    """The constant by which the model multiplies its logits."""
 
 
 class LogprobHead(Linear):
@@ -145,7 +146,7 @@ def score(
     def token_scores(head_input: HeadInput) -> TokenScores:
         hidden, weight, group, first_row, scale = head_input
         hidden = _at(hidden, only)  # [M, D]
-        # A scale is the inverse of a temperature, so hidden states are not rounded again.
+        # softmax(scale * z / temperature): to scale the temperature, and not `hidden`, avoids a rounding.
         tiles = {
             "temperature": temperature / scale,
             "chunk_tokens": head.chunk_tokens,
@@ -227,11 +228,12 @@ def _forward(
     model: Decoder,
     token_ids: Tensor,
     layout: SegmentLayout,
-    of_head: Callable[[HeadInput], T],
+    of_head: Callable[[HeadInput], Result],
     records: Tensor | None = None,
-) -> T:
+) -> Result:
     """One forward of the packed tokens. The model returns what its head makes of its input with `of_head`."""
     masks = attention_masks(model, layout)
     route(model, layout, records)
+    # The decoder ends with `return lm_head(hidden)`. Inside `computing` that is of_head(HeadInput(...)).
     with model.lm_head.computing(of_head):
         return model(token_ids[None], layout.positions[None], masks)

@@ -30,7 +30,8 @@ class SharedKeys(NamedTuple):
     @classmethod
     def of(cls, layout: SegmentLayout) -> "SharedKeys":
         """Returns the maps of a layout of P segments. Does not synchronize with the device."""
-        K, device = sum(layout.host_lengths), layout.positions.device
+        device = layout.positions.device
+        K = sum(layout.host_lengths)
         shared = layout.positions[layout.begins]  # [P]
         key_begins = layout.lengths.cumsum(0) - layout.lengths  # [P]
         ones = torch.arange(len(layout.host_lengths), device=device)  # [P]
@@ -40,10 +41,13 @@ class SharedKeys(NamedTuple):
         first = torch.where(
             place < shared[segment], layout.roots[segment], own_first[segment]
         )  # [K]
+        T = len(layout.positions)
+        query_ends = F.pad(layout.begins, (0, 1), value=T)  # [P + 1]
+        key_ends = F.pad(key_begins, (0, 1), value=K)  # [P + 1]
         return cls(
             first + place,
-            F.pad(layout.begins, (0, 1), value=len(layout.positions)).int(),
-            F.pad(key_begins, (0, 1), value=K).int(),
+            query_ends.int(),
+            key_ends.int(),
             max(layout.host_lengths),
         )
 
@@ -70,13 +74,10 @@ def shared_prompt_attention(
 
     Only keys and values are copied, for each completion of a prompt. Everything else of a prompt's tokens exists once.
     """
-    # An embedding lookup's backward sums the gradients of a token's copies in a fixed order, in float32.
-    copied = [
-        F.embedding(keys.source, t.flatten(1)).unflatten(1, t.shape[1:]) for t in (k, v)
-    ]  # [K, Nkv, H]
     return varlen_attn(
         q,
-        *copied,
+        _copied(k, keys),
+        _copied(v, keys),
         keys.query_ends,
         keys.key_ends,
         keys.longest,
@@ -86,3 +87,13 @@ def shared_prompt_attention(
         enable_gqa=enable_gqa,
         num_splits=num_splits,
     )
+
+
+def _copied(t: Tensor, keys: SharedKeys) -> Tensor:
+    """Keys or values of the pack's tokens [T, Nkv, H] -> those of each segment's, with copies: [K, Nkv, H].
+
+    An embedding lookup's backward sums the gradients of a token's copies in a fixed order, in float32.
+    """
+    flat = t.flatten(1)  # [T, Nkv*H]
+    copies = F.embedding(keys.source, flat)  # [K, Nkv*H]
+    return copies.unflatten(1, t.shape[1:])

@@ -69,7 +69,7 @@ class _Forward(NamedTuple):
 
     out: LossOutput
     scores: TokenScores
-    """[T] each, without gradient."""
+    """[T] each; without gradient once the backward is done."""
 
 
 class Trainer(Configurable):
@@ -129,13 +129,16 @@ class Trainer(Configurable):
         )
         self._settings: list[dict[str, Any]] = []
         for group in self.param_groups():
-            self._settings.append({k: v for k, v in group.items() if k != "params"})
+            settings = dict(group)
+            del settings["params"]
+            self._settings.append(settings)
         self._find_ranks()
         self.batcher = Batcher(
             algorithm,
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
             attention_cost=self._attention_cost(),
+            # What the attention can share, on a CPU any prompt; and what the user asks to be shared.
             share_prompts_from=shortest_shared_prompt(self.model),
             join_siblings_from=config.share_prompts_from,
             num_ranks=self.dp_size,
@@ -222,7 +225,8 @@ class Trainer(Configurable):
         """Take the step's optimizer steps and advance the schedule and the algorithm's controllers.
 
         Raises on every rank LogprobGateError before the first optimizer step, and NonFiniteLossError before one that is not
-        finite or after the last if a weight is not; NonFiniteError on the rank whose token is not finite.
+        finite (unless `skip_nonfinite_updates` allows it) or after the last if a weight is not; NonFiniteError on the rank
+        whose token is not finite.
         """
         config = self.config
         minibatches = [
@@ -234,13 +238,14 @@ class Trainer(Configurable):
             self._keep_pi_old_logprobs(minibatches)
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
         norms: list[float] = []
-        num_applied = 0
+        num_clipped = num_applied = 0
         for _ in range(config.num_epochs):
             for minibatch in minibatches:
                 check = from_engine and not several_steps
                 step = self._optimizer_step(minibatch, check_logprobs=check)
                 metrics += step.metrics
                 norms.append(step.grad_norm)
+                num_clipped += step.grad_norm > config.max_norm
                 num_applied += step.applied
         update_norm, weight_norm = self._norms.update_and_weight_norm() if norms else (0.0, 0.0)
         self.finite.check_weights(weight_norm)
@@ -252,7 +257,7 @@ class Trainer(Configurable):
         share_logprob_diffs(groups, mine=self.is_tp_leader)
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
-            clipped_fraction=sum(norm > config.max_norm for norm in norms) / max(len(norms), 1),
+            clipped_fraction=num_clipped / max(len(norms), 1),
             update_ratio=update_norm / weight_norm if weight_norm else 0.0,
             learning_rate=learning_rate,
             optimizer_steps=num_applied,
@@ -286,8 +291,8 @@ class Trainer(Configurable):
         for batch in batches:
             batch.pi_old_logprobs = score_only(self.model, *self._inputs(batch))  # [T]
             rows.append(diff_rows(batch, batch.pi_old_logprobs))
-        [rows] = _on_host(rows)
-        self._check_logprobs(batches, rows)
+        [rows_on_host] = _on_host(rows)
+        self._check_logprobs(batches, rows_on_host)
 
     def _check_logprobs(
         self, batches: Sequence[TrainBatch], rows: Sequence[Tensor], others: Sequence[str] = ()
@@ -325,43 +330,51 @@ class Trainer(Configurable):
             for batch, forward in zip(minibatch.batches, forwards, strict=True):
                 scores = forward.scores
                 rows.append(diff_rows(batch, scores.logprobs, entropy=scores.entropy))
-        (loss, norm), numbers, compared, rows = _on_host([loss, norm], numbers, compared, rows)
+        on_host = _on_host([loss, norm], numbers, compared, rows)
+        totals, numbers_on_host, compared_on_host, rows_on_host = on_host
+        total_loss, grad_norm = map(float, totals)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
-        metrics = [
-            forward.out.read(values) for forward, values in zip(forwards, numbers, strict=True)
-        ]
+        metrics: list[dict[str, Metric]] = []
+        for forward, values in zip(forwards, numbers_on_host, strict=True):
+            metrics.append(forward.out.read(values))
         if compared:
-            keep_comparisons(minibatch.batches, compared, self.batcher.share_prompts_from)
+            keep_comparisons(minibatch.batches, compared_on_host, self.batcher.share_prompts_from)
         if check_logprobs:
-            self._check_logprobs(minibatch.batches, rows, ["entropy"])
-        applied = self.finite.allows(float(loss), float(norm))
+            self._check_logprobs(minibatch.batches, rows_on_host, ["entropy"])
+        applied = self.finite.allows(total_loss, grad_norm)
         if applied:
             self.optimizer.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
-        return _Step(float(norm), applied, metrics)
+        return _Step(grad_norm, applied, metrics)
 
     def _forward_backward(self, minibatch: MiniBatch) -> list[_Forward]:
         """Run the micro-batches. The host waits for nothing, so a GPU always has work."""
+        without_backward = minibatch.batches[: minibatch.num_forward_only]
+        with_backward = minibatch.batches[minibatch.num_forward_only :]
         forwards: list[_Forward] = []
-        for i, batch in enumerate(minibatch.batches):
-            has_backward = i >= minibatch.num_forward_only
-            after_forward_only = i > 0 and i == minibatch.num_forward_only
-            if after_forward_only and not self._keeps_weights:
-                forget_forwards(self.model)
-            with torch.set_grad_enabled(has_backward):
-                scores = self.score(batch)  # [T] each
-                if scores.divergence is not None:
-                    columns = {**batch.token_columns, DIVERGENCE: scores.divergence}
-                    batch = replace(batch, token_columns=columns)
-                out = self.algorithm.loss(batch, scores.logprobs, scores.entropy)
-            if has_backward:
-                is_last = i == len(minibatch.batches) - 1
-                defer_reduction(self.model, self._keeps_weights and not is_last)
-                # FSDP2 sums gradients over ranks (torchtitan sets its divisor to 1), as the shares of a loss add up.
-                out.loss.backward()
-            forwards.append(_Forward(out, scores.detached()))
+        with torch.no_grad():
+            for batch in without_backward:
+                forwards.append(self._forward(batch))
+        if without_backward and not self._keeps_weights:
+            forget_forwards(self.model)
+        for batch in with_backward:
+            forward = self._forward(batch)
+            # If weights stay gathered, gradients are summed over ranks once, in the last backward.
+            is_last = batch is with_backward[-1]
+            defer_reduction(self.model, self._keeps_weights and not is_last)
+            # FSDP2 sums gradients over ranks (torchtitan sets its divisor to 1), as the shares of a loss add up.
+            forward.out.loss.backward()
+            forwards.append(_Forward(forward.out, forward.scores.detached()))
         self.free_teacher()
         return forwards
+
+    def _forward(self, batch: TrainBatch) -> _Forward:
+        """The policy's forward over a micro-batch, and the objective's."""
+        scores = self.score(batch)  # [T] each
+        if scores.divergence is not None:
+            columns = {**batch.token_columns, DIVERGENCE: scores.divergence}
+            batch = replace(batch, token_columns=columns)
+        return _Forward(self.algorithm.loss(batch, scores.logprobs, scores.entropy), scores)
 
     def _inputs(self, batch: TrainBatch) -> tuple[Any, ...]:
         """The arguments of `score` and `score_only` for the policy's forward over a micro-batch."""
@@ -399,9 +412,8 @@ class Trainer(Configurable):
         for group, settings in zip(self.param_groups(), self._settings, strict=True):
             group.update(settings)
         for scheduler in self.scheduler:
-            for group, learning_rate in zip(
-                scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True
-            ):
+            groups = scheduler.optimizer.param_groups
+            for group, learning_rate in zip(groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = learning_rate
         self.finite.check_loaded()
 
@@ -418,9 +430,14 @@ class Trainer(Configurable):
         """Returns weighted means over micro-batches and data-parallel ranks, the same on every rank."""
         merged: dict[str, float] = {}
         for key in keys:
-            found = [m[key] for m in metrics if key in m]
-            total = self.sum(sum(float(m.value) * m.weight for m in found))
-            weight = self.sum(sum(m.weight for m in found))
+            total = weight = 0.0
+            for of_microbatch in metrics:
+                if key in of_microbatch:
+                    metric = of_microbatch[key]
+                    total += float(metric.value) * metric.weight
+                    weight += metric.weight
+            total = self.sum(total)
+            weight = self.sum(weight)
             if weight:
                 merged[key] = total / weight
         return merged
@@ -444,7 +461,16 @@ class Trainer(Configurable):
 
 def _on_host(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     """Returns the lists with their tensors on the host, for which it waits once. Their dtypes are float32 or float64."""
-    tensors = [tensor for one in lists for tensor in one]
-    numbers = torch.cat([tensor.detach().double().flatten() for tensor in tensors]).cpu()
-    parts = iter(numbers.split([tensor.numel() for tensor in tensors]))
-    return [[next(parts).view(t.shape).to(t.dtype) for t in one] for one in lists]
+    flat: list[Tensor] = []
+    for tensors in lists:
+        flat += [tensor.detach().double().flatten() for tensor in tensors]
+    joined = torch.cat(flat).cpu()
+    parts = iter(joined.split([len(part) for part in flat]))
+    on_host: list[list[Tensor]] = []
+    for tensors in lists:
+        values: list[Tensor] = []
+        for tensor in tensors:
+            numbers = next(parts)
+            values.append(numbers.view(tensor.shape).to(tensor.dtype))
+        on_host.append(values)
+    return on_host

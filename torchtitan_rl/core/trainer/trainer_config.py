@@ -60,10 +60,13 @@ class TrainerConfig(Configurable.Config):
     parallelism are not supported."""
 
     lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of all weights, with a rank above 0."""
 
     optimizer: AdamW.Config = field(default_factory=AdamW.Config)
+    """The optimizer and its learning rate."""
 
     lr_scheduler: LRSchedule = field(default_factory=LRSchedule)
+    """The learning rate's curve over the run."""
 
     max_norm: float = number(1.0, least=1e-12, remedy="Use 1e9 for no clipping.")
     """Gradient norm to clip to."""
