@@ -75,7 +75,7 @@ def sample(
     for group in parts.generator.generate(prompts, step=step, sampling_config=sampling):
         if parts.generator.rank_in_replica == 0:  # the ranks of one engine all have its completions
             grading.begin(group)  # worker processes score it while other groups are still being sampled
-    scored = comm.all_gather_lists(grading.scores())
+    scored = comm.all_gather_lists(grading.scored_groups())
     return draft_episodes(sorted(scored, key=lambda group: group.prompt.prompt_idx))
 
 

@@ -51,10 +51,10 @@ class LateRound(GradingRound):
     def begin(self, group: Group[Completion]) -> None:
         self._late.append(group)
 
-    def scores(self) -> list[Group[ScoredCompletion]]:
+    def scored_groups(self) -> list[Group[ScoredCompletion]]:
         for group in self._late:
             super().begin(group)
-        return super().scores()
+        return super().scored_groups()
 
 
 def make_controller(new_tokens: int, workers: int) -> Controller:

@@ -190,12 +190,13 @@ class Controller(Configurable):
     def _collect_episodes(self) -> list[Group[Episode]]:
         """Sample, grade and credit the step's prompts."""
         scored = self._sample_and_refill()
-        self.generator.sleep()
+        self.generator.sleep()  # the engine frees its GPU memory for the update; the push wakes it
         groups = draft_episodes(scored)
         for source in self.sources:
             with timed(source.name):
                 source.add_logprobs(groups)
         self.algorithm.credit.assign(groups)
+        # A curriculum may choose the next steps' prompts by these groups, and leaves them as they are.
         self.services.prompts.observe(groups)
         self.services.observer.keep(groups, step=self.state.step, split="train")
         return groups
@@ -243,7 +244,7 @@ class Controller(Configurable):
                 if self.generator.rank_in_replica == 0:
                     grading.begin(group)
         with timed(f"{prefix}grade"):
-            scored = grading.scores()
+            scored = grading.scored_groups()
             for key, metric in self.grader.drain_metrics():
                 record_metric(prefix + key, *metric)
         with timed(f"{prefix}gather"):

@@ -53,7 +53,7 @@ def test_concurrent_worker_output_is_attributed_to_reward_functions(capsys):
         round.begin(group("a"))
         while "x" not in (shown := capsys.readouterr().out):
             time.sleep(0.01)
-    round.scores()
+    round.scored_groups()
     one.close()
     shown += capsys.readouterr().out
     assert shown.count("x") == SHOWN

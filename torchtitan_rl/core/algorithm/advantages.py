@@ -15,11 +15,11 @@ class RewardedGroup(NamedTuple):
     """The samples of one prompt that have a reward. At least two rewards differ."""
 
     rewards: list[float]
-    """One for each sample; with credit "turn" the returns at one turn."""
+    """The shaped reward of each sample; with credit "turn" the returns at one turn."""
     episodes: list[Episode]
     """The samples, in the order of `rewards`: their lengths, answers, log-probabilities."""
     step_rewards: list[float]
-    """The rewards of the whole step."""
+    """The same of the whole step."""
 
 
 class Advantage(OwnConfig, ABC):

@@ -225,32 +225,32 @@ class Algorithm(OwnConfig):
         if self.config.entropy_coef == 0:
             entropy = entropy.detach()  # [T]
         given = self._label_values(batch, logprobs, entropy)  # [T] each
-        checked = batch.token_columns | given  # [T] each
-        finite = finite_tokens(batch.loss_mask, checked)  # [T] bool
-        usable: dict[str, Tensor] = {}  # [T] each, 0 outside `finite`
-        for name, values in checked.items():
+        by_name = batch.token_columns | given  # [T] each
+        finite = finite_tokens(batch.loss_mask, by_name)  # [T] bool
+        finite_by_name: dict[str, Tensor] = {}  # [T] each, 0 outside `finite`
+        for name, values in by_name.items():
             # A product with a mask would not do: 0 * inf and its gradient are NaN.
-            usable[name] = torch.where(finite, values, 0.0)
+            finite_by_name[name] = torch.where(finite, values, 0.0)
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
-        log_pi_old = usable["pi_old_logprobs"]  # [T]
-        log_mu = usable["sampler_logprobs"]  # [T]
+        log_pi_old = finite_by_name["pi_old_logprobs"]  # [T]
+        log_mu = finite_by_name["sampler_logprobs"]  # [T]
         log_weight = log_pi_old - log_mu  # [T]
         corrected = self.mismatch.correction(log_weight, sequences)
         inputs = LossInputs(
-            logprobs=usable["logprobs"],
+            logprobs=finite_by_name["logprobs"],
             old_logprobs=log_mu if self.config.old_logprobs == "sampler" else log_pi_old,
-            advantages=usable["advantages"],
+            advantages=finite_by_name["advantages"],
             mask=mask,
-            entropy=usable["entropy"],
+            entropy=finite_by_name["entropy"],
             sampler_logprobs=log_mu,
-            reference_logprobs=usable.get("reference_logprobs"),
+            reference_logprobs=finite_by_name.get("reference_logprobs"),
             correction=corrected.weight,
             sequences=sequences,
             group_ids=batch.group_ids,
             normalizers=batch.normalizers,
             columns=batch.columns,
-            token_columns={name: usable[name] for name in batch.token_columns},
+            token_columns={name: finite_by_name[name] for name in batch.token_columns},
         )
         terms = self._terms(inputs)
         with torch.no_grad():
@@ -262,8 +262,8 @@ class Algorithm(OwnConfig):
             fresh = mask if batch.fresh_mask is None else mask * batch.fresh_mask  # [T]
             if self.policy_loss.from_engine:
                 record_sampler(tally, log_weight, corrected, inputs, fresh)
-        checked = {name: values.detach() for name, values in checked.items()}  # [T] each
-        return LossOutput(terms["total"], tally, batch, checked, raises=self.raises)
+        by_name = {name: values.detach() for name, values in by_name.items()}  # [T] each
+        return LossOutput(terms["total"], tally, batch, by_name, raises=self.raises)
 
     def _label_values(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor

@@ -137,10 +137,12 @@ class CreditAssignment:
         if self.by_turn:
             self._set_turn_advantages(groups)
             return
-        rewards: list[list[float | None]] = []  # [group][sample], those of truncated samples too
+        # [group][sample], also of samples and groups that are left out
+        shaped_rewards: list[list[float | None]] = []
         for group in groups:
-            rewards.append([episode.credit.shaped_reward for episode in group.samples])
-        for group, advantages in zip(groups, self._advantages(rewards, groups), strict=True):
+            shaped_rewards.append([episode.credit.shaped_reward for episode in group.samples])
+        of_groups = self._advantages(shaped_rewards, groups)
+        for group, advantages in zip(groups, of_groups, strict=True):
             scale = self._group_scale(group)
             for episode, advantage in zip(group.samples, advantages, strict=True):
                 episode.credit.advantage = scale * advantage

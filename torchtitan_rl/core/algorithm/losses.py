@@ -62,7 +62,8 @@ class Sequences:
 
 @dataclass(slots=True, kw_only=True)
 class LossInputs:
-    """One packed micro-batch of T tokens and S sequences. Outside `mask` every [T] tensor is 0."""
+    """One packed micro-batch of T tokens and S sequences. Outside `mask` every [T] tensor is 0, but `correction` may be
+    anything."""
 
     logprobs: Tensor
     """[T] log pi of each label, with gradient."""

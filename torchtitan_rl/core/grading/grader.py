@@ -130,11 +130,11 @@ class Grader(Configurable):
     def grade(
         self, groups: Sequence[Group[Completion]], *, state: TrainerState | None = None
     ) -> list[Group[ScoredCompletion]]:
-        """Grade groups that have all been sampled, in one round. Returns and raises like `GradingRound.scores`."""
+        """Grade groups that have all been sampled, in one round. Returns and raises like `GradingRound.scored_groups`."""
         round = self.round(state)
         for group in groups:
             round.begin(group)
-        return round.scores()
+        return round.scored_groups()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -260,7 +260,7 @@ class GradingRound:
             self._grader.scorers(group, "group"), [group], self._state
         )
 
-    def scores(self) -> list[Group[ScoredCompletion]]:
+    def scored_groups(self) -> list[Group[ScoredCompletion]]:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
 
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left

@@ -212,7 +212,8 @@ def plan_microbatches(
     """
 
     def work(members: Sequence[Member]) -> tuple[int, float]:
-        """Returns tokens and cost."""
+        """Returns tokens and cost. `pack` may share more prompts than are counted here (on a CPU it does), so a pack is
+        never larger than planned."""
         tokens, pairs, _ = count_work(members, share_prompts_from=join_siblings_from)
         return tokens, tokens + attention_cost * pairs
 
@@ -224,14 +225,14 @@ def plan_microbatches(
             total += max(work(members)[1] for members in of_ranks)
         return total, len(plan[0])
 
-    def balanced(items: Sequence[Item]) -> Plan:
+    def plan_of(items: Sequence[Item]) -> Plan:
         priced = [_Priced(item, *work(item)) for item in items]
-        return _balanced(priced, num_ranks, max_tokens)
+        return _assign(priced, num_ranks, max_tokens)
 
     if join_siblings_from == 0:
-        return balanced(items)
+        return plan_of(items)
     ways = ways_to_join(items, max_tokens=max_tokens, join_siblings_from=join_siblings_from)
-    return min([balanced(joined) for joined in ways], key=cost)
+    return min([plan_of(joined) for joined in ways], key=cost)
 
 
 class _Priced(NamedTuple):
@@ -242,8 +243,9 @@ class _Priced(NamedTuple):
     cost: float
 
 
-def _balanced(items: Sequence[_Priced], num_ranks: int, max_tokens: int) -> Plan:
-    """Assigning the largest item first, to the least loaded rank, is within 4/3 of the optimum (Graham, 1969)."""
+def _assign(items: Sequence[_Priced], num_ranks: int, max_tokens: int) -> Plan:
+    """Gives each item, the most costly first, to the least loaded rank, divides each rank's share into micro-batches, and adds
+    empty ones until all ranks have equally many. The loads are within 4/3 of the optimum (Graham, 1969)."""
     shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
     loads = [(0.0, rank) for rank in range(num_ranks)]
     for one in sorted(items, key=lambda one: -one.cost):  # stable

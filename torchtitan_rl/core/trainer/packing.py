@@ -135,7 +135,7 @@ def pack(
     segments = _laid_out(members, share_prompts_from)
     shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
     lengths = np.array([segment.length for segment in segments], dtype=np.int64)  # [segments]
-    own_lengths = lengths - shared  # [traces], as of `SegmentLayout.of`
+    own_lengths = lengths - shared  # [segments], those of `SegmentLayout.of` before padding
     filled = int(own_lengths.sum())
     longest = int(lengths.max(initial=0))
     padding_lengths = _padding_lengths(filled, longest, multiple)

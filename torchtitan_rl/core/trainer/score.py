@@ -40,7 +40,7 @@ class HeadInput(NamedTuple):
 
 
 class LogprobHead(Linear):
-    """An `lm_head` that returns the function's result inside `computing(...)`, instead of [B, L, V] logits.
+    """An `lm_head`. Inside `computing(f)` it returns, and so does the model, f(HeadInput) in place of [1, T, V] logits.
 
     It is the model's output module. It runs once per forward inside the hooks of FSDP2 and tensor parallelism, with its
     weight gathered, so callers need no knowledge of sharding.
@@ -65,7 +65,7 @@ class LogprobHead(Linear):
 
     @contextmanager
     def computing(self, function: Callable[[HeadInput], Any]) -> Iterator[None]:
-        """Within this context `forward`, and so the model, returns `function` of the head's input."""
+        """Set what `forward` returns within this context: `function` of the head's input."""
         self._function = function
         try:
             yield
@@ -73,9 +73,9 @@ class LogprobHead(Linear):
             self._function = None
 
     def forward(self, input: Tensor) -> Any:
-        """[B, L, D] -> the result of `computing`'s function, or without one [B, L, V] logits."""
+        """[1, T, D] -> the result of `computing`'s function, or without one [1, T, V] logits."""
         if self._function is None:
-            logits = super().forward(input)  # [B, L, V]
+            logits = super().forward(input)  # [1, T, V]
             return logits if self.scale == 1 else logits * self.scale
         hidden, weight, group, first_row = input, self.weight, None, 0
         if isinstance(weight, DTensor):
@@ -86,9 +86,9 @@ class LogprobHead(Linear):
             rows_per_rank = -(-vocab_size // mesh.size())
             first_row = min(mesh.get_local_rank() * rows_per_rank, vocab_size)
             weight = weight.to_local(grad_placements=[Shard(0)])  # [Vs, D]
-            # [B, L, D], its gradient summed over ranks
+            # [1, T, D], its gradient summed over ranks
             hidden = hidden.to_local(grad_placements=[Partial()])
-        hidden = hidden.flatten(0, 1)  # [B*L, D]
+        hidden = hidden.flatten(0, 1)  # [T, D]
         weight = weight.to(hidden.dtype)
         return self._function(HeadInput(hidden, weight, group, first_row, self.scale))
 

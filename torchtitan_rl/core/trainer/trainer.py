@@ -222,11 +222,14 @@ class Trainer(Configurable):
             yield from self.lora.weights(dtype)
 
     def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
-        """Take the step's optimizer steps and advance the schedule and the algorithm's controllers.
+        """Take the step's optimizer steps; advance the schedule and the algorithm's controllers (coefficients that adapt; none
+        by default).
 
-        Raises on every rank LogprobGateError before the first optimizer step, and NonFiniteLossError before one that is not
-        finite (unless `skip_nonfinite_updates` allows it) or after the last if a weight is not; NonFiniteError on the rank
-        whose token is not finite.
+        Raises:
+            LogprobGateError: before the first optimizer step, on every rank.
+            NonFiniteError: before an optimizer step, on the rank whose token is not finite.
+            NonFiniteLossError: before an optimizer step with such a loss or gradient, unless `skip_nonfinite_updates`
+                allows it, and after the last for a weight; on every rank.
         """
         config = self.config
         minibatches = [

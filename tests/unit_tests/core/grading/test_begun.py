@@ -35,7 +35,7 @@ def test_workers_start_at_begin_and_in_process_functions_run_at_scores(build, tm
     round.begin(one)
     wait_for(tmp_path / "begun")
     assert not called
-    assert rewards(round.scores()[0].samples) == [7.0]
+    assert rewards(round.scored_groups()[0].samples) == [7.0]
     assert (tmp_path / "begun").read_text() == "once"
 
 
@@ -57,7 +57,7 @@ def test_scores_are_independent_of_the_order_of_groups(build):
         round = graded.round()
         for one in asked[::order]:
             round.begin(one)
-        scored = round.scores()
+        scored = round.scored_groups()
         found.append(([(s.reward, s.reward_breakdown, s.extra) for g in scored for s in g.samples], logged(graded)))
     assert found[0] == found[1]
     assert [reward for reward, _, _ in found[1][0]] == [0.0, None, 2.0]
@@ -79,8 +79,8 @@ def test_concurrent_grading_rounds_do_not_mix_groups(build):
     one, other = graded.round(), graded.round()
     one.begin(group("2", prompt_idx=0))
     other.begin(group("0", prompt_idx=0))
-    assert rewards(other.scores()[0].samples) == [0.0]
-    assert rewards(one.scores()[0].samples) == [2.0]
+    assert rewards(other.scored_groups()[0].samples) == [0.0]
+    assert rewards(one.scored_groups()[0].samples) == [2.0]
 
 
 def test_closing_the_grader_starts_no_queued_call(build, tmp_path):
