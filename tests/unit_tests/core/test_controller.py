@@ -107,7 +107,7 @@ class Run:
             rewards = self.given[group.prompt.prompt_idx]
             graded.append(Group(prompt=group.prompt, samples=[scored(i, reward) for i, reward in enumerate(rewards)]))
 
-        return SimpleNamespace(begin=begin, scores=lambda: graded)
+        return SimpleNamespace(begin=begin, scored_groups=lambda: graded)
 
     def drain_metrics(self):
         return []
