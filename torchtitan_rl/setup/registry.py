@@ -57,6 +57,9 @@ _OTHER_NAMES = {
 }
 """Names of options in other libraries, such as TRL and verl, and ours."""
 
+_SWITCHES = ("--list-configs", "--print-config", "--dry-run")
+"""Options that are no fields of a config, and end the program after what they show."""
+
 
 def config_functions() -> dict[str, ConfigFunction]:
     """All public functions defined in modules of configs/, by name.
@@ -133,9 +136,11 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
     own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
     own.add_argument("-h", "--help", nargs="?", const="", metavar="all or GROUP")
-    for flag in ("list-configs", "print-config", "dry-run"):
-        own.add_argument(f"--{flag}", f"--{flag.replace('-', '_')}", action="store_true")
+    for flag in _SWITCHES:
+        own.add_argument(flag, f"--{flag[2:].replace('-', '_')}", action="store_true")
     given, overrides = own.parse_known_args(args)
+    configs = sum(word.partition("=")[0] == "--config" for word in args)
+    expect(configs <= 1, "--config", given.config, f"one config, and not {configs}", "Name one.")
     if given.list_configs:
         list_configs()
         raise SystemExit(0)
@@ -218,7 +223,9 @@ def _refuse_unknown(word: str, config: Any) -> None:
         name = type(config).__qualname__.removesuffix(".Config")
         has = f"{name} with {known or 'none'}. {did_you_mean(rest[0], known) if rest else ''}".rstrip()
     else:
-        if ours := _likely_options(word.partition("=")[0], _options(config)):
+        option = word.partition("=")[0]
+        switches = difflib.get_close_matches(option.replace("_", "-"), _SWITCHES, n=1, cutoff=0.8)
+        if ours := switches or _likely_options(option, _options(config)):
             raise UserError(f"{word}: expected {' or '.join(ours)}, as it is called here. Use that.")
         return
     part = ".".join(path)
