@@ -3,6 +3,7 @@ with an environment."""
 
 from contextlib import closing
 from dataclasses import fields, is_dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
         _show("objective, tried on a synthetic step", _objective(config.algorithm))
-        _show("rewards of answers to prompt 1", _rewards(grader, task, prompts, tokenizer))
+        _show("rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer))
 
 
 def _turn(
@@ -207,8 +208,12 @@ def _memory(config: "RunConfig", world_size: int) -> str:
     return "\n".join(filter(None, lines))
 
 
-def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> str:
+def _rewards(
+    config: "RunConfig", grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> str:
     """A line each for a right, a wrong and an empty answer to the first prompt: each function's value, the reward, the judgement.
+
+    The functions get `sampling.n` of them, in turn.
 
     Raises UserError for a function that fails where a run would stop.
     """
@@ -226,12 +231,13 @@ def _rewards(grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: P
     others = [form.format(other.expected_answer[:ANSWER_CHARACTERS]) for other in prompts[1:]]
     wrong = next((text for text in others if not judged(text)), form.format("wrong"))
     answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": wrong, "empty": ""}
-    samples = [_completion(i, text, tokenizer) for i, text in enumerate(answers.values())]
+    size = max(config.sampling.n, len(answers))  # as in a run: a function may count on it
+    samples = [_completion(i, text, tokenizer) for i, text in zip(range(size), cycle(answers.values()))]
     try:
         [group] = grader.grade([Group(prompt=prompt, samples=samples)])
     except RewardError as error:
         raise UserError(str(error)) from error
-    lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples, strict=True)]
+    lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples)]
     found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
     if "environment_reward" in grader.reward_names:
         found += "\n(environment_reward needs a whole conversation, which a dry run does not play)"

@@ -92,6 +92,15 @@ def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_p
         parse_args(["--dry-run", "--config", "debug", *options])
 
 
+def test_a_dry_run_gives_a_reward_function_as_many_answers_as_the_run(start, tmp_path, capsys):
+    (tmp_path / "my_rewards.py").write_text("def counts(completions, **_):\n    return [float(len(completions))] * 8\n")
+    options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:counts"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug", *options])
+    shown = capsys.readouterr().out.partition("--- rewards")[2]
+    assert shown.count("counts 8") == 3  # of a right, a wrong and an empty one
+
+
 @pytest.mark.parametrize(
     "begin",
     [

@@ -34,6 +34,7 @@ _AFTER_KILL = (
     "The signal came from outside the function: from a person, a batch system or, if memory ran out, the kernel. "
     "Start the same command again (against a lack of memory, with fewer grader.workers)"
 )
+_AFTER_TIMEOUT = "Make it faster, raise grader.time_limit_seconds_of"
 """Remedies for a failed call."""
 
 MOST_FAILED_ROUNDS = 3
@@ -221,6 +222,8 @@ class Grader(Configurable):
         )
         if scorer.on_failure == "raise":
             remedy = _AFTER_KILL if result.worker_killed else _AFTER_FAILURE
+            if message.startswith("TimeoutError: took longer"):
+                remedy = _AFTER_TIMEOUT
             raise RewardError(
                 f"{described} {remedy}, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
                 "without a reward for such completions."

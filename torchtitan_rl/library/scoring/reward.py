@@ -132,7 +132,7 @@ class Reward:
                 output = asyncio.run(asyncio.wait_for(output, None))  # asyncio.run takes only coroutines
             result = _checked(output, log.size)
         except BaseException as error:  # also SystemExit, which would look like the end of a finished run
-            result = ScorerResult.failed(log.size, _described(error))
+            result = ScorerResult.failed(log.size, _described(error) + _form_of_completions(error, groups))
         return _completed(result, log, begin)
 
     async def run_async(self, groups: Groups, state: TrainerState) -> ScorerResult:
@@ -146,7 +146,7 @@ class Reward:
         except BaseException as error:
             late = isinstance(error, TimeoutError) and limit.expired()  # otherwise it is the function's own
             shown = TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if late else error
-            result = ScorerResult.failed(log.size, _described(shown))
+            result = ScorerResult.failed(log.size, _described(shown) + _form_of_completions(error, groups))
         return _completed(result, log, begin)
 
     def _keywords(self, groups: Groups, state: TrainerState, log: RewardLog) -> dict[str, Any]:
@@ -261,6 +261,16 @@ def _described(error: BaseException) -> str:
     theirs = [frame for frame in frames if "/torchtitan_rl/library/scoring/" not in frame.filename]
     where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
     return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
+
+
+def _form_of_completions(error: BaseException, groups: Groups) -> str:
+    """Returns how completions are given, after an error that a function makes which expects the other form; "" after others."""
+    said = str(error)
+    if all(group.prompt.messages is None for group in groups):
+        wrong = isinstance(error, TypeError) and said.startswith("string indices must be integers")
+        return "; completions are texts here, as the prompts have no messages" if wrong else ""
+    wrong = isinstance(error, AttributeError | TypeError) and ("'list' object" in said or "got 'list'" in said)
+    return "; completions are lists of messages here, and completion_text(completion) is their text" if wrong else ""
 
 
 def _copies(value: Any, group: Group[Completion]) -> list[Any]:

@@ -272,7 +272,8 @@ def _worked(task: Task, recipe: Recipe, seed: int, num: int) -> list[tuple[Examp
     except (Exception, SystemExit) as error:  # of any kind: the recipe may be of another task, or the user's
         raise UserError(
             f"the recipe {recipe.name}: expected one whose `worked` returns a text for examples of {type(task).__qualname__}, but "
-            f"it raises {explained(error)}. Name another one in task.warm_start or teacher, or pass a checkpoint folder."
+            f"it raises {explained(error)}. A small start is made by the recipe of its own examples: for others pass "
+            "--hf-assets-path FOLDER, or name another recipe in task.warm_start or teacher."
         ) from error
 
 

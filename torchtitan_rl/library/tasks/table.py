@@ -212,7 +212,7 @@ def download(path: str, subset: str, split: str, field: str) -> None:
     expect(
         done.returncode == 0, field, path,
         f"a file or folder that exists in {caller_folder()}, or a data set of the Hugging Face hub with the configuration "
-        f"{subset!r} (task.subset) and the split {split!r}, but: {done.stdout.strip()}", _REMEDY,
+        f"{subset!r} (task.subset) and the split {split!r}, but: {done.stdout.strip().rstrip('.')}", _REMEDY,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.parts.grading import TaskOf, group, logged, score
 from torchtitan_rl.core.grading import Grader, TrainerState
+from torchtitan_rl.library.scoring.reward import Reward
 from torchtitan_rl.setup.build_grader import build_grader
 
 PUBLISHED = {
@@ -150,3 +151,22 @@ def test_calibration_error_is_computed_over_the_batch_as_in_trl():
     alone.grade(asked)
     assert logged(alone) == {"extra/calibrated/ece": (0.5, "mean", 2)}
     alone.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "prompt", "said"),
+    [
+        (chat_format, PLAIN, "; completions are texts here, as the prompts have no messages"),
+        (lambda completions: [re.match("a", c) and 1.0 for c in completions], CHAT, "completion_text(completion) is"),
+        (
+            lambda completions: [float(c.strip() == "46") for c in completions],
+            CHAT,
+            "completion_text(completion) is their text",
+        ),
+    ],
+)
+def test_a_function_that_expects_the_other_form_of_completions_is_told_which_it_gets(function, prompt, said):
+    result = Reward(name="mine", function=function).run([group("46", **prompt)], TrainerState())
+    assert said in result.errors[0]
+    fails = Reward(name="fails", function=lambda completions: [{}["x"] for _ in completions])
+    assert "; completions are" not in fails.run([group("46", **prompt)], TrainerState()).errors[0]
