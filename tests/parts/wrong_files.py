@@ -122,6 +122,7 @@ def _with_file(name: str) -> Cause:
     """A folder with only this file."""
 
     def cause(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
         _start(folder)
 
@@ -563,7 +564,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         *(row(f"--hf-assets-path of {given}", says, _with_file(file)) for given, says, file in (
             ("a run's folder", "it is a run's folder. Export its model (scripts/export_hf.py", "run_id"),
             ("a run's checkpoint", "it is a run's checkpoint. Export its model (scripts/export_hf.py", ".metadata"),
-            ("an adapter", "it is a LoRA adapter. Pass the folder of its base model.", "adapter_config.json"))),
+            ("an adapter", "it is a LoRA adapter. Pass the folder of its base model.", "adapter_config.json"),
+            ("the hub's cache", "snapshots/5e0f. Pass that folder.", "snapshots/5e0f/config.json"))),
         row("a checkpoint without config.json", "it has no config.json", _spoiled("config.json", None)),
         row("a checkpoint without safetensors", "it has no *.safetensors", _spoiled("model.safetensors", None)),
         row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),

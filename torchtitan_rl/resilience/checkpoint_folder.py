@@ -196,9 +196,11 @@ def _forked(source: Path) -> Resume:
     steps = CheckpointFolder(source).steps()
     if re.fullmatch(r"(set-aside-)?step-\d+", source.name):
         steps = {int(source.name.rpartition("-")[2]): source} if source.is_dir() else {}
-    expect(
-        bool(steps), "resume", str(source), CHOICES, "There is no checkpoint at that place.",
-    )  # fmt: skip
+    run = next((folder for folder in (source, *source.parents[:2]) if CheckpointFolder(folder).steps()), None)
+    there = "There is no checkpoint at that place."
+    if run is not None:
+        there = f"{run} has {[step.name for step in CheckpointFolder(run).steps().values()]}: pass it, or one of these."
+    expect(bool(steps), "resume", str(source), CHOICES, there)
     return _newest_good(steps, fork=True)
 
 

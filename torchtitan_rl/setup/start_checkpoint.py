@@ -107,6 +107,8 @@ def check_complete(folder: Path) -> None:
     remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
     expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
     kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
+    below = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json"))
+    kinds += [(f": there is a config.json in {below[-1]}", "Pass that folder.")] if below else []
     kind, remedy = next(iter(kinds), ("", remedy))
     for file in ("config.json", "tokenizer*", "*.safetensors"):
         expect(

@@ -156,6 +156,14 @@ def test_run_forks_another_until_it_has_its_own_checkpoints(folder, tmp_path):
         find_resume("/nowhere", tmp_path / "new")
 
 
+@pytest.mark.parametrize("place", ["checkpoint", "checkpoint/step-9"])
+def test_a_place_in_another_run_without_a_checkpoint_is_answered_with_those_that_it_has(tmp_path, place):
+    (tmp_path / "other").mkdir()
+    make(CheckpointFolder(tmp_path / "other"), 10, 30)
+    with pytest.raises(UserError, match=r"/other has \['step-10', 'step-30'\]: pass it, or one of these\.$"):
+        find_resume(str(tmp_path / "other" / place), tmp_path / "new")
+
+
 def test_resume_path_of_an_unrelated_run_is_refused(folder, tmp_path):
     (tmp_path / "other").mkdir()
     make(CheckpointFolder(tmp_path / "other"), 10)

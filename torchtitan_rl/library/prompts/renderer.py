@@ -237,7 +237,13 @@ class PromptRenderer(Configurable):
                 for more in ((), ({"role": "assistant", "content": answer},))
             )
         except Exception as error:  # a template is a program: whatever it raises, and errors of its syntax
-            expect(False, field, name, f"a template that renders, but: {type(error).__name__}: {error}", remedy)
+            expect(
+                False,
+                field,
+                name,
+                f"a template that renders, but: {type(error).__name__}: {str(error).rstrip('.')}",
+                remedy,
+            )
         expect(
             question["content"] in opened, field, name,
             f"a template that renders the user's message, but every prompt is {_shortened(opened)!r}", remedy,
