@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
+from scipy.stats import ttest_ind
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = ROOT / "scripts" / "results_cells.py"
@@ -147,8 +148,24 @@ def detectable(outcomes: dict[str, list[Outcome]]) -> float:
     return float((stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8)) * pooled * np.sqrt(2 / min(map(len, groups))))
 
 
+def against_first(outcomes: dict[str, list[Outcome]]) -> dict[str, float]:
+    """Returns for each cell but the first the p-value that its mean accuracy differs from that of the first.
+
+    Welch's t test, with Holm's correction for the number of cells. Cells of one seed are left out.
+    """
+    accuracies = {name: [one.accuracy for one in found] for name, found in outcomes.items() if len(found) > 1}
+    names = list(accuracies)
+    p = {name: ttest_ind(accuracies[names[0]], accuracies[name], equal_var=False).pvalue for name in names[1:]}
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for place, name in enumerate(sorted(p, key=p.get)):
+        largest = max(largest, min(1.0, p[name] * (len(p) - place)))
+        corrected[name] = largest
+    return corrected
+
+
 def table(outcomes: dict[str, list[Outcome]], target: float) -> str:
-    """Returns the table as markdown, and below it what difference the seeds can show."""
+    """Returns the table as markdown, and below it what difference the seeds can show, and which cells differ from the first."""
     lines = [
         f"| cell | seeds | held-out accuracy, % | steps to {target:.0%} | thousand tokens to it | least seconds of all steps | largest difference |",
         "|---|---|---|---|---|---|---|",
@@ -164,6 +181,10 @@ def table(outcomes: dict[str, list[Outcome]], target: float) -> str:
             "",
             f"Two cells that differ by less than {100 * least:.1f} points are not told apart by these seeds (power 80 %).",
         ]
+    if found := [f"{name} {p:.3f}" for name, p in against_first(outcomes).items() if p < 0.05]:
+        lines.append(
+            f"Of other accuracy than {next(iter(outcomes))} (Welch's t, p corrected by Holm): {', '.join(found)}."
+        )
     return "\n".join(lines)
 
 

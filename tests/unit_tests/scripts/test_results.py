@@ -58,7 +58,20 @@ def test_table_has_means_intervals_and_the_detectable_difference(tmp_path, monke
     assert "not reached" in lines[3]
     freedom, spread = 4, 0.02
     least = (2.7764 + 0.9410) * spread * np.sqrt(2 / 3)
-    assert f"less than {100 * least:.1f} points" in lines[-1], freedom
+    assert f"less than {100 * least:.1f} points" in lines[-2], freedom
+    # t = 0.1 / (0.02 sqrt(2 / 3)) with 4 degrees of freedom
+    assert lines[-1] == "Of other accuracy than grpo (Welch's t, p corrected by Holm): dapo 0.004."
+
+
+def test_p_values_are_corrected_for_the_number_of_cells():
+    def cell(*accuracies):
+        return [results.Outcome(accuracy, 10, 1.0, 1.0, 0.0) for accuracy in accuracies]
+
+    cells = {"first": cell(0.50, 0.52, 0.54), "near": cell(0.51, 0.52, 0.56), "far": cell(0.40, 0.42, 0.44)}
+    alone = results.against_first({"first": cells["first"], "far": cells["far"]})["far"]
+    both = results.against_first(cells)
+    assert both["far"] == pytest.approx(2 * alone)
+    assert both["near"] == pytest.approx(results.against_first({k: cells[k] for k in ("first", "near")})["near"])
 
 
 @pytest.mark.parametrize("end", ["", "[]", '{"outcome": "done"}'])
