@@ -1,7 +1,7 @@
 """The configs of `scripts/results.py`: one function for each cell. All have the task and the start of `debug_in_flight`, or
 those of the config that it is given.
 
-Counting tells objectives apart, where the sums do not: it begins at about 20 % and most reach 53 to 59 % in 20 steps.
+Counting tells objectives apart, where the sums do not: it begins at about 20 % and most reach 50 to 58 % in 20 steps.
 """
 
 import os

@@ -6,6 +6,7 @@
 #   scripts/run_tests.sh faults     real runs that are killed, stopped, starved and damaged; further arguments go to pytest
 #   scripts/run_tests.sh rehearsal  what GPUs run, on a pretended device (docs/gpu.md); further arguments are configs
 #   scripts/run_tests.sh all        all four, each whole
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/setup.sh

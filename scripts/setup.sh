@@ -6,6 +6,7 @@
 # Environment: TORCHTITAN_RL_KIND       cpu or gpu, for setting up on a login node what compute nodes will use
 #              TORCHTITAN_RL_INSTALLER  uv (the default, itself installed into .venv) or pip
 #              TORCHTITAN_RL_UNLOCKED   1: the newest versions that pyproject.toml allows, not those of requirements/KIND.lock
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -125,7 +125,7 @@ class SinkThread:
             while not self._queue.empty():
                 self._drop(self._queue.get().rows)
         if self._refused:
-            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost: the disk never accepted them")
+            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost: none of the attempts succeeded")
 
     def _write(self, sink: Sink, *new: Job) -> None:
         """Retries the failed jobs, then runs the new one."""

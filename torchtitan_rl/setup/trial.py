@@ -105,7 +105,7 @@ def _built(field: str, config: Any, kind: type, **options: Any) -> Any:
     """Returns what `build` of the config returns. Raises UserError unless it is a `kind`."""
     built = tried(config, "build", **options)
     name, expected = type(config).__qualname__, f"one whose build returns an {kind.__name__}"
-    expect(isinstance(built, kind), field, name, expected, f"It returned {built!r:.80}.")
+    expect(isinstance(built, kind), field, name, expected, f"It returned {' '.join(repr(built).split()):.80}.")
     return built
 
 

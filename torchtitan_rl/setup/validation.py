@@ -132,12 +132,25 @@ def _check_whole(config: Any, path: str = "") -> None:
 def _check_class(field: str, built: type, config: type) -> None:
     check_class(built, field)
     if built is config:
+        _check_builds(field, config)
         return
     check_class(config, field)
     name, misplaced = built.__qualname__, hasattr(built, "build")
     expect(not misplaced, field, name, "`build` in its Config: nothing calls that of the class", "Move it.")
     takes = config.build is not Configurable.Config.build or "config" in inspect.signature(built).parameters
     expect(takes, field, name, "a class whose __init__ takes `config`", "Declare __init__(self, config).")
+
+
+def _check_builds(field: str, config: type) -> None:
+    """Check that a config that is nested in no class does not silently build the class of the config that it inherits from."""
+    bases = config.__mro__
+    nested = next((base for base in bases if "_owner" in vars(base)), config)
+    has_build = any("build" in vars(base) for base in bases[: bases.index(nested)])
+    expected = (
+        f"a Config inside the class that it builds, as this one builds {nested.__qualname__.removesuffix('.Config')}"
+    )
+    sound = nested in (config, Configurable.Config) or has_build
+    expect(sound, field, config.__qualname__, expected, "Move it into your class, as Config.")
 
 
 def _check_evaluates(config: "RunConfig") -> None:

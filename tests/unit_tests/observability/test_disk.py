@@ -79,7 +79,7 @@ def test_permanently_full_disk_loses_only_its_steps(recorder, tmp_path, caplog):
         step(run, 2)
         run.close()
     assert steps_of(tmp_path) == [1]
-    assert "sink jsonl: 1 writes are lost: the disk never accepted them" in caplog.text
+    assert "sink jsonl: 1 writes are lost: none of the attempts succeeded" in caplog.text
 
 
 def test_deleted_file_is_started_again(tmp_path, caplog):
