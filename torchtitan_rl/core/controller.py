@@ -202,7 +202,7 @@ class Controller(Configurable):
         return groups
 
     def _sample_and_refill(self) -> list[Group[ScoredCompletion]]:
-        """Sample and grade the step's prompts, and with `zero_variance` "refill" new ones for groups left out."""
+        """Sample and grade the step's prompts; once, unless with `zero_variance` "refill" new ones replace groups left out."""
         scored: list[Group[ScoredCompletion]] = []
         missing = self.config.num_prompts_per_step
         for sampling_round in range(1 + self.algorithm.refill_rounds):

@@ -7,8 +7,8 @@
 
 Each type contains the one before, so every fact is stored once. All parts of a step pass groups on, which `prompt_idx`
 identifies. Everything up to `Episode` is small and, once the replicas' samples are gathered, equal on every rank;
-`LogprobDiff.tokens` is the exception, because each rank measures those of its own episodes. Only `TrainBatch` holds tensors on
-the device.
+the exceptions are `LogprobDiff.tokens` and a teacher's `Credit.token_columns`, because each rank measures those of its own
+episodes. Only `TrainBatch` holds tensors on the device.
 
 The words for one sample, by what happens to it:
 

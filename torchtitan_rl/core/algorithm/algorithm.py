@@ -210,7 +210,7 @@ class Algorithm(OwnConfig):
         Args:
             batch: T tokens, S sequences.
             logprobs: [T] log pi of `batch.labels`, with gradient. Values outside the loss mask are ignored.
-            entropy: [T] H(pi) at each position, in nats, with gradient if `entropy_coef` > 0.
+            entropy: [T] H(pi) in nats, with gradient if `entropy_coef` > 0. Values outside the loss mask are ignored.
 
         Returns:
             The share of the step's loss, and the micro-batch's metrics, which raise NonFiniteError when they are read and

@@ -54,7 +54,7 @@ class Scorers:
 
 
 class Grader(Configurable):
-    """Scores completions with the task's and the config's reward functions, on the rank that generated them.
+    """Scores completions with the task's and the config's reward functions, on the first rank of the replica that sampled them.
 
     The grader does not communicate. Its results are the scored completions and the metrics of `drain_metrics`.
     """

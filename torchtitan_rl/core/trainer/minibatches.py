@@ -27,8 +27,8 @@ class MiniBatch(NamedTuple):
 
     plan: Plan
     num_forward_only: int
-    """The first micro-batches have no gradient. They get a forward, for metrics and the logprob check, and no
-    backward."""
+    """How many micro-batches, at the front of each rank's, have a gradient of zeros. They get a forward, for metrics and the
+    logprob check, and no backward."""
     batches: list[TrainBatch]
     """This rank's. At least one gets a backward."""
 
@@ -182,7 +182,8 @@ def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[It
 def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
     """Split the groups with a loss into at most `num_parts` mini-batches with equal numbers of groups, to within one.
 
-    No mini-batch is empty, because AdamW's momentum alone would move the policy.
+    No mini-batch is empty: without a group in the loss nothing is updated. One whose advantages are all 0 still takes a step,
+    with a gradient of zeros; momentum and weight decay then move the policy.
     """
     in_loss = [group for group in groups if any(episode.in_loss for episode in group.samples)]
     num_parts = min(num_parts, len(in_loss))
@@ -213,7 +214,7 @@ def plan_microbatches(
 
     def work(members: Sequence[Member]) -> tuple[int, float]:
         """Returns tokens and cost. `pack` may share more prompts than are counted here (on a CPU it does), so a pack is
-        never larger than planned."""
+        never larger than planned, but for its padding."""
         tokens, pairs, _ = count_work(members, share_prompts_from=join_siblings_from)
         return tokens, tokens + attention_cost * pairs
 

@@ -165,7 +165,7 @@ def score(
         found = TokenScores(logprobs, entropy, divergence, teacher_token)
         return found if only is None else found.spread(only, len(labels))
 
-    return _forward(model, token_ids, layout, token_scores, records)
+    return _run_model(model, token_ids, layout, token_scores, records)
 
 
 def _shared_rows(weight: Tensor, teacher: TeacherOutput) -> tuple[Tensor, TeacherOutput]:
@@ -219,12 +219,12 @@ def teacher_output(
         hidden = _at(head_input.hidden, only)  # [M, Dt]
         return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
 
-    output = _forward(model, token_ids, layout, read)
+    output = _run_model(model, token_ids, layout, read)
     model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
     return output
 
 
-def _forward(
+def _run_model(
     model: Decoder,
     token_ids: Tensor,
     layout: SegmentLayout,

@@ -357,11 +357,11 @@ class Trainer(Configurable):
         forwards: list[_Forward] = []
         with torch.no_grad():
             for batch in without_backward:
-                forwards.append(self._forward(batch))
+                forwards.append(self._forward_and_loss(batch))
         if without_backward and not self._keeps_weights:
             forget_forwards(self.model)
         for batch in with_backward:
-            forward = self._forward(batch)
+            forward = self._forward_and_loss(batch)
             # If weights stay gathered, gradients are summed over ranks once, in the last backward.
             is_last = batch is with_backward[-1]
             defer_reduction(self.model, self._keeps_weights and not is_last)
@@ -371,7 +371,7 @@ class Trainer(Configurable):
         self.free_teacher()
         return forwards
 
-    def _forward(self, batch: TrainBatch) -> _Forward:
+    def _forward_and_loss(self, batch: TrainBatch) -> _Forward:
         """The policy's forward over a micro-batch, and the objective's."""
         scores = self.score(batch)  # [T] each
         if scores.divergence is not None:
