@@ -915,7 +915,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned("from torchtitan_rl.core.algorithm import Clip; c.algorithm.loss = type('M', (Clip,), {'__init__': lambda self, config: config.beta}).Config()")),
         row("a loss whose Config is not inside its class", "algorithm.loss = 'M': expected a Config inside the class that it builds, as this one builds Clip",
             _assigned("from torchtitan_rl.core.algorithm import Clip; from dataclasses import dataclass; "
-                      "c.algorithm.loss = dataclass(kw_only=True, slots=True)(type('M', (Clip.Config,), {}))()")),
+                      "c.algorithm.loss = dataclass(kw_only=True, slots=True)(type('M', (Clip.Config,), {'__annotations__': {'beta': float}, 'beta': 1.0}))()")),
         row("a loss whose __init__ takes no config", "algorithm.loss = 'M': expected a class whose __init__ takes `config`. Declare",
             _assigned("from torchtitan_rl.core.algorithm import Clip; c.algorithm.loss = type('M', (Clip,), {'__init__': lambda self: None}).Config()")),
         row("c.trainer.optimizer = torch.optim.SGD", "expected AdamW.Config. Use AdamW.Config().",

@@ -16,6 +16,7 @@ from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool
+from torchtitan_rl.library.references import users_line
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import build_prompts, check_parts
@@ -82,8 +83,11 @@ def _turn(
 
     Raises UserError if it fails where a run would stop.
     """
-    if not environments.in_dry_runs(prompt):
-        return ""
+    try:
+        if not environments.in_dry_runs(prompt):
+            return ""
+    except RuntimeError as error:  # the check before it made one of a held-out prompt
+        raise UserError(f"{error}{users_line(error)}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
     sampling = prompt.sampling or config.sampling
     conversation = Conversation(
         prompt=prompt,

@@ -142,14 +142,15 @@ def _check_class(field: str, built: type, config: type) -> None:
 
 
 def _check_builds(field: str, config: type) -> None:
-    """Check that a config that is nested in no class does not silently build the class of the config that it inherits from."""
+    """Check that a config that is nested in no class has no fields that the class which it silently builds cannot read."""
     bases = config.__mro__
     nested = next((base for base in bases if "_owner" in vars(base)), config)
     has_build = any("build" in vars(base) for base in bases[: bases.index(nested)])
     expected = (
         f"a Config inside the class that it builds, as this one builds {nested.__qualname__.removesuffix('.Config')}"
     )
-    sound = nested in (config, Configurable.Config) or has_build
+    added = {one.name for one in fields(config)} - {one.name for one in fields(nested)}
+    sound = nested is Configurable.Config or has_build or not added
     expect(sound, field, config.__qualname__, expected, "Move it into your class, as Config.")
 
 

@@ -142,6 +142,8 @@ class Broken(Environment):
 
 class Mine(GuessNumber):
     def environment(self, prompt):
+        if {fails}:
+            prompt.columns["no such column"]
         return Broken()
 
 
@@ -165,8 +167,19 @@ def mine():
     ],
 )
 def test_a_dry_run_plays_a_turn_with_an_environment_and_names_what_is_wrong(tmp_path, reset, step, said):
-    (tmp_path / "mine.py").write_text(ENVIRONMENT.format(reset=reset, step=step))
+    (tmp_path / "mine.py").write_text(ENVIRONMENT.format(reset=reset, step=step, fails=False))
     with pytest.raises(UserError, match=said):
+        parse_args(["--dry-run", "--config", f"{tmp_path}/mine.py:mine"])
+
+
+def test_a_dry_run_names_an_environment_that_fails_for_a_prompt_of_training_alone(tmp_path):
+    fails = "prompt.prompt_idx == 0 and Mine.made > 0"
+    text = ENVIRONMENT.format(reset="[]", step="Turn(done=True)", fails=fails)
+    text = text.replace("        return Broken()", "        Mine.made += 1\n        return Broken()")
+    (tmp_path / "mine.py").write_text(
+        text.replace("class Mine(GuessNumber):", "class Mine(GuessNumber):\n    made = 0\n")
+    )
+    with pytest.raises(UserError, match="Mine.environment raised KeyError: 'no such column' .*Correct it"):
         parse_args(["--dry-run", "--config", f"{tmp_path}/mine.py:mine"])
 
 
