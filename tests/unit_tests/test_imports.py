@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -53,3 +54,12 @@ def test_each_public_module_can_be_imported_first():
     for name in names:
         importlib.import_module(name)  # so that other packages are loaded once, here
     assert {name: told for name in names if (told := failure_of(name))} == {}
+
+
+def test_a_script_started_with_a_python_without_torch_says_which_python_to_use():
+    for script in ("export_hf", "evaluate", "estimate", "plot_run", "results"):
+        without_packages = [sys.executable, "-I", "-S", ROOT / "scripts" / f"{script}.py", "--help"]
+        ended = subprocess.run(without_packages, capture_output=True, text=True, check=False)
+        assert ended.returncode == 1
+        assert "has no torch. Run scripts/setup.sh once and use .venv/bin/python." in ended.stderr
+        assert "Traceback" not in ended.stderr

@@ -1,6 +1,5 @@
 """The loss of packed tokens: what it reads, what every loss declares, the clip loss, and how token losses become one number."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -292,7 +291,7 @@ class Clip(TokenLoss):
     class Config(TokenLoss.Config):
         eps_low: float = number(0.2, above=0, most=1)
         """Ratios below 1 - eps_low get no gradient where A < 0."""
-        eps_high: float = number(0.2, above=0, most=math.inf)
+        eps_high: float = number(0.2, above=0, most=10, remedy="Use 0.28, DAPO's value.")
         """Ratios above 1 + eps_high get no gradient where A > 0; DAPO's clip-higher is 0.28."""
         dual_clip: float | None = number(None, above=1, remedy="Use 3, the paper's value.")
         """Bound on the loss where A < 0, as a multiple of |A|; None for no bound."""

@@ -33,13 +33,18 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
     names = [getattr(tool, "__name__", repr(tool)) for tool in tools]
     expect(len({*names}) == len(names), "tools", names, "one tool of each name", "Rename one.")
-    try:
-        return [get_json_schema(tool) for tool in tools]
-    except Exception as error:
-        raise UserError(
-            f"tools = {names}: expected functions with type hints and a Google-style docstring with a line for each "
-            f"argument: {error}"
-        ) from error
+    schemas = []
+    for tool, name in zip(tools, names, strict=True):
+        try:
+            schemas.append(get_json_schema(tool))
+        except Exception as error:
+            if getattr(tool, "__annotations__", {}).get("return") in (Tool, "Tool"):
+                raise UserError(f"tools: {name} returns a tool and is none itself. Use {name}().") from error
+            raise UserError(
+                f"tools: {name}: expected a function with type hints and a Google-style docstring with a line for each "
+                f"argument: {error}"
+            ) from error
+    return schemas
 
 
 @typed

@@ -45,6 +45,7 @@ NAN, INF = float("nan"), float("inf")
         ({"loss": Clip.Config(eps_low=0.0)}, "loss.eps_low = 0.0: expected more than 0"),
         ({"loss": Clip.Config(eps_low=1.5)}, "loss.eps_low = 1.5: expected more than 0 and at most 1"),
         ({"loss": Clip.Config(eps_high=NAN)}, "loss.eps_high = nan"),
+        ({"loss": Clip.Config(eps_high=28.0)}, "loss.eps_high = 28.0: expected more than 0 and at most 10. Use 0.28"),
         ({"loss": Clip.Config(dual_clip=1.0)}, "loss.dual_clip = 1.0: expected more than 1. Use 3"),
         ({"loss": Cispo.Config(cap=-1.0)}, "loss.cap = -1.0"),
         ({"loss": Cispo.Config(cap=1.2, floor=1.3)}, "loss.floor = 1.3: expected at least 0 and at most 1.2 (cap)"),

@@ -12,6 +12,7 @@ import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.environments.checks import checked_messages
+from torchtitan_rl.library.environments.python_tool import python_tool
 from torchtitan_rl.library.environments.tool_calls import ToolCall, parse_calls
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.resilience.output_limit import SHOWN, bounded_output
@@ -68,8 +69,10 @@ def test_tool_function_without_a_valid_schema_is_a_user_error():
     def bare(a):
         return a
 
-    with pytest.raises(UserError, match=r"tools = \['bare'\]"):
-        tool_schemas([bare])
+    with pytest.raises(UserError, match="tools: bare: expected a function with type hints"):
+        tool_schemas([multiply, bare])
+    with pytest.raises(UserError, match=r"python_tool returns a tool and is none itself. Use python_tool\(\)"):
+        tool_schemas([python_tool])
     with pytest.raises(UserError, match="one tool of each name"):
         tool_schemas([multiply, multiply])
 
