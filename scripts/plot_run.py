@@ -7,11 +7,8 @@
 import argparse
 import itertools
 import json
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-import torchtitan_rl  # noqa: F401, I001  (first: it says so if this is not the Python of .venv)
 import matplotlib
 
 matplotlib.use("Agg")

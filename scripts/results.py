@@ -19,13 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-import torchtitan_rl  # noqa: E402, F401, I001  (first: it says so if this is not the Python of .venv)
-import numpy as np  # noqa: E402
-from scipy.special import stdtrit  # noqa: E402
-from scipy.stats import ttest_ind  # noqa: E402
+import numpy as np
+from scipy.special import stdtrit
+from scipy.stats import ttest_ind
 
+ROOT = Path(__file__).resolve().parents[1]
 CELLS = ROOT / "scripts" / "results_cells.py"
 TARGET = 0.5
 """Held-out accuracy of counting to which steps and tokens are counted."""

@@ -14,7 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:  # a script was started with the system's Python
+    sys.exit(
+        f"error: {sys.executable} has no torch. Run scripts/setup.sh once and use .venv/bin/python."
+    )
 import torch._utils
 from torch import nn
 

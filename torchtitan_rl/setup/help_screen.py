@@ -74,7 +74,7 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
     given = {f"--{_option(path)} {_value(config, path)}": meaning for path, meaning in MOST_CHANGED.items()}
     changed = [f"  {_cut(option, 34):34}  {meaning}" for option, meaning in given.items()]
     groups = {_option(group): _meaning(config, group).partition(". ")[0].removesuffix(".") for group in _groups(config)}
-    groups[RUN] = f"Fields of no group: {', '.join(map(_option, _own_fields(config)))}"
+    groups[RUN] = "Fields of no group, such as seed and num-steps"
     group_width = max(map(len, groups))
     named = [f"  {group:{group_width}}  {meaning}" for group, meaning in groups.items()]
     lines = [
@@ -87,7 +87,7 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
         f"All groups. --help trainer shows one of them, --help {ALL} everything:",
         *named,
         "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names.",
-        "--dry-run: what a run would do; --print-config: the whole config, as a run's config.json has it.",
+        "--dry-run: what a run would do; --print-config: the whole config.",
     ]
     return [_cut(line, width) for line in lines]
 

@@ -34,7 +34,7 @@ def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> l
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
     n: int = number(8, least=0, most=65536)
-    """Completions per prompt; they share its prefix cache. 0 turns evaluation.sampled off and is an error elsewhere."""
+    """Completions per prompt; they share its prefix cache. 0, in an evaluation: it samples nothing."""
 
     max_tokens: int = number(512, least=1)
     """Maximum length of a completion, in tokens. A longer one is cut and has finish_reason "length"."""
