@@ -72,9 +72,13 @@ class Runs:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.left = 0
+        self.refused = False
 
     def run_all(self) -> int:
-        """Runs what is not done, seed by seed, so that a grid that is cut off has as many seeds of each cell. Returns how many failed."""
+        """Runs what is not done, seed by seed, so that a grid that is cut off has as many seeds of each cell. Returns how many failed.
+
+        After a run that was refused for its config the others do not begin, as they would be refused too.
+        """
         todo = [(cell, seed) for seed in range(self.args.seeds) for cell in self.args.only]
         todo = [(cell, seed) for cell, seed in todo if not is_done(self.folder(cell, seed))]
         self.left = len(todo)
@@ -88,6 +92,8 @@ class Runs:
     def run(self, cell_and_seed: tuple[str, int]) -> bool:
         """Runs one cell with one seed. Several at once print into OUTPUT/CELL/seed-N.log. Returns whether it failed."""
         cell, seed = cell_and_seed
+        if self.refused:
+            return True
         folder = self.folder(cell, seed)
         environment = os.environ | {"RESULTS_CONFIG": self.args.config}
         if cell in RANKS:
@@ -102,6 +108,7 @@ class Runs:
             with open(f"{folder}.log", "w") as log:
                 code = subprocess.run(words, env=environment, check=False, stdout=log, stderr=log).returncode
         self.left -= 1
+        self.refused = self.refused or code == 2
         ended = f"ended with {code}, see {folder}" if code else "done"
         print(f"{cell}, seed {seed}: {ended} after {time.monotonic() - begin:.0f} s, {self.left} runs left", flush=True)
         return code != 0

@@ -495,12 +495,12 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         _own_task(
             "an Example whose messages are a text",
-            "Example.messages = 'hi': expected a list of dicts with a role, or None",
+            "Example.messages = 'hi': expected a list of one or more dicts with a role, or None",
             train_example=lambda self, index, *, seed: Example(text="", expected_answer="1", messages="hi"),
         ),
         _own_task(
             "an Example whose messages are one dict",
-            "Example.messages = {'role': 'user', 'content': 'q'}: expected a list of dicts with a role, or None",
+            "Example.messages = {'role': 'user', 'content': 'q'}: expected a list of one or more dicts with a role, or None",
             train_example=lambda self, index, *, seed: Example(
                 text="", expected_answer="1", messages={"role": "user", "content": "q"}
             ),

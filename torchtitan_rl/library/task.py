@@ -61,8 +61,8 @@ class Example:
             self.messages is None or chat,
             "Example.messages",
             self.messages,
-            "a list of dicts with a role, or None",
-            "Return one.",
+            "a list of one or more dicts with a role, or None for a prompt of text alone",
+            "Give the first message here; what an environment's reset() returns follows it.",
         )
         answer, clash = self.expected_answer, sorted(RESERVED_COLUMNS & self.columns.keys())
         if isinstance(answer, Real) and not isinstance(answer, bool):

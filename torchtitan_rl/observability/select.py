@@ -144,12 +144,14 @@ def parse_selector(text: str) -> Selector:
     name, _, argument = text.partition(":")
     near = difflib.get_close_matches(name, SELECTORS, 1)
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
+    hint = f"Put spaces between them: {text.replace(',', ' ')}" if "," in text else hint
     expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
     if name == "pinned":
         expect(argument, "metrics.select", text, "part of a prompt after the colon", "Example: 'pinned:What is 12'.")
     else:
         fits = not argument or argument.isdecimal()
-        expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", "Example: 'top:2'.")
+        example = hint if "," in text else "Example: 'top:2'."
+        expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", example)
     choose = SELECTORS[name](argument if name == "pinned" else int(argument or 1))
     candidates = each_group(_reward_ends) if name == "zero_variance" else choose
     return Selector(name.replace("_", " "), choose, candidates)

@@ -131,6 +131,18 @@ def test_runs_that_are_not_done_are_started_seed_by_seed_in_their_folders(tmp_pa
     ]
 
 
+def test_after_a_refused_config_the_other_runs_do_not_begin(tmp_path, monkeypatch, capsys):
+    started = []
+
+    class Refused:
+        returncode = 2
+
+    monkeypatch.setattr(subprocess, "run", lambda words, **options: started.append(words) or Refused())
+    monkeypatch.setattr(sys, "argv", ["results.py", "--only", "grpo", "dapo", "--output", str(tmp_path)])
+    assert results.main() == 1
+    assert len(started) == 1
+
+
 def test_a_config_takes_the_place_of_counting(monkeypatch):
     monkeypatch.setenv("RESULTS_CONFIG", "qwen3_0_6b")
     own, cell = load_config("qwen3_0_6b"), load_config(f"{results.CELLS}:dapo")

@@ -218,7 +218,7 @@ def mine():
 @pytest.mark.parametrize(
     ("member", "said"),
     [
-        ("def tools(self): return [lambda x: x]", "expected functions with type hints"),
+        ("def tools(self): return [lambda x: x]", "expected a function with type hints"),
         ("def environment(self, prompt): raise KeyError('x')", "Answered.environment raised KeyError: 'x'"),
         ("def environment(self, prompt): return object()", "expected an Environment"),
     ],

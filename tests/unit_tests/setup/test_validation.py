@@ -17,6 +17,21 @@ def test_debug_is_valid_on_any_number_of_ranks(world_size):
     assert check(world_size=world_size) is None
 
 
+@pytest.mark.parametrize("dtype", [["--generator.dtype", "bfloat16"], ["--trainer.mixed-precision-param", "bfloat16"]])
+def test_the_limit_of_debugs_gate_is_refused_in_bfloat16_where_rounding_exceeds_it(dtype):
+    with pytest.raises(
+        UserError, match=f"logprob_gate.max_diff = 0.001: expected None or at least 0.02 with {dtype[0][2:12]}"
+    ):
+        check(*dtype)
+    assert check(*dtype, "--trainer.logprob-gate.max-diff", "None") is None
+
+
+def test_a_turn_longer_than_all_turns_together_is_refused():
+    with pytest.raises(UserError, match="max_turn_tokens = 500: expected at most sampling.max_tokens 32"):
+        check("--conversations.max-turn-tokens", "500")
+    assert check("--conversations.max-turn-tokens", "32") is None
+
+
 @pytest.mark.parametrize("args", [["top-p", "0.9"], ["top-k", "20"]])
 def test_evaluation_may_truncate(args):
     assert check(f"--evaluation.sampling.{args[0]}", args[1]) is None

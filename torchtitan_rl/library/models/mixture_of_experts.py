@@ -127,9 +127,8 @@ def check_mixture(
         not uneven, "hf_assets_path", uneven, f"a mixture of experts with multiples of {MULTIPLE}", "Use another model."
     )
     expect(
-        not on_cpu or model.dim % CPU_MULTIPLE == 0, "hf_assets_path", model.dim,
-        f"a mixture of experts whose hidden_size is a multiple of {CPU_MULTIPLE}, which vLLM needs on a CPU",
-        "Use another model, or a GPU.",
+        not on_cpu or model.dim % CPU_MULTIPLE == 0, "hf_assets_path: hidden_size", model.dim,
+        f"a multiple of {CPU_MULTIPLE}, which vLLM needs of a mixture of experts on a CPU", "Use another model, or a GPU.",
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ def chosen_sinks(
         name, mode = name_and_mode(text)
         near = difflib.get_close_matches(name, SINKS, 1)
         hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
+        hint = f"Put spaces between them: {text.replace(',', ' ')}" if "," in text else hint
         known = {**SINKS, **(own or {})}
         expect(name in known, "metrics.sinks", text, f"one of {', '.join(SINKS)}, or path/to/file.py:Class", hint)
         expect(name not in chosen, "metrics.sinks", text, "each sink once", "A sink runs in one mode.")

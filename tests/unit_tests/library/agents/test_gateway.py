@@ -523,7 +523,7 @@ def test_a_request_that_is_sent_again_joins_the_first():
     async def agent(task, *, base_url, api_key):
         body = {"model": "x", "messages": [USER]}
         headers = {"Authorization": f"Bearer {api_key}"}
-        async with httpx.AsyncClient(headers=headers, timeout=0.3) as hasty:
+        async with httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(30, read=0.3)) as hasty:
             for _ in range(2):
                 with pytest.raises(httpx.ReadTimeout):
                     await hasty.post(f"{base_url}/chat/completions", json=body)
@@ -544,7 +544,7 @@ def test_an_answer_that_nobody_waited_for_goes_to_the_repeated_request():
     async def agent(task, *, base_url, api_key):
         body = {"model": "x", "messages": [USER]}
         headers = {"Authorization": f"Bearer {api_key}"}
-        async with httpx.AsyncClient(headers=headers, timeout=0.3) as hasty:
+        async with httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(30, read=0.3)) as hasty:
             with pytest.raises(httpx.ReadTimeout):
                 await hasty.post(f"{base_url}/chat/completions", json=body)
         has_left.set()

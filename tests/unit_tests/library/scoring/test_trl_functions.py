@@ -105,7 +105,7 @@ def calibrated(completions, ground_truth, log_metric=None, **kwargs):
 
 @pytest.mark.parametrize(("reference", "expected"), PUBLISHED.items())
 def test_published_trl_function_runs_unchanged(reference, expected):
-    graded = build_grader(Grader.Config(rewards=[reference]), WithColumns())
+    graded = build_grader(Grader.Config(rewards=[reference], time_limit_seconds=600.0), WithColumns())
     found = [
         s.reward for s in score(graded, r"<think>" + "\n40+6\n</think>\n" + r"$\boxed{46}$", "<b> 45 $45$", **CHAT)
     ]

@@ -52,3 +52,15 @@ def test_run_without_any_reward_fails():
         notice.check_rewarded()
     notice.see([group(0, sample(0, None), sample(1, 0.0))])
     notice.check_rewarded()
+
+
+def test_run_in_which_every_environment_failed_blames_these_and_no_reward_function():
+    notice = IdleNotice()
+    notice.see([group(0, sample(0, None, finish_reason="env_error"), sample(1, None, finish_reason="env_error"))])
+    with pytest.raises(
+        TrainingStopped, match="its environment or agent failed.* extra/error/environment in the samples"
+    ):
+        notice.check_rewarded()
+    notice.see([group(0, sample(0, None))])
+    with pytest.raises(TrainingStopped, match="every reward function failed"):
+        notice.check_rewarded()

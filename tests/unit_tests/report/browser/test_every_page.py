@@ -85,7 +85,7 @@ def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, t
     opened = browser.wait("document.querySelector('tr.open')?.dataset.row")
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(metrics_of(13, 50, random.Random(0))) + "\n")
-    browser.run("window.before = true")
+    browser.wait("window.before = true")
     write_report([folder], page, refresh_s=0.5)
     seen = """[document.querySelector('[data-field=q]')?.value, document.querySelector('tr.open')?.dataset.row,
         document.querySelector('.list')?.scrollTop, document.querySelector('[aria-sort]')?.innerText.slice(0, 6)]"""
