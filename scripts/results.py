@@ -77,13 +77,15 @@ class Runs:
     def run_all(self) -> int:
         """Runs what is not done, seed by seed, so that a grid that is cut off has as many seeds of each cell. Returns how many failed.
 
-        After a run that was refused for its config the others do not begin, as they would be refused too.
+        Exits with 2 after a run that was refused for its config: the others would be refused too, and do not begin.
         """
         todo = [(cell, seed) for seed in range(self.args.seeds) for cell in self.args.only]
         todo = [(cell, seed) for cell, seed in todo if not is_done(self.folder(cell, seed))]
         self.left = len(todo)
         with ThreadPoolExecutor(self.args.at_once) as side_by_side:
             failed = sum(side_by_side.map(self.run, [one for one in todo if one[0] not in RANKS]))
+        if self.refused:
+            sys.exit(2)
         return failed + sum(self.run(one) for one in todo if one[0] in RANKS)
 
     def folder(self, cell: str, seed: int) -> Path:

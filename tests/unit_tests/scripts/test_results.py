@@ -131,7 +131,7 @@ def test_runs_that_are_not_done_are_started_seed_by_seed_in_their_folders(tmp_pa
     ]
 
 
-def test_after_a_refused_config_the_other_runs_do_not_begin(tmp_path, monkeypatch, capsys):
+def test_after_a_refused_config_the_other_runs_do_not_begin(tmp_path, monkeypatch):
     started = []
 
     class Refused:
@@ -139,7 +139,8 @@ def test_after_a_refused_config_the_other_runs_do_not_begin(tmp_path, monkeypatc
 
     monkeypatch.setattr(subprocess, "run", lambda words, **options: started.append(words) or Refused())
     monkeypatch.setattr(sys, "argv", ["results.py", "--only", "grpo", "dapo", "--output", str(tmp_path)])
-    assert results.main() == 1
+    with pytest.raises(SystemExit, match="2"):
+        results.main()
     assert len(started) == 1
 
 
