@@ -705,6 +705,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _rows("".join(_ROW.replace('"a"', one) for one in ('"a"', '"b"', '"c"')), held_out_share=0.9999)),
         row("--evaluation.best-by evaluation/acuracy", "best_by = 'evaluation/acuracy': expected one of ['evaluation/accuracy', ",
             _best_by("evaluation/acuracy", SumDigits.Config())),
+        row("--evaluation.best-by evaluation/pass@4", "pass@k needs evaluation.sampled.n of at least k, and is then evaluation/sampled/pass@k.",
+            _best_by("evaluation/pass@4", SumDigits.Config())),
         row("--evaluation.best-by -evaluation/accuracy", "best_by = '-evaluation/accuracy': expected one of ['evaluation/accuracy'",
             _best_by("-evaluation/accuracy", SumDigits.Config())),
         row("--conversations.max-turns 5 of a task without any", "conversations.max_turns = 5: expected 8, as the task has neither tools",

@@ -23,39 +23,13 @@ from torchtitan_rl.setup.config_paths import check_paths, resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
 from torchtitan_rl.setup.identity import described
+from torchtitan_rl.setup.other_names import OTHER_NAMES
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
 ConfigFunction = Callable[[], "RunConfig"]
-
-_OTHER_NAMES = {
-    "batch_size": "--num-prompts-per-step",
-    "beta": "--algorithm.kl.coef",
-    "bf16": "--trainer.mixed-precision-param bfloat16 --generator.dtype bfloat16",
-    "dataset_name": "--task.path",
-    "eval_steps": "--evaluation.every",
-    "learning_rate": "--trainer.optimizer.lr",
-    "max_completion_length": "--sampling.max-tokens",
-    "max_prompt_length": "--prompts.max-prompt-tokens",
-    "max_steps": "--num-steps",
-    "model": "--hf-assets-path",
-    "model_name_or_path": "--hf-assets-path",
-    "nproc": "NGPU=N before the command",
-    "nproc_per_node": "NGPU=N before the command",
-    "num_generations": "--sampling.n",
-    "output_dir": "--dump-folder",
-    "per_device_train_batch_size": "--num-prompts-per-step",
-    "report_to": "--metrics.sinks",
-    "resume_from_checkpoint": "--resume",
-    "reward_funcs": "--grader.rewards",
-    "save_steps": "--checkpoint.interval",
-    "teacher_model_name_or_path": "--teacher",
-    "train_batch_size": "--num-prompts-per-step",
-    "train_files": "--task.path",
-}
-"""Names of options in other libraries, such as TRL and verl, and ours."""
 
 _SWITCHES = ("--list-configs", "--print-config", "--dry-run")
 """Options that are no fields of a config, and end the program after what they show."""
@@ -197,7 +171,7 @@ def _check_option(word: str, default: "RunConfig") -> None:
     """Check a word such as --num-steps=5. Raises UserError, naming the field, for a value that tyro would misname."""
     option, equals, value = word.partition("=")
     kind, (groups, _, name) = _kind_of(_field_of(option), default), _field_of(option).rpartition(".")
-    ours = _OTHER_NAMES.get(name)
+    ours = OTHER_NAMES.get(name)
     if ours and kind is None and not groups.startswith("evaluation"):
         raise UserError(f"{option}: expected {ours}, as it is called here. Use that.")
     if equals and kind is bool:

@@ -194,7 +194,10 @@ def check_task(config: "RunConfig", task: Task) -> None:
         known |= {f"{prefix}/{each}" for prefix in prefixes for each in names}
         if config.algorithm.loss.build().divergence_beta is not None:
             known.add(f"-{evaluation_pass.prefix}/divergence")
-    remedy = f"{did_you_mean(best_by, known)}The - is for metrics whose lowest value is best; docs/evaluation.md has their meaning."
+    near = did_you_mean(best_by, known)
+    if "pass@" in best_by and not config.evaluation.sampled.n:
+        near = "pass@k needs evaluation.sampled.n of at least k, and is then evaluation/sampled/pass@k. "
+    remedy = f"{near}The - is for metrics whose lowest value is best; docs/evaluation.md has their meaning."
     either = best_by.removeprefix("-").endswith(("/length", "/length_max", "/clipped_fraction"))
     has_it = not best_by or best_by in known or (either and best_by.removeprefix("-") in known)
     expect(has_it, "evaluation.best_by", best_by, f"one of {sorted(known)}", remedy)

@@ -3,7 +3,8 @@ import os
 import pytest
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
+from torchtitan_rl.setup.other_names import OTHER_NAMES
+from torchtitan_rl.setup.registry import _options, config_functions, load_config, parse_args
 
 EXPECTED = {
     "debug", "qwen3", "qwen3_0_6b", "qwen3_8b", "qwen3_30b_a3b", "debug_moe",
@@ -136,6 +137,14 @@ def test_an_unknown_key_is_an_error_with_a_suggestion():
         ("--actor_rollout_ref.actor.optim.lr", "--trainer.optimizer.lr"),
         ("--bf16", "--trainer.mixed-precision-param bfloat16 --generator.dtype bfloat16"),
         ("--nproc", "NGPU=N before the command"),
+        ("--num_train_epochs", "--num-steps"),
+        ("--lora_r", "--trainer.lora.rank"),
+        ("--trainer.total_epochs", "--num-steps"),
+        ("--init_kl_coef", "--algorithm.kl.coef"),
+        (
+            "--loss_type",
+            "config.algorithm.loss, a part of config.algorithm, set in a config function (docs/algorithms.md)",
+        ),
     ],
 )
 def test_an_option_of_another_name_or_place_is_an_error_that_names_ours(option, ours):
@@ -185,3 +194,9 @@ def test_help_is_grouped_and_fits_the_terminal(columns, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     assert sum(" options " in line for line in lines) > 20
+
+
+def test_every_option_that_stands_for_another_librarys_name_exists():
+    known = {"--task.path", *_options(load_config("debug"))}
+    for name, ours in OTHER_NAMES.items():
+        assert {word for word in ours.split() if word.startswith("--")} <= known, name

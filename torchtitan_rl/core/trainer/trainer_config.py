@@ -29,7 +29,8 @@ class LRSchedule(Configurable.Config):
         most=1,
         remedy="It is the share of the steps in which the rate falls; 0 for none.",
     )
-    """The share of the steps, at the end, in which the learning rate falls. None: all steps after the warm-up."""
+    """The share of the steps, at the end, in which the learning rate falls. 0: it stays at
+    its peak. None: all steps after the warm-up."""
 
     decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
     """The curve of the fall."""
