@@ -6,6 +6,7 @@ import inspect
 import pickle
 import time
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, Scor
 from torchtitan_rl.core.types import Completion, Group, flat
 from torchtitan_rl.library.environments.checks import LARGEST_REWARD
 from torchtitan_rl.library.environments.interface import environment_reward
+from torchtitan_rl.library.references import users_line
 from torchtitan_rl.library.task import RewardFunction, Task
 
 ERROR_CHARACTERS = 2000
@@ -259,8 +261,9 @@ def _described(error: BaseException) -> str:
     """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if "/torchtitan_rl/library/scoring/" not in frame.filename]
-    where = f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
-    return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"
+    where = users_line(error) or (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
+    said = "breakpoint() needs a terminal, and there is none" if isinstance(error, BdbQuit) else str(error)
+    return f"{type(error).__name__}: {head_and_tail(said, ERROR_CHARACTERS)}{where}"
 
 
 def _form_of_completions(error: BaseException, groups: Groups) -> str:

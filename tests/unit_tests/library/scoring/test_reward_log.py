@@ -1,6 +1,8 @@
 """log_extra and log_metric: what reward functions may log, and that it never decides about training."""
 
+import json
 import logging
+from bdb import BdbQuit
 
 import pytest
 
@@ -173,7 +175,17 @@ def test_extras_logged_before_a_failure_are_kept():
     scored = score(grader(fails_late, on_failure="none"), "a")
     assert scored[0].extra["fails_late/seen"] == "a"
     assert scored[0].extra["error/fails_late"].startswith("RuntimeError: later (")
-    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 171)")
+    assert scored[0].extra["error/fails_late"].endswith("test_reward_log.py, line 173)")
+
+
+def test_a_breakpoint_is_said_with_the_users_line():
+    def stops(completions, **_):
+        raise BdbQuit  # as breakpoint() does where no terminal is
+
+    [failed] = score(grader(stops, on_failure="none"), "a")
+    assert "breakpoint() needs a terminal, and there is none (" in failed.extra["error/stops"]
+    parsed = score(grader(lambda completions: [json.loads(c) for c in completions], on_failure="none"), "{")
+    assert "test_reward_log.py, line" in str(parsed[0].extra)  # and not a line of json's
 
 
 def test_tensors_are_shown_as_numbers():
