@@ -62,6 +62,8 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     Raises:
         UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
     """
+    is_model, model = any(run.glob("tokenizer*")), "a run's folder, and this is a model's, which needs no export"
+    expect(not is_model, "--run", str(run), model, "Name the folder of a run.")
     expect((run / "config.json").is_file(), "--run", str(run), "a run's folder with a config.json", "Name one.")
     try:
         start = Path(json.loads((run / "config.json").read_text())["hf_assets_path"])

@@ -79,6 +79,12 @@ def _spoiled(file: str, content: str | int | None) -> Cause:
     return cause
 
 
+def _as_bin(folder: Path) -> None:
+    checkpoint = _checkpoint(folder)
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    _start(folder)
+
+
 def _changed(**entries: Any) -> Cause:
     """A checkpoint whose config.json says something else."""
 
@@ -249,6 +255,17 @@ def _own_environment(made: str) -> Cause:
         load_config("debug").conversations.build(members={"": task}, **options).check([prompt])
 
     return cause
+
+
+def _reward_without_self(folder: Path) -> None:
+    class Mine(SumDigits):
+        def reward_functions(self):
+            return [self.words]
+
+        def words(*, completions, **_):
+            return [0.0 for _ in completions]
+
+    build_grader(Grader.Config(), Mine(SumDigits.Config()))
 
 
 def _own_number(name: str, declared: str) -> Cause:
@@ -595,6 +612,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("model.safetensors is cut off", "its model.safetensors cannot be read", _spoiled("model.safetensors", 5000)),
         row("a web page in the place of model.safetensors", "its model.safetensors cannot be read",
             _spoiled("model.safetensors", "<!DOCTYPE html><html>Sign in</html>")),
+        row("weights in the format .bin alone", "it has no *.safetensors: its weights are in the older format .bin. Load it with",
+            _as_bin),
+        row("a task's reward without self", "reward function words: expected parameters that start with self, as it is a method.",
+            _reward_without_self),
         row("a tensor that no part of the model loads", "model.layers.0.self_attn.q_norm_2.weight, which no part of that model loads",
             _with_tensors(_q_norm)),
         row("int8 weights without scales", "BF16'), but its files hold model.norm.weight as I8", _with_tensors(_quantized(torch.int8))),
@@ -782,7 +803,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a reward f(*completions, **kwargs)", "f = '(*completions, **kwargs)': expected parameters that are given by name.",
             _reward("def f(*completions, **kwargs):\n    return [1.0] * len(completions)\n")),
         row("json_object(None)", "keys = None: expected Sequence[str]. Correct the arguments.", _grader(rewards=[f"{_LIBRARY}:json_object(None)"])),
-        row("--teacher https://huggingface.co/Qwen/Qwen3-8B", "a name on the hub with its owner: Qwen/Qwen3-0.6B.",
+        row("--teacher https://huggingface.co/Qwen/Qwen3-8B", "Pass the model's name on the hub, Qwen/Qwen3-8B.",
             lambda _: prepare_teacher(replace(load_config("debug_distill"), teacher="https://huggingface.co/Qwen/Qwen3-8B"), None)),
         row("--task.warm-start of a recipe with dimensions={}", "the recipe five: expected dimensions of small_qwen3 and a regular",
             _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), dimensions={})),

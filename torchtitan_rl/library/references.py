@@ -158,7 +158,8 @@ def returned(function: Callable[[], Any], field: str, value: str, expected: str,
         return made
     if inspect.iscoroutine(made):
         made.close()  # otherwise Python warns about it
-    raise UserError(f"{field} = {value!r}: expected {expected}. It returned {made!r:.200}.")
+    call = " Call it: add ()." if inspect.isfunction(made) else ""
+    raise UserError(f"{field} = {value!r}: expected {expected}. It returned {made!r:.200}.{call}")
 
 
 def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import partial
 from typing import get_args
 
-from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.grading.grader import Scorers
 from torchtitan_rl.core.grading.scorer import Scope
@@ -68,7 +68,12 @@ def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Rewar
 
     A function that names `log_metric` gets a batch, as in TRL: what it logs may be no mean, such as a calibration error.
     """
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError as error:  # of a method without a parameter for its object
+        raise UserError(
+            f"reward function {name}: expected parameters that start with self, as it is a method. Add self."
+        ) from error
     wraps = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # f(*args, **kwargs) passes all on
     positional = [
         p.name

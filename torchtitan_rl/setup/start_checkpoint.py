@@ -31,6 +31,11 @@ _OTHER_FOLDERS = {
 """Folders that may be taken for a model's, by a file in them, and the remedy."""
 
 
+_AS_SAFETENSORS = (
+    "Load it with transformers' from_pretrained and save it with save_pretrained, which writes safetensors."
+)
+
+
 def prepare_start(config: "RunConfig") -> None:
     """Prepare the folder of `hf_assets_path` and set `model_spec` from its config.json.
 
@@ -105,12 +110,16 @@ def check_complete(folder: Path) -> None:
     field, node = "hf_assets_path", socket.gethostname()
     whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
     remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
+    if folder.parts[0] in ("https:", "http:"):
+        remedy = f"Pass the model's name on the hub, {'/'.join(folder.parts[2:4])}."
     expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
     kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
     below = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json"))
     kinds += [(f": there is a config.json in {below[-1]}", "Pass that folder.")] if below else []
     kind, remedy = next(iter(kinds), ("", remedy))
     for file in ("config.json", "tokenizer*", "*.safetensors"):
+        if file == "*.safetensors" and any(folder.glob("*.bin")):
+            kind, remedy = ": its weights are in the older format .bin", _AS_SAFETENSORS
         expect(
             any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}{kind}", remedy
         )
@@ -118,7 +127,7 @@ def check_complete(folder: Path) -> None:
         if problem := _unreadable(file):
             raise UserError(
                 f"{field} = {str(folder)!r}: expected {whole}, but on node {node} its {file.name} cannot be read: {problem}. It "
-                "may have been cut off, or be a web page in the file's place: download it again."
+                "may have been cut off, or be a pointer of Git LFS (git lfs pull) or a web page in the file's place: download it again."
             )
 
 

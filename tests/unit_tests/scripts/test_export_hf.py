@@ -34,6 +34,9 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
     for damaged in ("{", "[]", "{}"):
         (run / "config.json").write_text(damaged)
         export_says("--run = .*its config.json is not as a run writes it: ")
+    (run / "tokenizer.json").write_text("{}")
+    export_says("--run = .*expected a run's folder, and this is a model's, which needs no export")
+    (run / "tokenizer.json").unlink()
     (run / "config.json").write_text(json.dumps(described))
     export_says("hf_assets_path = .*/start': expected the folder that the run started from")
     start.mkdir()

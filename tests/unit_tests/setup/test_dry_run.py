@@ -221,6 +221,7 @@ def mine():
         ("def tools(self): return [lambda x: x]", "expected a function with type hints"),
         ("def environment(self, prompt): raise KeyError('x')", "Answered.environment raised KeyError: 'x'"),
         ("def environment(self, prompt): return object()", "expected an Environment"),
+        ("def environment(self, prompt): return dict", "returned the class dict itself; expected an Environment"),
     ],
 )
 def test_a_dry_run_and_a_run_find_a_wrong_environment_before_a_start_is_made(member, said, tmp_path, monkeypatch):

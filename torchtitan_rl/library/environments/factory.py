@@ -126,7 +126,8 @@ class Conversations(Configurable):
         except (Exception, SystemExit) as error:
             raise RuntimeError(f"{type(task).__name__}.environment raised {described(error)}") from error
         if not isinstance(environment, Environment | None):
-            kind = type(environment).__name__
+            is_class = isinstance(environment, type)
+            kind = f"the class {environment.__name__} itself" if is_class else type(environment).__name__
             raise RuntimeError(f"{type(task).__name__}.environment returned {kind}; expected an Environment or None")
         return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
 

@@ -24,6 +24,7 @@ from torchtitan_rl.library.environments.checks import (
 from torchtitan_rl.library.environments.interface import Environment, Message, Turn
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
+from torchtitan_rl.library.references import users_line
 
 if TYPE_CHECKING:
     from torchtitan_rl.library.environments.factory import Conversations
@@ -275,7 +276,7 @@ class EnvironmentPool:
         """
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._call_seconds:g} s"
-        reason = limit if overdue else head_and_tail(escaped(described(error)), ERROR_CHARACTERS)
+        reason = limit if overdue else head_and_tail(escaped(described(error)), ERROR_CHARACTERS) + users_line(error)
         failed = f"{self._sessions[index].name} failed: {reason}."
         self._start_close(index, "env_error", waits=not overdue)
         if self._limits.on_failure == "raise":

@@ -90,9 +90,10 @@ class PromptStream(OwnConfig):
                 f"evaluations have {len(held_out)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
             )
         asked = [_asked(example) for example in held_out]
-        if len(asked) >= _NUM_CHECKED and all(first in asked for first in self._first):
+        again = sum(first in asked for first in self._first)
+        if len(asked) > 1 and again >= min(len(asked), _NUM_CHECKED):
             progress(
-                f"the first {_NUM_CHECKED} training examples are also held out: evaluations measure what was trained on"
+                f"{again} of the first {_NUM_CHECKED} training examples are also held out: evaluations measure what was trained on"
             )
         examples = [self._demonstrated(example, f"held_out/{index}") for index, example in enumerate(held_out)]
         return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in enumerate(examples)]

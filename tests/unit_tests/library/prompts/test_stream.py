@@ -327,6 +327,8 @@ def test_held_out_examples_that_are_trained_on_are_reported(tokenizer, capsys):
         stream(tokenizer, task=task(SumDigits.Config(max_integers=2, instruction=""))).held_out(16)
         said = "the first 8 training examples are also held out" in capsys.readouterr().out
         assert said == (task is Same)
+    stream(tokenizer, task=Same(SumDigits.Config(max_integers=2, instruction=""))).held_out(3)
+    assert "3 of the first 8 training examples are also held out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("act", [sys.exit, lambda: None])
