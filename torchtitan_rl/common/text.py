@@ -1,5 +1,6 @@
 """Text and values from other people's code, made safe to keep and to show."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -58,3 +59,8 @@ def head_and_tail(text: str, most: int) -> str:
     kept = max(most - len(note), 0)
     tail = kept // 3
     return f"{text[: kept - tail]} [... {len(text) - kept:,} characters ...] {text[len(text) - tail :]}"[:most]
+
+
+def with_spaces(items: str) -> str:
+    """Returns a list's items with spaces between them. Example: "a b" for 'a,b' and for '["a", "b"]'"""
+    return " ".join(re.findall(r"[^\s,\[\]()\"']+", items))

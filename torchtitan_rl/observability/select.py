@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torchtitan_rl.common.text import with_spaces
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.observability.sample_rows import Row, score_of
 from torchtitan_rl.observability.tokens import TOKENS
@@ -144,7 +145,7 @@ def parse_selector(text: str) -> Selector:
     name, _, argument = text.partition(":")
     near = difflib.get_close_matches(name, SELECTORS, 1)
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
-    hint = f"Put spaces between them: {text.replace(',', ' ')}" if "," in text else hint
+    hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
     expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
     if name == "pinned":
         expect(argument, "metrics.select", text, "part of a prompt after the colon", "Example: 'pinned:What is 12'.")

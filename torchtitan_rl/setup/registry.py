@@ -173,7 +173,10 @@ def _check_option(word: str, default: "RunConfig") -> None:
     kind, (groups, _, name) = _kind_of(_field_of(option), default), _field_of(option).rpartition(".")
     ours = OTHER_NAMES.get(name)
     if ours and kind is None and not groups.startswith("evaluation"):
-        raise UserError(f"{option}: expected {ours}, as it is called here. Use that.")
+        is_none = ours.startswith("none")
+        raise UserError(
+            f"{option}: expected {ours}{'. Leave it out.' if is_none else ', as it is called here. Use that.'}"
+        )
     if equals and kind is bool:
         _refuse_value(option, value)
     expect(
@@ -184,7 +187,7 @@ def _check_option(word: str, default: "RunConfig") -> None:
 
 def _refuse_unknown(word: str, config: Any) -> None:
     """Raise UserError for a word that is no option because a part of the config is not set, or is of another class."""
-    form = f"{word}: expected options as --name VALUE, with two hyphens. --config NAME names a config."
+    form = f"{word}: expected options as --name VALUE, with two hyphens. A text with spaces needs quotes. --config NAME names a config."
     if not word.startswith("--"):
         raise UserError(form)
     path, rest = [], _field_of(word.partition("=")[0]).split(".")

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+from torchtitan_rl.common.text import with_spaces
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.observability.sinks.base import Mode, Sink, SinkContext, StepRecord
 
@@ -46,7 +47,7 @@ def chosen_sinks(
         name, mode = name_and_mode(text)
         near = difflib.get_close_matches(name, SINKS, 1)
         hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
-        hint = f"Put spaces between them: {text.replace(',', ' ')}" if "," in text else hint
+        hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
         known = {**SINKS, **(own or {})}
         expect(name in known, "metrics.sinks", text, f"one of {', '.join(SINKS)}, or path/to/file.py:Class", hint)
         expect(name not in chosen, "metrics.sinks", text, "each sink once", "A sink runs in one mode.")
