@@ -154,9 +154,12 @@ def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, sho
     assert run(None) == (2, f"error: LOG_RANK = '{shown}': expected a rank, 0 to 0. Leave it out for 0.\n")
 
 
+IN_BFLOAT16 = ["--config", "debug", "--generator.dtype", "bfloat16", "--trainer.logprob-gate.max-diff", "None"]
+
+
 def test_a_model_too_large_for_the_gpu_is_refused_before_a_process_group_starts(run, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.setup.validation.gpu_memory_bytes", lambda: 2**25)
-    code, said = run(train.train_run, ["--config", "debug", "--generator.dtype", "bfloat16"])
+    code, said = run(train.train_run, IN_BFLOAT16)
     assert code == 2
     assert "error: qwen3 4x256 on 1 GPUs of 0 GiB cannot fit: its weights, moments and gradients" in said
 
@@ -169,7 +172,7 @@ def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_gro
     monkeypatch.setattr("torchtitan_rl.core.comm.init_process_group", stop)
     start = str(start_checkpoint.START_CHECKPOINTS / "none")  # neither made nor compared
     monkeypatch.setattr(start_checkpoint, "prepare_start", lambda config: setattr(config, "hf_assets_path", start))
-    code, said = run(train.train_run, ["--config", "debug", "--generator.dtype", "bfloat16"])
+    code, said = run(train.train_run, IN_BFLOAT16)
     assert code == 2
     assert "GiB are computed for each GPU of 1 GiB: engine awake" in said
     assert said.endswith("error: stopped\n")

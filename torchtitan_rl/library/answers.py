@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
+_WITH_THOUSANDS = re.compile(r"[-+]?\$?\d{1,3}(,\d{3})+(\.\d*)?(/\d+)?")
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
 
 
@@ -46,12 +47,15 @@ def last_tagged(text: str) -> str | None:
 
 
 def as_number(text: str) -> Fraction | None:
-    """Parses a number, ignoring "$" and "%"; None for other text.
+    """Parses a number, ignoring "$" and "%"; None for other text. A comma separates thousands alone.
 
-    Example: as_number("$1,200.50") == Fraction("1200.5").
+    Example: as_number("$1,200.50") == Fraction("1200.5"), and as_number("24,5") is None.
     """
+    plain = text.strip().strip("$%").rstrip(".")
+    if "," in plain and not _WITH_THOUSANDS.fullmatch(plain):
+        return None
     try:
-        return Fraction(text.strip().strip("$%").rstrip(".").replace(",", ""))
+        return Fraction(plain.replace(",", ""))
     except (ValueError, ZeroDivisionError):
         return None
 

@@ -280,6 +280,7 @@ class RowSet:
         if text is None:
             raise RowError(
                 f"no answer found in {self.answer_column!r}, read as task.answer_kind {self._config.answer_kind!r}"
+                f"{', with a point before decimals' if ',' in str(answer) else ''}"
             )
         return text
 

@@ -278,7 +278,9 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield 1, "", f"columns separated by {apart[0]!r}; expected {delimiter!r} in a {path.suffix} file"
                 return
             for number, row in enumerate(rows, start=1):
-                fault = "more fields than the header" if None in row else f"two columns {twice[0]!r}" if twice else ""
+                untitled = "a first line without a name for each column; expected the columns' names there"
+                doubled = f"two columns {twice[0]!r}" if twice and twice[0] else untitled if twice else ""
+                fault = "more fields than the header" if None in row else doubled
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
         except UnicodeDecodeError:
             yield number + 1, "", _NO_UTF8

@@ -248,9 +248,9 @@ def test_hanging_calls_of_a_message_share_one_timeout():
         time.sleep(30)
 
     began = time.monotonic()
-    told = answers(hermes("hangs") * 7 + hermes("multiply", a=6, b=7), hangs, multiply, seconds=0.5)
-    assert time.monotonic() - began < 7 * 0.5
-    assert told == ["error: TimeoutError: took longer than 0.5 s"] * 7 + ["42"]
+    told = answers(hermes("hangs") * 7 + hermes("multiply", a=6, b=7), hangs, multiply, seconds=2)
+    assert time.monotonic() - began < 7 * 2
+    assert told == ["error: TimeoutError: took longer than 2 s"] * 7 + ["42"]
 
 
 def test_call_not_started_within_the_timeout_is_reported():

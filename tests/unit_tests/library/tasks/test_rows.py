@@ -146,6 +146,8 @@ def test_answers_may_be_numbers_or_text(build, given, text):
         ("tag", "<answer>no</answer> so <answer> yes </answer>", "yes", True),
         ("tag", "yes", "yes", False),
         ("number", "3 x 400 = 1,200.", "1200.0", True),
+        ("number", "so 1,234,567.5", "1234567.5", True),
+        ("number", "it is 24,5", "245", False),
         ("number", "it is 12 or 13", "12", False),
         ("number", "1e999999999", "12", False),
         ("number", "none", "12", False),
@@ -288,6 +290,8 @@ def test_invalid_csv_rows_are_errors_with_row_numbers(build):
         build(b"prompt,prompt\na,1\n", "d.csv")
     with pytest.raises(UserError, match="expected at least one row, but it is empty"):
         build(b"prompt,answer\n", "e.csv")
+    with pytest.raises(UserError, match="rows 1, 2: a first line without a name for each column"):
+        build(b"Q3 tickets,,\nprompt,answer,id\na,1,2\n", "f.csv")
 
 
 def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
@@ -362,6 +366,8 @@ def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
 def test_answer_not_parsable_as_its_kind_is_an_error(build, capsys):
     with pytest.raises(UserError, match="row 3: no answer found in 'answer'"):
         build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
+    with pytest.raises(UserError, match="read as task.answer_kind 'number', with a point before decimals"):
+        build([*sums(2), {"prompt": "49/2", "answer": "24,5"}], answer_kind="number")
     rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
     assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
 
