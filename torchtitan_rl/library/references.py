@@ -142,7 +142,7 @@ def import_checked(place: Path | str, field: str) -> ModuleType:
             return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
     except SystemExit as error:  # it would look like the end of the run
         raise UserError(
-            f"{field} = {str(place)!r}: expected Python that can be imported, but it calls sys.exit({error.code!r}). Put what is "
+            f"{field} = {str(place)!r}: expected Python that can be imported, but it calls sys.exit({error.code!r:.80}). Put what is "
             "for a script under if __name__ == '__main__'."
         ) from error
 
@@ -153,7 +153,9 @@ def returned(function: Callable[[], Any], field: str, value: str, expected: str,
         with correctable(f"{field} = {value!r}: expected {expected}, but it raises", (Exception,)):
             made = function()
     except SystemExit as error:  # parse_args exits for --help: this would look like a success
-        raise UserError(f"{field} = {value!r}: it calls sys.exit({error.code!r}). This function returns.") from error
+        raise UserError(
+            f"{field} = {value!r}: it calls sys.exit({error.code!r:.80}). This function returns."
+        ) from error
     if isinstance(made, kind):
         return made
     if inspect.iscoroutine(made):

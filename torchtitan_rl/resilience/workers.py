@@ -10,6 +10,7 @@ however that happens, the fork server kills all workers and the processes that t
 
 import contextlib
 import ctypes
+import gc
 import io
 import math
 import os
@@ -128,7 +129,7 @@ class _ForkServer:
     def __init__(self, functions: Sequence[Callable]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        self._pid = os.fork()
+        self._pid = _fork()
         if self._pid == 0:
             _run_and_exit(_run_fork_server, theirs, functions)
         theirs.close()
@@ -160,6 +161,21 @@ class _ForkServer:
             return answer
 
 
+def _fork() -> int:
+    """Fork. The child never collects the garbage that it inherits.
+
+    A destructor may wait for a thread that the child does not have, as that of a process group does.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    pid = os.fork()
+    if pid == 0:
+        gc.freeze()
+    if collects:
+        gc.enable()
+    return pid
+
+
 def _run_and_exit(function: Callable, *args: Any) -> NoReturn:
     """Run `function` in a forked process and end it, so that it never returns into its parent's code."""
     try:
@@ -183,7 +199,7 @@ def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None
                 break
             command, _, pid = message.partition(b" ")
             if command == b"start":
-                started = os.fork()
+                started = _fork()
                 if started == 0:
                     line.close()
                     _run_and_exit(_serve, Connection(descriptors[0]), functions)

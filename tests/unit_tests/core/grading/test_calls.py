@@ -116,7 +116,8 @@ def test_call_that_ignores_its_timeout_is_killed_and_the_next_call_has_a_new_pro
     def fine(completions, **_):
         return [2.0]
 
-    graded = build(function, fine, workers=1, time_limit_seconds=limit, on_failure="none")
+    limits = {function.__name__: limit}
+    graded = build(function, fine, workers=1, time_limit_seconds_of=limits, on_failure="none")
     before = _descendants()
     [scored] = graded.grade(groups(1))
     assert scored.samples[0].reward_breakdown[function.__name__] is None
