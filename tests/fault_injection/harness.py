@@ -81,15 +81,6 @@ class Run:
             time.sleep(0.005)
         return time.monotonic() - began
 
-    def pids(self) -> dict[int, int]:
-        """Process ids of the ranks that live, by rank."""
-        found = {}
-        for pid, environment in processes_with(f"{MARK}={id_of(self.log)}").items():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if "RANK" in environment and b"torchtitan_rl.train" in command:
-                found[int(environment["RANK"])] = pid
-        return dict(sorted(found.items()))
-
     def statuses(self) -> dict[int, RankStatus]:
         """Where each rank says that it is, by rank; {} before the launcher watches."""
         if self._watch is None:
@@ -121,7 +112,7 @@ class Run:
 
     def signal(self, number: int, rank: int | None = None) -> None:
         """Send a signal to one rank, or (None) to the launcher."""
-        os.kill(self.process.pid if rank is None else self.pids()[rank], number)
+        os.kill(self.process.pid if rank is None else self.statuses()[rank].pid, number)
         self.hurt_at = time.monotonic()
 
     def kill_everything(self) -> Ended:

@@ -12,8 +12,9 @@ ADDRESS_PASSWORD = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
 """The part of an address before its password, and the password."""
 
 _NAME = re.compile(
-    r"(?:key(?:_id)?|token|secrets?|pass(?:word|wd|phrase)?|auth(?:orization)?|cred(?:ential)?s?|dsn)$", re.IGNORECASE
+    r"(?:(?:key|key_id|token|dsn)s?(?:_?\d+)?|(?:pass(?!eng)|secret|auth(?!or(?!iz))|cred(?!it))\w*)$", re.IGNORECASE
 )
+"""Names that end in KEY, TOKEN or DSN, or have PASS, SECRET, AUTH or CRED in them, but not PASSENGER, AUTHOR and CREDIT."""
 _SHORTEST = 8
 """Characters. Shorter values would also match ordinary words."""
 

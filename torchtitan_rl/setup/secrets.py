@@ -4,7 +4,7 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -18,6 +18,21 @@ _FIELD = r"(?:api_?key|access_?key|token|secret|password|passwd|credentials?)"
 _NAME = re.compile(rf"{_FIELD}$", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(\b\w*{_FIELD}(?:\s*=|['\"]\s*:)\s*['\"]?)[^\s'\",)&]+", re.IGNORECASE)
 _LITERAL = re.compile(rf"(\b\w*{_FIELD}['\"]?\s*(?:=|:)\s*(['\"]))[^'\"\n]+(?=\2)", re.IGNORECASE)
+
+
+_FORMS: Sequence[Callable[[str], str]] = (
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: repr(text)[1:-1],
+    lambda text: ascii(text)[1:-1],
+    quote,
+    partial(quote, safe=""),
+    quote_plus,
+    html.escape,
+    partial(html.escape, quote=False),
+    lambda text: shlex.quote(text).strip("'"),
+)
+"""How texts are written inside others."""
 
 
 def without_secrets(value: Any) -> Any:
@@ -68,12 +83,7 @@ def masked(value: Any) -> Any:
 
 @lru_cache(maxsize=4)
 def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
-    """Matches each secret as it is, and as repr, JSON, JSON inside JSON, URLs, HTML and a shell write it."""
-    forms = set(secrets)
-    for secret in secrets:
-        for ascii_only in (True, False):
-            once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-            forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}
-        forms |= {repr(secret)[1:-1], ascii(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret)}
-        forms |= {html.escape(secret), html.escape(secret, quote=False), shlex.quote(secret).strip("'")}
+    """Matches each secret as it is, as repr, JSON, URLs, HTML and a shell write it, and as one of these writes what another wrote."""
+    once = {form(secret) for secret in secrets for form in _FORMS}
+    forms = secrets | once | {form(written) for written in once for form in _FORMS}
     return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True))))

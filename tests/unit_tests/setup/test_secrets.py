@@ -70,11 +70,21 @@ def test_short_values_are_not_treated_as_secrets(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["JUDGE_KEY", "OPENAI_KEY", "DB_PASS", "MY_AUTH", "AWS_ACCESS_KEY_ID", "SENTRY_DSN", "GIT_CREDS"]
-)
+    "name",
+    [
+        "JUDGE_KEY", "OPENAI_KEY", "DB_PASS", "MY_AUTH", "AWS_ACCESS_KEY_ID", "SENTRY_DSN", "GIT_CREDS", "DB_PASS_1", "MY_PASSCODE",
+        "AUTH_HEADER", "AUTHORIZATION", "SECRET_VALUE", "CREDENTIALS_JSON", "TOKEN_1", "API_KEYS", "MY_TOKENS", "PGPASSWORD",
+    ],
+)  # fmt: skip
 def test_variables_of_many_names_are_secret(monkeypatch, name):
     monkeypatch.setenv(name, "hunter-12345")
     assert masked("say hunter-12345") == "say ***"
+
+
+@pytest.mark.parametrize("name", ["GIT_AUTHOR_NAME", "TOKENIZERS_PARALLELISM", "CREDITS", "KEYBOARD", "PASSENGERS"])
+def test_variables_of_like_names_are_not_secret(monkeypatch, name):
+    monkeypatch.setenv(name, "hunter-12345")
+    assert masked("say hunter-12345") == "say hunter-12345"
 
 
 WRITTEN = [
@@ -86,6 +96,10 @@ WRITTEN = [
     html.escape,
     shlex.quote,
     lambda text: json.dumps(json.dumps(text)),
+    lambda text: quote(repr(text)),
+    lambda text: json.dumps(repr(text)),
+    lambda text: repr(json.dumps(text)),
+    lambda text: quote(str({"a": text})[7:-2]),
 ]
 
 
@@ -96,7 +110,7 @@ def test_secret_is_hidden_in_every_encoding(monkeypatch, secret, write):
     shown = masked(f"before {write(secret)} after")
     assert shown.startswith("before ")
     assert shown.endswith(" after")
-    assert set(shown.removeprefix("before ").removesuffix(" after")) <= set("*'\"\\")
+    assert set(shown.removeprefix("before ").removesuffix(" after")) <= set("*'\"\\%2720")
 
 
 def test_the_user_may_name_further_variables(monkeypatch):
