@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from contextlib import chdir
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def main() -> None:
                 parser.error(
                     f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: pass it again"
                 )
+            command = without(command, {one.partition("=")[0].replace("_", "-") for one in overrides} - {"--config"})
             try:
                 with chdir(ROOT):  # as the evaluation itself, and before the export, which takes longer
                     os.environ[CALLER_FOLDER] = caller
@@ -93,13 +95,17 @@ def command_of(run: Path) -> tuple[list[str], str]:
     """Returns the run's options without its start and output folders, and the folder that it was called from."""
     described = json.loads((run / "config.json").read_text())
     _, *options = described["command"]
-    kept, skip = [], False
-    for option in options:
-        name = option.partition("=")[0].replace("_", "-")
-        if not skip and name not in NOT_OF_AN_EVALUATION:
-            kept.append(option)
-        skip = name in NOT_OF_AN_EVALUATION and "=" not in option
-    return kept, described.get("folder_of_command", str(Path.cwd()))
+    return without(options, NOT_OF_AN_EVALUATION), described.get("folder_of_command", str(Path.cwd()))
+
+
+def without(options: list[str], names: Collection[str]) -> list[str]:
+    """Returns the options without those of these names, and without their values."""
+    kept, leaves_out = [], False
+    for word in options:
+        leaves_out = word.partition("=")[0].replace("_", "-") in names if word.startswith("--") else leaves_out
+        if not leaves_out:
+            kept.append(word)
+    return kept
 
 
 def hidden_options(options: list[str]) -> set[str]:

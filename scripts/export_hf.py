@@ -64,7 +64,13 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     """
     is_model, model = any(run.glob("tokenizer*")), "a run's folder, and this is a model's, which needs no export"
     expect(not is_model, "--run", str(run), model, "Name the folder of a run.")
-    expect((run / "config.json").is_file(), "--run", str(run), "a run's folder with a config.json", "Name one.")
+    expect(
+        (run / "config.json").is_file(),
+        "--run",
+        str(run),
+        "a run's folder with a config.json",
+        "Name one; --step is for a checkpoint.",
+    )
     try:
         start = Path(json.loads((run / "config.json").read_text())["hf_assets_path"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:

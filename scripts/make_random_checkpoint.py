@@ -49,7 +49,12 @@ def main() -> None:
         "--architecture", help="make a small model of this model_type instead, such as llama or gemma3_text"
     )
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help=f"entries of its config.json; default: {SMALL}"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"entries of its config.json; default: {SMALL}",
     )
     parser.add_argument("--output", type=Path, required=True, help="folder to create; must not exist")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 import tyro
 from torchtitan.config import Configurable
@@ -160,11 +160,21 @@ def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
             _refuse_value(option, word)
         if word.startswith("--"):
             _check_option(word, default)
+            _refuse_second(word.partition("=")[0], read, default)
         if kind is str and re.match("-[^-]", word):
             read[-1] += f"={word}"
         else:
             read.append(word)
     return read
+
+
+def _refuse_second(option: str, words: Sequence[str], default: "RunConfig") -> None:
+    """Raise UserError for a second option of a list or a dict: it would replace the first. Of two values the last counts."""
+    field = _field_of(option)
+    before = {_field_of(word.partition("=")[0]) for word in words if word.startswith("--")}
+    if field in before and get_origin(_kind_of(field, default)) in (list, tuple, dict):
+        once = "expected it once, as a second one replaces the first"
+        raise UserError(f"{option}: {once}. Write all its values after one: {option} FIRST SECOND.")
 
 
 def _check_option(word: str, default: "RunConfig") -> None:

@@ -126,6 +126,8 @@ def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
     found = find_resume(choice, run_folder)
     if found is not None:
         _accept(found, config)
+    elif (run_folder / "metrics.jsonl").is_file():
+        progress(f"{run_folder} has steps and no checkpoint: the run begins again at step 1")
     return found
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from scripts.evaluate import command_of, hidden_options, main
+from scripts.evaluate import command_of, hidden_options, main, without
 
 
 def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_path):
@@ -13,6 +13,22 @@ def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_pa
     (tmp_path / "config.json").write_text(json.dumps({"command": command, "folder_of_command": "/of/the/run"}))
     options = ["--config", "debug", "--task.max-integers", "3", "--evaluation.every", "5"]
     assert command_of(tmp_path) == (options, "/of/the/run")
+
+
+def test_an_option_that_is_given_again_takes_the_place_of_the_runs_with_all_its_values():
+    options = [
+        "--config",
+        "debug",
+        "--grader.rewards",
+        "a.py:f",
+        "b.py:g",
+        "--metrics.sinks=jsonl",
+        "--eval_only",
+        "--seed",
+        "1",
+    ]
+    left = ["--config", "debug", "--seed", "1"]
+    assert without(options, {"--grader.rewards", "--metrics.sinks", "--eval-only"}) == left
 
 
 @pytest.mark.parametrize("name", ["outputs/debug-typo", "debug-typo"])

@@ -196,6 +196,16 @@ def test_help_is_grouped_and_fits_the_terminal(columns, capsys, monkeypatch):
     assert sum(" options " in line for line in lines) > 20
 
 
+def test_a_second_list_is_refused_as_it_would_replace_the_first():
+    for first, second in (
+        (["--grader.rewards", "a.py:f"], ["--grader.rewards=b.py:g"]),
+        (["--grader.weights", "f", "1"],) * 2,
+    ):
+        with pytest.raises(UserError, match=f"{first[0]}: expected it once, as a second one replaces the first"):
+            parse_args(["--config", "debug", *first, *second])
+    assert parse_args(["--config", "debug", "--seed", "1", "--seed", "2"])[1].seed == 2
+
+
 def test_every_option_that_stands_for_another_librarys_name_exists():
     known = {"--task.path", *_options(load_config("debug"))}
     for name, ours in OTHER_NAMES.items():

@@ -57,6 +57,14 @@ def test_an_unchanged_config_says_nothing(accept, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(config, tmp_path, capsys):
+    assert choose_resume(config, tmp_path / "new") is None
+    assert capsys.readouterr().out == ""
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert choose_resume(config, tmp_path) is None
+    assert "has steps and no checkpoint: the run begins again at step 1" in capsys.readouterr().out
+
+
 def test_another_path_to_the_same_data_file_is_no_change(config, tmp_path, monkeypatch):
     for name in ("data", "other"):
         (tmp_path / f"{name}.jsonl").touch()
