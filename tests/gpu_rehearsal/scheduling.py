@@ -3,7 +3,7 @@
     python -m tests.gpu_rehearsal.scheduling [REPORT.json]
 
 Random workloads must make both ask the worker for the same steps, end with the same outputs, and leave the same KV cache. Then the
-worker computes nothing, and the host's time for a step of each is measured in turn.
+worker computes nothing, and the host's time for a step of each is measured in turn, and its calls are counted.
 """
 
 import gc
@@ -248,8 +248,8 @@ class IdleWorker(rehearsal.CountingWorker):
         return late()
 
 
-def host_ms(at: str) -> dict[str, dict[str, float]]:
-    """Returns {scheduler: {sequences: milliseconds of this thread for a step}}, the least of several rounds in turn."""
+def idle_generators(at: str) -> dict[str, Generator]:
+    """Returns a generator for each scheduler, whose worker computes nothing."""
     made: dict[str, Generator] = {}
     for name in SCHEDULERS:
         config = Generator.Config(
@@ -264,31 +264,56 @@ def host_ms(at: str) -> dict[str, dict[str, float]]:
         )
         made[name].policy_version = 0
         ALIVE.append(made[name])
+    return made
+
+
+def host_ms(made: dict[str, Generator]) -> dict[str, dict[str, float]]:
+    """Returns {scheduler: {sequences: milliseconds of this thread for a step}}, the least of several rounds in turn."""
     found: dict[str, dict[str, float]] = {name: {} for name in SCHEDULERS}
     for sequences in SEQUENCES:
         for round in range(3):
             for name, generator in made.items():
-                took = _ms_of_a_step(generator, sequences, round)
+                gc.collect()
+                begin = time.thread_time()
+                generate(generator, sequences, round)
+                took = 1e3 * (time.thread_time() - begin) / TOKENS
                 before = found[name].get(str(sequences), took)
                 found[name][str(sequences)] = min(before, took)
     return found
 
 
-def _ms_of_a_step(generator: Generator, sequences: int, round: int) -> float:
+def host_calls(made: dict[str, Generator]) -> dict[str, dict[str, float]]:
+    """Returns {scheduler: {sequences: calls of Python and C functions for a step}}. They are the same on any machine at any load."""
+    found: dict[str, dict[str, float]] = {name: {} for name in SCHEDULERS}
+    for sequences in SEQUENCES[:2]:
+        for name, generator in made.items():
+            calls = 0
+
+            def count(frame: object, event: str, argument: object) -> None:
+                nonlocal calls
+                calls += event in ("call", "c_call")
+
+            sys.setprofile(count)
+            try:
+                generate(generator, sequences, 0)
+            finally:
+                sys.setprofile(None)
+            found[name][str(sequences)] = calls / TOKENS
+    return found
+
+
+def generate(generator: Generator, sequences: int, round: int) -> None:
+    """Generate `sequences` completions of TOKENS tokens."""
     rng = np.random.default_rng(round)
     prompts = [
         Prompt(prompt_idx=i, text="", token_ids=rng.integers(60, 100, 64), expected_answer="")
         for i in range(sequences // 8)
     ]
     generator.llm.reset_prefix_cache()
-    gc.collect()
     with mock.patch.object(rehearsal._Tokenizer, "decode", return_value=""):
-        begin = time.thread_time()
         groups = list(generator.generate(prompts, step=round))
-        took = time.thread_time() - begin
     sampled = sum(len(sample.token_ids) for group in groups for sample in group.samples)
     assert sampled == sequences * TOKENS, sampled
-    return 1e3 * took / TOKENS
 
 
 @contextmanager
@@ -320,7 +345,8 @@ def _main(*report: str) -> int:
                 mode: differences(at, asynchronous=mode == "asynchronous") for mode in ("asynchronous", "synchronous")
             }
         with _worker(IdleWorker):
-            found["host_ms"] = host_ms(at)
+            made = idle_generators(at)
+            found |= {"host_ms": host_ms(made), "host_calls": host_calls(made)}
     for path in report:
         Path(path).write_text(json.dumps(found))
     print(json.dumps(found, indent=1))

@@ -612,6 +612,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("model.safetensors is cut off", "its model.safetensors cannot be read", _spoiled("model.safetensors", 5000)),
         row("a web page in the place of model.safetensors", "its model.safetensors cannot be read",
             _spoiled("model.safetensors", "<!DOCTYPE html><html>Sign in</html>")),
+        row("--hf-assets-path .", "hf_assets_path = '.': expected a Hugging Face checkpoint folder",
+            lambda _: prepare_start(replace(load_config("debug"), hf_assets_path="."))),
         row("weights in the format .bin alone", "it has no *.safetensors: its weights are in the older format .bin. Load it with",
             _as_bin),
         row("a task's reward without self", "reward function words: expected parameters that start with self, as it is a method.",

@@ -110,7 +110,7 @@ def check_complete(folder: Path) -> None:
     field, node = "hf_assets_path", socket.gethostname()
     whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
     remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
-    if folder.parts[0] in ("https:", "http:"):
+    if folder.parts[:1] in (("https:",), ("http:",)):
         remedy = f"Pass the model's name on the hub, {'/'.join(folder.parts[2:4])}."
     expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
     kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
