@@ -29,8 +29,8 @@ class RunConfig(Controller.Config):
     Qwen/Qwen3-0.6B. Empty: the start that the task makes, if it makes one (the debug configs)."""
 
     teacher: str = ""
-    """A frozen model from which the loss Distill learns: a Hugging Face checkpoint folder or a name on the hub, with the policy's
-    vocabulary. Or a recipe that makes one on the task, as in task.warm_start. Empty: no teacher."""
+    """A frozen model from which the loss Distill or ExactDistill learns: a Hugging Face checkpoint folder or a name on the hub, with
+    the policy's vocabulary. Or a recipe that makes one on the task, as in task.warm_start. Empty: no teacher."""
 
     dump_folder: str = ""
     """The run's folder for logs, metrics, samples and checkpoints. Empty: a new one under outputs/."""
