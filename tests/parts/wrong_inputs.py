@@ -172,7 +172,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "--eval-only=True", "eval_only = 'True': expected no value: --eval-only turns it on, --no-eval-only off."
         ),
         _option("trainer.num-epochs", "1001", "1001: expected at least 1 and at most 1000."),
-        _option("trainer.optimizer.eps", "2", "2.0: expected at least 0 and at most 1. Use 1e-8."),
+        _option("trainer.optimizer.eps", "2", "2.0: expected more than 0 and at most 1. Use 1e-8."),
         _option(
             "trainer.optimizer.weight-decay", "1e300", "1e+300: expected at least 0 and at most 100. Use 0 for none."
         ),
@@ -303,13 +303,17 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "expected a field of algorithm.seed_grpo, here None. A part of another class",
         ),
         WrongInput(
+            "--algorithm.truncation.mode mask --algorithm.truncation.cut stop length",
+            "algorithm.truncation.cut = ('stop', 'length'): expected reasons other than \"stop\", by which a completion ends that was not cut.",
+        ),
+        WrongInput(
             "--task.path data.jsonl", "--task.path: expected a field of task, here SumDigits with ['warm_start', "
         ),
         WrongInput(
             "--trainer.lora.rank 8 --trainer.lora.start nowhere",
             "trainer.lora.start = 'nowhere': expected an adapter folder, but there is no such folder. Save it with peft's",
         ),
-        _option("trainer.optimizer.eps", "-1", "-1.0: expected at least 0 and at most 1. Use 1e-8."),
+        _option("trainer.optimizer.eps", "0", "0.0: expected more than 0 and at most 1. Use 1e-8."),
         _option("trainer.optimizer.weight-decay", "nan", "nan: expected at least 0"),
         _option(
             "trainer.optimizer.betas", "2 3", "(2.0, 3.0): expected at least 0 and less than 1. 0.9 and 0.95 are usual."

@@ -165,6 +165,11 @@ def _check(config: Grader.Config, names: list[str]) -> None:
     for setting, by_name in settings.items():
         known = set(by_name) <= set(names)
         expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
+    unlimited = sorted(config.time_limit_seconds_of.keys() & set(config.in_process))
+    expect(
+        not unlimited, "grader.time_limit_seconds_of", config.time_limit_seconds_of,
+        f"functions that run in a worker, and {', '.join(unlimited)} runs in_process without a limit", "Leave out one of the two.",
+    )  # fmt: skip
 
 
 def _unwrapped(function: Callable) -> Callable:

@@ -41,7 +41,7 @@ from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective, try_optimizer
-from torchtitan_rl.setup.validation import check_model, schedule_warning
+from torchtitan_rl.setup.validation import check_model, learning_warnings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -121,7 +121,7 @@ def prepare(config: "RunConfig") -> Prepared:
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
-    for said in filter(None, (compared, bfloat16_warning(config.dtypes), schedule_warning(config))):
+    for said in filter(None, (compared, bfloat16_warning(config.dtypes), *learning_warnings(config))):
         events.progress(said)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)

@@ -203,14 +203,22 @@ def check_task(config: "RunConfig", task: Task) -> None:
     expect(has_it, "evaluation.best_by", best_by, f"one of {sorted(known)}", remedy)
 
 
-def schedule_warning(config: "RunConfig") -> str:
-    """A sentence if the learning rate is 0 or never reaches its peak; "" otherwise."""
-    warmup, steps = config.trainer.lr_scheduler.warmup_steps, config.num_steps
-    if getattr(config.trainer.optimizer, "lr", None) == 0 and not config.eval_only:
-        return "trainer.optimizer.lr is 0: nothing is learned"
-    if warmup <= steps or config.eval_only:
-        return ""
-    return f"trainer.lr_scheduler.warmup_steps {warmup} is longer than the run, num_steps {steps}: the learning rate rises to its end"
+def learning_warnings(config: "RunConfig") -> list[str]:
+    """A sentence for each setting that leaves less to learn than one would expect."""
+    if config.eval_only:
+        return []
+    found, warmup, steps, kl = [], config.trainer.lr_scheduler.warmup_steps, config.num_steps, config.algorithm.kl
+    if getattr(config.trainer.optimizer, "lr", None) == 0:
+        found.append("trainer.optimizer.lr is 0: nothing is learned")
+    elif warmup > steps:
+        found.append(
+            f"trainer.lr_scheduler.warmup_steps {warmup} is longer than the run, num_steps {steps}: the learning rate rises to its end"
+        )
+    if kl.coef > 0 and (kl.estimator, kl.placement) == ("k1", "loss"):
+        found.append(
+            "algorithm.kl.estimator k1 in the loss has an expected gradient of 0; k2 and k3 pull to the reference"
+        )
+    return found
 
 
 def _check_limits(config: "RunConfig") -> None:

@@ -2,10 +2,11 @@
 
 import pytest
 
+from torchtitan_rl.core.algorithm import KL
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.setup.registry import load_config, parse_args
-from torchtitan_rl.setup.validation import check_model, schedule_warning, validate
+from torchtitan_rl.setup.validation import check_model, learning_warnings, validate
 
 
 def check(*args: str, world_size: int = 1) -> None:
@@ -126,10 +127,18 @@ def test_internal_error_is_not_reported_as_wrong_input(monkeypatch):
 
 def test_a_learning_rate_that_is_0_or_never_at_its_peak_is_reported():
     config = load_config("debug")
-    assert schedule_warning(config) == ""
+    assert learning_warnings(config) == []
     config.num_steps = 4
-    assert schedule_warning(config).startswith(
-        "trainer.lr_scheduler.warmup_steps 5 is longer than the run, num_steps 4"
-    )
+    [said] = learning_warnings(config)
+    assert said.startswith("trainer.lr_scheduler.warmup_steps 5 is longer than the run, num_steps 4")
     config.trainer.optimizer.lr = 0.0
-    assert schedule_warning(config) == "trainer.optimizer.lr is 0: nothing is learned"
+    assert learning_warnings(config) == ["trainer.optimizer.lr is 0: nothing is learned"]
+
+
+def test_k1_in_the_loss_is_reported_because_its_gradient_is_0_on_average():
+    config = load_config("debug")
+    config.algorithm.kl = KL.Config(coef=0.1, estimator="k1")
+    [said] = learning_warnings(config)
+    assert "expected gradient of 0" in said
+    config.algorithm.kl.placement = "reward"
+    assert learning_warnings(config) == []

@@ -22,12 +22,23 @@ class Truncation(OwnConfig):
         """Keep: no change. Mask: completions that were cut have no loss; their reward stays in the baseline.
         Penalty: the soft length penalty, on every completion."""
         cut: tuple[FinishReason, ...] = ("length", "max_tokens", "max_turns", "max_traces", "time")
-        """The finish reasons that count as cut."""
+        """The finish reasons that count as cut; "stop" is none."""
         cut_reward: float = number(0.0, most=0)
         """Added to the reward of completions that were cut, in every mode."""
         cache_tokens: int | None = number(None, above=0)
         """C in tokens; None: a fifth of the longest completion, as in DAPO (4096 of 20480). At most the longest of
         the prompt."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        expected = 'reasons other than "stop", by which a completion ends that was not cut'
+        expect(
+            "stop" not in config.cut,
+            "algorithm.truncation.cut",
+            config.cut,
+            expected,
+            "Leave it out.",
+        )
 
     def validate_length(self, max_completion_tokens: int) -> None:
         """Raise UserError if the cache is longer than the longest completion."""

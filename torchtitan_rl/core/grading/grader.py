@@ -61,11 +61,14 @@ class Grader(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        rewards: list[str] = field(default_factory=list)
+        rewards: list[str] = field(
+            default_factory=list,
+            metadata={"remedy": 'Name each in a text, as "path/to/file.py:function".'},
+        )
         """Reward functions besides the task's own, as path/to/file.py:function or package.module:function."""
 
         weights: dict[str, float] = number(
-            {}, least=-MANY, most=MANY, remedy="0 only watches a function."
+            {}, least=-MANY, most=MANY, remedy='Use {"NAME": NUMBER}; 0 only watches.'
         )
         """Weights of reward functions in the sum, by name. The default weight is 1."""
 

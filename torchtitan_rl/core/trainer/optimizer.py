@@ -30,7 +30,7 @@ class AdamW(OwnConfig):
         )
         """Decay rates of the first and second moment."""
 
-        eps: float = number(1e-8, least=0, most=1, remedy="Use 1e-8.")
+        eps: float = number(1e-8, above=0, most=1, remedy="Use 1e-8.")
         """Added to the square root of the second moment."""
 
         def build(self, *, model: "Decoder") -> "OptimizersContainer":
