@@ -233,18 +233,20 @@ def _rewards(
     forms = [form for form in _FORMS if judged(form.format(prompt.expected_answer))]
     form = forms[0] if forms else "{}"
     others = [form.format(other.expected_answer[:ANSWER_CHARACTERS]) for other in prompts[1:]]
-    wrong = next((text for text in others if not judged(text)), form.format("wrong"))
-    answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": wrong, "empty": ""}
+    other = next((text for text in others if not judged(text)), form.format("wrong"))
+    answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": other, "empty": ""}
     size = max(config.sampling.n, len(answers))  # as in a run: a function may count on it
     samples = [_completion(i, text, tokenizer) for i, text in zip(range(size), cycle(answers.values()))]
     try:
         [group] = grader.grade([Group(prompt=prompt, samples=samples)])
     except RewardError as error:
         raise UserError(str(error)) from error
-    lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples)]
+    lines, (right, wrong, *_) = [_line(kind, scored) for kind, scored in zip(answers, group.samples)], group.samples
     found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
     if "environment_reward" in grader.reward_names:
         found += "\n(environment_reward needs a whole conversation, which a dry run does not play)"
+    elif right.correct and None not in (right.reward, wrong.reward) and right.reward <= wrong.reward:
+        found += "\n(the right answer gets no more than the wrong one: is a sign or a comparison the wrong way round?)"
     return "\n".join(lines) + found
 
 

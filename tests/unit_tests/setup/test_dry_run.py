@@ -62,6 +62,15 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
 
 
+@pytest.mark.parametrize(("weight", "said"), [("1", False), ("-1", True)])
+def test_a_dry_run_says_that_the_right_answer_gets_no_more_than_the_wrong_one(start, capsys, weight, said):
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(
+            ["--dry-run", "--config", "debug", "--hf-assets-path", str(start), "--grader.weights", "correct", weight]
+        )
+    assert ("the right answer gets no more than the wrong one" in capsys.readouterr().out) == said
+
+
 def test_a_dry_run_shows_rewards_of_lengths_the_tokens_that_an_answer_has(start, capsys):
     rewards = ["--grader.rewards", "torchtitan_rl.library.rewards:overlong(max_tokens=8, cache=8)"]
     with pytest.raises(SystemExit, match="0"):

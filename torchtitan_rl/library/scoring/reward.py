@@ -224,7 +224,8 @@ def as_scores(output: Any, size: int) -> list[float | None]:
     shape = getattr(output, "shape", (size,))
     is_list = hasattr(output, "__len__") and not isinstance(output, (str, bytes, dict, set, frozenset))
     if not is_list or shape == ():
-        raise TypeError(f"returned {type(output).__name__}, expected a list of {size} floats or None")
+        factory = "; a factory is named with (): f()" if callable(output) else ""
+        raise TypeError(f"returned {type(output).__name__}, expected a list of {size} floats or None{factory}")
     if len(shape) > 1:
         raise ValueError(f"returned shape {tuple(shape)} for {size} completions, expected ({size},)")
     if len(output) != size:

@@ -35,7 +35,7 @@ class Mixture(Task):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        tasks: dict[str, Share] = field(default_factory=dict)
+        tasks: dict[str, Share] = field(default_factory=dict, metadata={"remedy": 'Use {"NAME": Share(task=...)}.'})
         """The members by name. Their metrics are train/<name>/... and evaluation/<name>/..."""
 
         def start_checkpoint(self, cache_root: Path) -> Path | None:

@@ -308,6 +308,10 @@ def test_workers_work_if_torchtitan_is_imported_first():
         (torch.tensor([1 + 2j]).numpy(), r"not a number: .*1\+2j"),
         (torch.ones(1, 1), r"shape \(1, 1\) for 1 completions, expected \(1,\)"),
         (torch.tensor(1.0), "returned Tensor, expected a list of 1 floats"),
+        (
+            lambda completions: 1.0,
+            "returned function, expected a list of 1 floats or None; a factory is named with",
+        ),
         ({"a": 1.0}, "returned dict"),
         ({1.0}, "returned set"),
     ],
