@@ -862,6 +862,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                 ("at returns None", "at(self, place)", "None", "at(0) = '[None]': expected prompts."),
                 ("epoch is a text", "epoch(self, seen)", "'1'", "epoch(1) = '1': expected a number or None. Return one."),
                 ("metrics are numbers", "metrics(self, seen)", "{'a': 1.0}", 'metrics(1) = "{\'a\': 1.0}": expected Metrics by name.'),
+                ("state_dict leaves out the parent's", "state_dict(self)", "{'seen': [1]}", "state_dict() = \"{'seen': [1]}\": expected ['position'"),
                 ("state_dict is a list", "state_dict(self)", "[]", "state_dict() = '[]': expected a dict. Return one."),
                 ("observe raises", "observe(self, groups)", "groups[0].reward", "observe: expected a method that returns, but it raises Attr"),
             )
@@ -895,6 +896,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             for made, says in (
                 ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] or Callable[..., "
                     "Awaitable[Any]]. Use ['python', 'agent.py'] ("),
+                ("AgentEnvironment(__import__('json').dumps)", "but: it is declared without async"),
                 ("AgentEnvironment([])", "ValueError: agent = []: expected a program that can be run here, by name or absolute path ("),
                 ("AgentEnvironment(['./agent'])", "ValueError: agent = ['./agent']: expected a program that can be run here"),
                 ("AgentEnvironment(['python3', 'a.py'])", "ValueError: agent = ['python3', 'a.py']: expected the absolute path of a file"),

@@ -57,6 +57,11 @@ class LogLoss(TokenLoss):
         return -inputs.advantages * inputs.log_ratio.abs().sqrt()
 
 
+class LogOfLogprob(TokenLoss):
+    def __call__(self, inputs):
+        return -inputs.advantages * inputs.logprobs.log()
+
+
 class TokenListwise(ListwiseLoss):
     def weigh(self, members):
         for episode in members:
@@ -118,6 +123,12 @@ class TextAdvantage(Advantage):
 class InfiniteAdvantage(Advantage):
     def of_group(self, group):
         return [float("inf") for _ in group.rewards]
+
+
+class SortsRewards(Advantage):
+    def of_group(self, group):
+        group.rewards.sort()
+        return group.rewards
 
 
 class SetAdvantage(Advantage):

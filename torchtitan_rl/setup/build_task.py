@@ -123,6 +123,14 @@ def _try_stream(stream: PromptStream, held_out: list[Prompt], config: "RunConfig
     _expect_prompts(f"{name}.held_out", held_out)
     state = tried(stream, "state_dict")
     expect(isinstance(state, dict), f"{name}.state_dict()", f"{state!r:.80}", "a dict", "Return one.")
+    missing = sorted(PromptStream.state_dict(stream).keys() - state.keys())
+    expect(
+        not missing,
+        f"{name}.state_dict()",
+        f"{state!r:.80}",
+        f"{missing}, too, for the place in the prompts",
+        "Add super().state_dict().",
+    )
     batch = tried(stream, "next_batch", 2, first_idx=0)
     _expect_prompts(f"{name}.next_batch(2)", batch, "2 prompts, each a Prompt", 2)
     _expect_prompts(f"{name}.at(0)", [tried(stream, "at", 0)])

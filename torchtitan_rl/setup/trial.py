@@ -139,9 +139,10 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     output = algorithm.loss(batch, logprobs, -logprobs)
     output.loss.backward()
     _ = output.metrics
-    if members and not torch.isfinite(logprobs.grad).all():
+    finite = {"loss": output.loss, "gradient": logprobs.grad}
+    for what in [what for what, value in finite.items() if members and not torch.isfinite(value).all()]:
         raise UserError(
-            f"algorithm.loss: the gradient of {type(algorithm.policy_loss).__qualname__} is NaN or infinite on a synthetic step "
+            f"algorithm.loss: the {what} of {type(algorithm.policy_loss).__qualname__} is NaN or infinite on a synthetic step "
             "whose rewards, advantages and log-probabilities are finite. Look for a division by 0 or a logarithm of 0."
         )
     _check_metrics(algorithm, "group_metrics", algorithm.policy_loss.group_metrics(groups))

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,11 +15,11 @@ from torchtitan_rl.core.types import Episode, Group, Metric
 class RewardedGroup(NamedTuple):
     """The samples of one prompt that have a reward. At least two rewards differ."""
 
-    rewards: list[float]
+    rewards: tuple[float, ...]
     """The shaped reward of each sample; with credit "turn" the returns at one turn."""
     episodes: list[Episode]
     """The samples, in the order of `rewards`: their lengths, answers, log-probabilities."""
-    step_rewards: list[float]
+    step_rewards: tuple[float, ...]
     """The same of the whole step."""
 
 
@@ -53,13 +54,15 @@ class Advantage(OwnConfig, ABC):
         """The advantages of one group: 0 without a reward, and everywhere if all rewards are equal."""
         places = [i for i, reward in enumerate(rewards) if reward is not None]
         group = RewardedGroup(
-            rewards=[rewards[i] for i in places],
+            rewards=tuple(rewards[i] for i in places),
             episodes=[episodes[i] for i in places],
-            step_rewards=step_rewards,
+            step_rewards=tuple(step_rewards),
         )
         if all_equal(group.rewards):
             return [0.0] * len(rewards)
-        values = numbers_from(self, "algorithm.advantage", self.of_group(group), group.rewards)
+        values = numbers_from(
+            self, "algorithm.advantage", self.of_group(group), list(group.rewards)
+        )
         advantages = [0.0] * len(rewards)
         for i, value in zip(places, values, strict=True):
             advantages[i] = value
@@ -70,7 +73,7 @@ class Advantage(OwnConfig, ABC):
         """The advantages of one group, in the order of its rewards."""
 
 
-def all_equal(rewards: list[float]) -> bool:
+def all_equal(rewards: Sequence[float]) -> bool:
     """Whether rewards differ by rounding at most: relative 1e-8, absolute 1e-14. True for no reward or one.
 
     Example: (0.1 + 0.2) + 0.3 and (0.3 + 0.2) + 0.1 are different floats, but not a preference.
@@ -80,13 +83,13 @@ def all_equal(rewards: list[float]) -> bool:
     return math.isclose(min(rewards), max(rewards), rel_tol=1e-8, abs_tol=1e-14)
 
 
-def centered(rewards: list[float]) -> list[float]:
+def centered(rewards: Sequence[float]) -> list[float]:
     """r_i - mean(r); infinite if the sum overflows, which the caller must check."""
     mean = sum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 
 
-def sample_std(values: list[float]) -> float:
+def sample_std(values: Sequence[float]) -> float:
     """Standard deviation with N - 1; 0 for fewer than two values, infinite if the squares overflow."""
     if len(values) < 2:
         return 0.0
@@ -94,7 +97,7 @@ def sample_std(values: list[float]) -> float:
     return math.sqrt(sum(squares) / (len(values) - 1))
 
 
-def scaled(rewards: list[float], std: float, std_eps: float) -> list[float]:
+def scaled(rewards: Sequence[float], std: float, std_eps: float) -> list[float]:
     """(r_i - mean(r)) / (std + std_eps); NaN if std overflowed, because dividing by infinity would hide it as 0."""
     if not math.isfinite(std):
         return [math.nan] * len(rewards)
