@@ -73,8 +73,12 @@ def main() -> None:
         action="store_true",
         help="runs that differ only in their seed become one line: their mean, with its 95 %% interval over runs",
     )
-    parser.add_argument("--output", type=Path, required=True, help="image file to write (.png or .svg)")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="image file to write (.png or .svg; .png without an ending)"
+    )
     args = parser.parse_args()
+    if not args.output.suffix:
+        args.output = args.output.with_suffix(".png")
     for file in ("metrics.jsonl", "config.json") if args.over_seeds else ("metrics.jsonl",):
         if missing := [str(run) for run in args.runs if not (run / file).is_file()]:
             parser.error(f"no {file} in {' '.join(missing)}: expected run folders, with jsonl among metrics.sinks")

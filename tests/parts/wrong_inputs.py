@@ -303,6 +303,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "expected a field of algorithm.seed_grpo, here None. A part of another class",
         ),
         WrongInput(
+            "--grader.weights format=0.2",
+            "--grader.weights: expected format and its number with a space between them. Write --grader.weights format 0.2.",
+        ),
+        WrongInput(
             "--algorithm.truncation.mode mask --algorithm.truncation.cut stop length",
             "algorithm.truncation.cut = ('stop', 'length'): expected reasons other than \"stop\", by which a completion ends that was not cut.",
         ),

@@ -64,7 +64,7 @@ def training(arguments: Sequence[str]) -> list[str]:
     nodes = _count("NNODES", environment.get("NNODES") or "1")
     if environment.get("NODE_RANK") and "--dry-run" in asked:
         _rendezvous(str(nodes))  # as the run's own start checks it
-    environment["WORLD_SIZE"], environment["LOG_RANK"] = str(ranks * nodes), "0"
+    environment |= {"WORLD_SIZE": str(ranks * nodes), "RANK": "0", "LOCAL_RANK": "0", "LOG_RANK": "0"}
     return ["torchtitan_rl.train", *arguments]
 
 

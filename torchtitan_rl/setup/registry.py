@@ -158,6 +158,7 @@ def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
         expect(word != "=", _field_of(option), word, value_after, "Leave out the spaces.")
         if kind is bool and not word.startswith("-"):
             _refuse_value(option, word)
+        _refuse_pair(word, read, default)
         if word.startswith("--"):
             _check_option(word, default)
             _refuse_second(word.partition("=")[0], read, default)
@@ -166,6 +167,16 @@ def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
         else:
             read.append(word)
     return read
+
+
+def _refuse_pair(word: str, words: Sequence[str], default: "RunConfig") -> None:
+    """Raise UserError for NAME=NUMBER behind the option of a dict of numbers, whose names and numbers are words of their own."""
+    option = next((before for before in reversed(words) if before.startswith("--")), "")
+    name, equals, value = word.partition("=")
+    if equals and not word.startswith("--") and _kind_of(_field_of(option), default) == dict[str, float]:
+        raise UserError(
+            f"{option}: expected {name} and its number with a space between them. Write {option} {name} {value}."
+        )
 
 
 def _refuse_second(option: str, words: Sequence[str], default: "RunConfig") -> None:

@@ -46,6 +46,17 @@ def test_the_picture_has_a_curve_for_each_run_or_one_for_all_seeds(tmp_path, mon
     assert [len(axes.collections) for axes in drawn[0].axes] == [len(options), len(options)]
 
 
+def test_an_output_without_an_ending_is_a_png_that_is_named_and_overwrites_no_other_file(tmp_path, monkeypatch, capsys):
+    run = write_run(tmp_path / "run", steps=3)
+    monkeypatch.setattr("sys.argv", ["plot_run", str(run), "--output", str(tmp_path / "curve")])
+    plot_run.main()
+    assert capsys.readouterr().out == f"{tmp_path / 'curve.png'}\n"
+    (tmp_path / "curve.png").write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        plot_run.main()
+    assert (tmp_path / "curve.png").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("metrics", "image", "says"),
     [

@@ -143,11 +143,12 @@ def test_training_takes_a_config_of_the_users_own_package_from_any_folder(tmp_pa
     "question", ["--help", "--list-configs", "--print-config", "--dry-run", "--dry_run", "--help=all"]
 )
 def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(node, monkeypatch, question):
-    for name in ("WORLD_SIZE", "LOG_RANK"):
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOG_RANK"):
         monkeypatch.setenv(name, "")  # so that what the command sets is undone
+    monkeypatch.setenv("RANK", "3")  # left from another program: rank 3 would say nothing
     node(NGPU="4", NNODES="2")
     assert command.training(["--config", "debug", question]) == ["torchtitan_rl.train", "--config", "debug", question]
-    assert os.environ["WORLD_SIZE"] == "8"
+    assert (os.environ["WORLD_SIZE"], os.environ["RANK"]) == ("8", "0")
 
 
 def test_a_wrong_flag_is_said_once_after_a_sign_of_life_and_ends_with_2(tmp_path):
