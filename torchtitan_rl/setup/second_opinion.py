@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from torchtitan_rl.core.errors import expect
@@ -78,17 +79,10 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
         theirs = _transformers_logprobs(folder, ids)
     except Exception as error:  # whatever a model's code or its loading raises
         return f"not compared with transformers, which raises {type(error).__name__}: {error}"
-    finite, weights = (
-        bool(ours.isfinite().all()),
-        "weights with which log-probabilities are numbers, but they are NaN or infinite",
-    )
     expect(
-        finite,
-        "hf_assets_path",
-        str(folder),
-        weights,
-        "Look for NaN and infinity in its tensors, or download it again.",
-    )
+        bool(ours.isfinite().all()), "hf_assets_path", str(folder),
+        f"weights with which log-probabilities are numbers, but they are NaN or infinite{_not_finite(folder)}", "Download it again.",
+    )  # fmt: skip
     largest = float((ours - theirs).abs().max())
     expect(
         largest <= LIMIT, "hf_assets_path", str(folder),
@@ -133,6 +127,16 @@ def _make_parameters(model: nn.Module) -> None:
 
 
 @torch.no_grad()
+def _not_finite(folder: Path) -> str:
+    """Names the first tensor of the folder that has NaN or infinity; "" if none has."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118, it has no iterator
+                if not opened.get_tensor(name).isfinite().all():
+                    return f": {name} in {file.name} is"
+    return ""
+
+
 def _transformers_logprobs(folder: Path, ids: Tensor) -> Tensor:
     """Returns transformers' log π(ids[1:]), [L - 1], with its eager attention."""
     from transformers import AutoModelForCausalLM
