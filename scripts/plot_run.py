@@ -77,7 +77,7 @@ def main() -> None:
         "--output", type=Path, required=True, help="image file to write (.png or .svg; .png without an ending)"
     )
     args = parser.parse_args()
-    if not args.output.suffix:
+    if not args.output.suffix and not args.output.exists():
         args.output = args.output.with_suffix(".png")
     for file in ("metrics.jsonl", "config.json") if args.over_seeds else ("metrics.jsonl",):
         if missing := [str(run) for run in args.runs if not (run / file).is_file()]:
