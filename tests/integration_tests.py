@@ -395,7 +395,7 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             forked(*IN_FLIGHT, steps=6),
             "a fork's groups in flight go on as the run's on 2 ranks", "in_flight_2", 2,
-            [same_step(6, "straight", "fork", above=CARRIED)], quick=True,
+            [same_step(6, "straight", "fork", above=CARRIED)],
         ),
         OverrideDefinitions(
             forked(*SFT, steps=4), "a fork's demonstrations go on as the run's, without an engine", "demonstrations", 1,
