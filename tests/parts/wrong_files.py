@@ -896,7 +896,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             for made, says in (
                 ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] or Callable[..., "
                     "Awaitable[Any]]. Use ['python', 'agent.py'] ("),
-                ("AgentEnvironment(__import__('json').dumps)", "but: it is declared without async"),
                 ("AgentEnvironment([])", "ValueError: agent = []: expected a program that can be run here, by name or absolute path ("),
                 ("AgentEnvironment(['./agent'])", "ValueError: agent = ['./agent']: expected a program that can be run here"),
                 ("AgentEnvironment(['python3', 'a.py'])", "ValueError: agent = ['python3', 'a.py']: expected the absolute path of a file"),

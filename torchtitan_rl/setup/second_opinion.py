@@ -79,10 +79,10 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
         theirs = _transformers_logprobs(folder, ids)
     except Exception as error:  # whatever a model's code or its loading raises
         return f"not compared with transformers, which raises {type(error).__name__}: {error}"
-    expect(
-        bool(ours.isfinite().all()), "hf_assets_path", str(folder),
-        f"weights with which log-probabilities are numbers, but they are NaN or infinite{_not_finite(folder)}", "Download it again.",
-    )  # fmt: skip
+    if not ours.isfinite().all():
+        expected = "weights with which log-probabilities are numbers, but they are NaN or infinite"
+        remedy = f"{_not_finite(folder)} Download it again."
+        expect(False, "hf_assets_path", str(folder), expected, remedy)
     largest = float((ours - theirs).abs().max())
     expect(
         largest <= LIMIT, "hf_assets_path", str(folder),
@@ -128,13 +128,13 @@ def _make_parameters(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _not_finite(folder: Path) -> str:
-    """Names the first tensor of the folder that has NaN or infinity; "" if none has."""
+    """A sentence with the first tensor of the folder that has NaN or infinity, or that none has."""
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118, it has no iterator
                 if not opened.get_tensor(name).isfinite().all():
-                    return f": {name} in {file.name} is"
-    return ""
+                    return f"{name} in {file.name} has such values."
+    return "No tensor has such values: they overflow in between."
 
 
 def _transformers_logprobs(folder: Path, ids: Tensor) -> Tensor:

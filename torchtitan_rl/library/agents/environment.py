@@ -76,12 +76,6 @@ class AgentEnvironment(FittedEnvironment):
         try:
             if callable(agent):
                 inspect.signature(agent).bind(task, base_url="", api_key="")
-                if (
-                    inspect.isfunction(agent)
-                    and not inspect.iscoroutinefunction(agent)
-                    and agent.__name__ != "<lambda>"
-                ):
-                    raise TypeError("it is declared without async")
             else:
                 json.dumps(task)
         except (TypeError, ValueError, RecursionError) as error:
