@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch.distributed as dist
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
@@ -32,6 +33,7 @@ from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
+from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import Prepared, build_prompts, check_parts
 from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
@@ -56,6 +58,10 @@ if TYPE_CHECKING:
     from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.proof.weight_sync import WeightSync
     from torchtitan_rl.setup.run_config import RunConfig
+
+
+PROBE_TOKENS = 128
+"""Fewest tokens of the sequence by which trainer and engine are compared, if max_model_len has room."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -102,6 +108,8 @@ def prepare(config: "RunConfig") -> Prepared:
     """
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
+    if said := choose_dtypes(config):
+        events.progress(said)
     prepared = check_parts(config, world_size=world_size)
     missing = missing_start(config)
     check_model(config, world_size=world_size)
@@ -160,7 +168,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         with events.phase("start the vLLM engine" + engine_start_note()):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
         proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
-        weight_sync = config.weight_sync.build(proof=proof)
+        weight_sync = config.weight_sync.build(proof=proof, policy=trainer.model, dtypes=set(config.dtypes.values()))
         generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         tokenizer=tokenizer,
@@ -177,10 +185,13 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
 
 
 def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":
-    """Returns the prompt's tokens, repeated to be longer than every sliding window, so that a wrong window shows."""
+    """Returns the prompt's tokens, repeated to be longer than every sliding window, so that a wrong window shows.
+
+    Repeated text is predicted from far behind, so a wrong rotary base shows.
+    """
     ids = prompt.token_ids
-    window = longest_window(config.model_spec.model)
-    return ids.repeat(1 + window // len(ids))[: config.generator.max_model_len - 1]
+    length = max(PROBE_TOKENS, longest_window(config.model_spec.model) + len(ids))
+    return np.resize(ids, min(length, config.generator.max_model_len - 1))
 
 
 def build_trainer(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> Trainer:

@@ -18,6 +18,7 @@ from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool
 from torchtitan_rl.library.references import users_line
 from torchtitan_rl.observability.machine import bfloat16_warning
+from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import build_prompts, check_parts
 from torchtitan_rl.setup.dump_folder import lock_existing
@@ -51,6 +52,7 @@ _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}"
 
 def show_run(config: "RunConfig", *, world_size: int) -> None:
     """Print layout, memory, five prompts, the objective and the rewards of answers to the first. Raises the errors of a run."""
+    dtypes = choose_dtypes(config)
     task, scorers = check_parts(config, world_size=world_size)
     tokenizer = _tokenizer(config)
     if config.teacher:
@@ -58,7 +60,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     check_model(config, world_size=world_size)
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
-    _show("memory", _memory(config, world_size))
+    _show("memory", _memory(config, world_size, dtypes))
     if config.hf_assets_path and (compared := compare_start(config)):
         _show("model", compared)
     try_optimizer(config)
@@ -198,12 +200,13 @@ def _objective(objective: Algorithm.Config) -> str:
     return "\n".join(lines)
 
 
-def _memory(config: "RunConfig", world_size: int) -> str:
+def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:
     """The memory estimate for this machine's GPUs, or for GPUs of 80 GiB if there are none."""
     here = gpu_memory_bytes()
     gpu_bytes = here or 80 * GIB
     on = {"world_size": world_size, "gpu_bytes": gpu_bytes}
     lines = [
+        dtypes,
         "" if here else "there is no GPU here",
         choose_by_memory(config, **on),
         memory_warning(config, **on),

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup import packaged_model
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -19,8 +20,11 @@ _FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` is not a folder here and could be a model on the hub. Example: is_hub_name("Qwen/Qwen3-0.6B")"""
-    return _NAME.fullmatch(text) is not None and not Path(text).exists()
+    """Whether `text` is not a folder here and could be a model on the hub, or in a package (`packaged_model`).
+
+    Example: is_hub_name("Qwen/Qwen3-0.6B")
+    """
+    return packaged_model.is_packaged(text) or (_NAME.fullmatch(text) is not None and not Path(text).exists())
 
 
 def folder_of(name: str) -> Path:
@@ -29,6 +33,8 @@ def folder_of(name: str) -> Path:
     Raises:
         UserError: naming `hf_assets_path`, if the hub does not have the model, does not give it or cannot be reached.
     """
+    if packaged_model.is_packaged(name):
+        return packaged_model.folder_of(name)
     while (folder := cached(name)) is None:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             return _download(name)

