@@ -154,7 +154,9 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     most_diff = BOUNDS[generator.config.dtype][1]
     growth = 0.3 if generator.config.dtype == "float32" else 0.05  # sharper distributions round more
     proof = WeightProof.of(generator, ShardChecksums(model, adapter))
-    sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build(proof=proof)
+    sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build(
+        proof=proof, policy=model, dtypes={generator.config.dtype}
+    )
 
     def trainer_logprobs(ids: np.ndarray) -> np.ndarray:
         tokens, layout, labels, _ = packed([list(ids)], multiple)

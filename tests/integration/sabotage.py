@@ -84,7 +84,9 @@ class Pair:
     def push(self, weights: Weights) -> None:
         """Push as a run does at first: proven in full."""
         WeightSync.Config(check_interval=0, max_diff=1.0).build(
-            proof=WeightProof.of(self.generator, self.policy_shards)
+            proof=WeightProof.of(self.generator, self.policy_shards),
+            policy=self.model,
+            dtypes={self.generator.config.dtype},
         ).push(
             weights,
             self.generator,

@@ -223,7 +223,7 @@ class Engine:
     def push(self, model: nn.Module, adapter) -> float:
         """Push with a probe. Returns the largest difference in log-probability over `sequences`."""
         proof, parts = WeightProof.of(self.generator, ShardChecksums(model, adapter)), sequences()
-        sync = WeightSync.Config(check_interval=1, max_diff=1e-4).build(proof=proof)
+        sync = WeightSync.Config(check_interval=1, max_diff=1e-4).build(proof=proof, policy=model, dtypes={"float32"})
         sync.push(
             hf_weights(model, adapter, torch.float32),
             self.generator,

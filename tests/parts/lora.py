@@ -72,7 +72,9 @@ class AdapterPair:
     def begin_anew(self) -> None:
         """Let the next push be a run's first, which is proven in full."""
         self.weight_sync = WeightSync.Config(check_interval=1, max_diff=self.most_diff).build(
-            proof=WeightProof.of(self.generator, self.policy_shards)
+            proof=WeightProof.of(self.generator, self.policy_shards),
+            policy=self.model,
+            dtypes={self.generator.config.dtype},
         )
 
     def base(self) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ At import torchtitan picks its device type, with "cuda" as the fallback, and vLL
 the environment. This module therefore acts at import. No other module does.
 """
 
+import copy
 import json
 import os
 import re
@@ -119,6 +120,29 @@ def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
     llm.llm_engine.output_processor.tokenizer = tokenizer
     if stats is not None:
         llm.llm_engine.logger_manager = stats
+
+
+class WideHead:
+    """The float32 copy of a bfloat16 CPU engine's output head. Without one, vLLM casts the head at each decode step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.source = model.lm_head  # the embedding, if they are tied
+        self.weight = self.source.weight.float()  # [Vs, D]
+        head = copy.copy(self.source)
+        head._parameters = {
+            **self.source._parameters,
+            "weight": nn.Parameter(self.weight, requires_grad=False),
+        }
+        # Not a submodule: vLLM would look for its weights in each reload.
+        model.logits_processor.register_forward_pre_hook(lambda _, args: (head, *args[1:]))
+
+    def refresh(self) -> None:
+        """Copy the weights that the engine has now."""
+        self.weight.copy_(self.source.weight)
+
+    def is_current(self) -> bool:
+        """Whether it equals the engine's own head, bit for bit."""
+        return torch.equal(self.weight, self.source.weight.float())
 
 
 def repack_experts(model: nn.Module) -> None:

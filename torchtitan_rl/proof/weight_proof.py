@@ -18,6 +18,7 @@ from torchtitan_rl.proof.checksum import checksums, place_weights
 from torchtitan_rl.proof.expert_parts import ExpertPart, expert_parts, is_experts
 
 if TYPE_CHECKING:
+    from torchtitan_rl.core.device import WideHead
     from torchtitan_rl.core.generator.generator import Generator
     from torchtitan_rl.proof.shard_checksums import ShardChecksums
 
@@ -26,6 +27,8 @@ UNITS = 64
 
 SIXTEENTHS = 16
 """Number of shares of the tensors. A push proves at least one of them, the next in turn."""
+
+HEAD = "lm_head.weight"
 
 NOT_SENT = "was not sent"
 OTHER_VALUES = "arrived with other values than the policy holds"
@@ -55,7 +58,16 @@ class _Part(NamedTuple):
 class WeightProof:
     """Compares the weights of this rank's engine with the policy's."""
 
-    def __init__(self, model: nn.Module, *, policy_shards: "ShardChecksums", tp_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        policy_shards: "ShardChecksums",
+        tp_size: int,
+        dtype: torch.dtype,
+        wide_head: "WideHead | None" = None,
+    ) -> None:
+        self._wide_head = wide_head
         self._model, self._policy_shards, self._tp_size, self._dtype = model, policy_shards, tp_size, dtype
         self._replica, self._tp_rank = divmod(dist.get_rank(), tp_size)
         self._names = list(policy_shards.shapes)
@@ -72,8 +84,14 @@ class WeightProof:
     @classmethod
     def of(cls, generator: "Generator", policy_shards: "ShardChecksums") -> "WeightProof":
         """Returns a proof for this rank's part of the engine. The engine's present constants count as correct."""
-        degree = generator.config.tensor_parallel_degree
-        return generator.inspect(partial(cls, policy_shards=policy_shards, tp_size=degree, dtype=generator.dtype))
+        proof = partial(
+            cls,
+            policy_shards=policy_shards,
+            tp_size=generator.config.tensor_parallel_degree,
+            dtype=generator.dtype,
+            wide_head=generator.wide_head,
+        )
+        return generator.inspect(proof)
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
         """Yields each parameter to compare: see `_parameters`."""
@@ -82,6 +100,8 @@ class WeightProof:
     def _part(self, layer: nn.Module, parameter: str, sizes: dict[str, int], width: int) -> _Part:
         """Derive this rank's share of each tensor from its local and its full size."""
         packed = parameter == "weight" and hasattr(layer, "cpu_linear")
+        if self._wide_head and layer is self._wide_head.source:
+            packed = False  # the engine computes with the wide copy of its matrix
         num_kept = packed + (len(getattr(layer, parameter)) > 0)  # an embedding keeps its matrix beside the packed copy
         numbers, weights = [self._names.index(name) for name in sizes], []
         for number, (name, size) in zip(numbers, sizes.items(), strict=True):
@@ -130,6 +150,8 @@ class WeightProof:
         wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other and name in due}
         constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
         wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
+        if self._wide_head and HEAD in due and not self._wide_head.is_current():
+            wrong[HEAD] = OTHER_VALUES
         if sent is not None:
             copies = zip(self._names, self._copies.tolist(), strict=True)
             wrong |= {name: NOT_SENT for name, number in copies if number and name not in sent}

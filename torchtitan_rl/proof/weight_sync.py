@@ -1,15 +1,13 @@
 """Copies the policy's weights into the engine within the process and verifies that they arrived."""
 
 import math
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core import comm
@@ -18,6 +16,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.types import FloatArray, IntArray
+from torchtitan_rl.proof.probe import LARGEST_RATIO, root_mean_square, rounding_noise
 from torchtitan_rl.proof.weight_proof import OTHER_VALUES, SIXTEENTHS, WeightProof
 
 Weights = Iterable[tuple[str, Tensor]]
@@ -25,13 +24,6 @@ Weights = Iterable[tuple[str, Tensor]]
 PROOF_SHARE = 0.05 if ON_CPU else math.inf
 """Largest share of a step's time for the proof, unless a sixteenth of the tensors takes more. On a CPU, reading packed matrices
 back takes longer than the push itself."""
-
-MAX_DIFF = {torch.float32: 1e-4, torch.bfloat16: 0.5}
-"""Largest allowed difference of a probed token's log-probability before the run has its own statistics. In float32 it is about
-1e-6. In bfloat16 the two implementations round differently, by tenths for unlikely tokens."""
-
-NOISE_FACTOR = 20.0
-"""A difference above this multiple of the median of the run's own probes is an error."""
 
 
 class WeightSyncError(TrainingStopped):
@@ -54,20 +46,21 @@ class WeightSync(Configurable):
         check_interval: int = number(50, least=0, remedy="0 probes the first push alone.")
         """Number of pushes from one probe to the next; 0 probes only the first push."""
 
-        max_diff: float | None = number(None, least=0, remedy="Leave it out for the dtype's own.")
-        """Largest allowed difference of a probed token's log-probability. None means 1e-4 for a float32 engine and 0.5 for a
-        bfloat16 engine. After the third probe, 20 times the median of the run's own probes applies if that is less."""
+        max_diff: float | None = number(None, least=0, remedy="Leave it out for no limit of one's own.")
+        """Largest allowed difference of a probed token's log-probability. None: none. The difference is compared with the
+        rounding noise of the policy in any case (`proof/probe.py`)."""
 
-    def __init__(self, config: Config, *, proof: WeightProof) -> None:
-        """`proof`: compares the engine's weights with the policy's after a push."""
+    def __init__(self, config: Config, *, proof: WeightProof, policy: nn.Module, dtypes: set[str]) -> None:
+        """`proof`: compares the engine's weights with the policy's after a push. `dtypes`: of trainer and engine."""
         self.config = config
+        self._policy = policy
+        self._dtype = torch.float32 if dtypes == {"float32"} else torch.bfloat16
         self._num_pushes = 0
         self._proof = proof
         self._next_share = 0
         self._sixteenth_s = 0.0  # seconds per sixteenth in the last proof
         self._ended_at = 0.0  # of the last push
         self._proven: dict[str, int] = {}  # the policy version with which each tensor was last proven
-        self._probes: deque[float] = deque(maxlen=20)
 
     def push(
         self,
@@ -98,7 +91,8 @@ class WeightSync(Configurable):
         shares = SIXTEENTHS if probes else self._shares_that_fit()
         self._check_arrival(generator, sizes, base_is_due, policy_version, shares)
         if probes:
-            self.check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), generator.dtype)
+            noise = rounding_noise(self._policy, trainer_logprobs, probe, self._dtype)
+            self.check_probe(generator.prompt_logprobs(probe) - trainer_logprobs(probe), noise)
         self._num_pushes += 1
         self._ended_at = time.monotonic()
         return sum(sizes.values())
@@ -154,21 +148,30 @@ class WeightSync(Configurable):
         since = min(comm.all_gather_lists(proven), default=None)
         return f"Its weights are not the policy's (compared now): {_first(faults)}. {_last_proven(since)}".rstrip()
 
-    def check_probe(self, engine: FloatArray, trainer: FloatArray, dtype: torch.dtype) -> None:
-        """Compare the log-probabilities of both sides, each [L - 1]."""
-        diff = float(np.abs(engine - trainer).max(initial=0.0))
-        limit, whose = MAX_DIFF[dtype] if self.config.max_diff is None else self.config.max_diff, "weight_sync.max_diff"
-        if len(self._probes) >= 3:
-            noise = max(NOISE_FACTOR * statistics.median(self._probes), MAX_DIFF[dtype] / 10)
-            if noise < limit:
-                limit, whose = noise, f"{NOISE_FACTOR:g} x the median of the last {len(self._probes)} probes"
-        if not diff <= limit:
-            raise WeightSyncError(
-                f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the "
-                f"trainer's by {diff:.3g}, more than {whose} = {limit:.3g}, although every weight arrived. They compute different "
-                "models: check the rotary base, the norm epsilon, windows, logit scales and the order of rows in the checkpoint's conversion."
+    def check_probe(self, difference: FloatArray, noise: float) -> None:
+        """Raise WeightSyncError if engine and trainer compute different models.
+
+        Args:
+            difference: [L - 1] of the probed tokens' log-probabilities, engine - trainer.
+            noise: `rounding_noise` of the trainer.
+        """
+        largest, limit = float(np.abs(difference).max(initial=0.0)), self.config.max_diff
+        if limit is not None and not largest <= limit:
+            raise _other_model(self._num_pushes, f"by {largest:.3g}, more than weight_sync.max_diff = {limit:.3g}")
+        ratio, highest = root_mean_square(difference) / noise, LARGEST_RATIO[self._dtype]
+        if not ratio <= highest:
+            raise _other_model(
+                self._num_pushes,
+                f"{ratio:.3g} times as much as rounding explains ({noise:.2g}); the limit is {highest:g} times",
             )
-        self._probes.append(diff)
+
+
+def _other_model(push: int, how_much: str) -> WeightSyncError:
+    return WeightSyncError(
+        f"After weight sync {push} the engine's log-probabilities of a fixed sequence differ from the trainer's {how_much}, "
+        "although every weight arrived. They compute different models: check the rotary base, the norm epsilon, windows, logit "
+        "scales and the order of rows in the checkpoint's conversion."
+    )
 
 
 def _first(faults: list[str]) -> str:

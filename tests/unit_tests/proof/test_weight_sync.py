@@ -58,8 +58,13 @@ class Pair:
             seed=0,
         )
         self.proof = WeightProof.of(self.generator, ShardChecksums(self.model, self.adapter))
-        self.weight_sync = WeightSync.Config(check_interval=1).build(proof=self.proof)
+        self.begin_anew()
         self.sync()
+
+    def begin_anew(self, check_interval: int = 1) -> None:
+        """Let the next push be a run's first, which is proven in full."""
+        config = WeightSync.Config(check_interval=check_interval)
+        self.weight_sync = config.build(proof=self.proof, policy=self.model, dtypes={"float32"})
 
     def restore(self) -> None:
         scale_policy(self.model, 1.0)  # back to shards
@@ -113,11 +118,6 @@ def test_changed_policy_arrives_completely(pair):
         assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
 
 
-def begin_anew(pair) -> None:
-    """Let the next push be a run's first, which is proven in full."""
-    pair.weight_sync = WeightSync.Config(check_interval=1).build(proof=pair.proof)
-
-
 def module(pair, name: str) -> torch.nn.Module:
     """A module of the engine."""
     return pair.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
@@ -126,7 +126,7 @@ def module(pair, name: str) -> torch.nn.Module:
 def test_tensors_that_differ_from_the_policy_are_named(pair):
     old = [(name, tensor.clone()) for name, tensor in pair.weights()]
     pair.change()
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError, match=f"policy's: model.embed_tokens.weight {OTHER_VALUES}; .* and .* more"):
         pair.sync(old)
 
@@ -140,7 +140,7 @@ def test_tensor_changed_by_the_engine_is_named_also_in_a_fused_layer(pair, monke
         pack(layer)
 
     monkeypatch.setattr(layer.quant_method, "process_weights_after_loading", change_and_pack)
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError, match=f"policy's: model.layers.1.mlp.up_proj.weight {OTHER_VALUES}. Nothing"):
         pair.sync()
 
@@ -171,7 +171,7 @@ def test_stale_packed_copy_is_named(pair, monkeypatch, name):
 
     pair.change()
     monkeypatch.setattr(layer.quant_method, "process_weights_after_loading", pack_but_keep_the_old)
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError, match=f"policy's: {name}.weight {OTHER_VALUES}. Nothing"):
         pair.sync()
 
@@ -181,7 +181,7 @@ def test_swapped_rows_are_named(pair, name):
     swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
     matrix = dict(swapped)[name]
     matrix[[3, 40]] = matrix[[40, 3]]
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
         pair.sync(swapped)
 
@@ -189,7 +189,7 @@ def test_swapped_rows_are_named(pair, name):
 def begin_with_shares(pair, monkeypatch, proof_share: float) -> None:
     """Push once, proven in full. The proofs of later pushes may take `proof_share` of a step."""
     monkeypatch.setattr(weight_sync, "PROOF_SHARE", proof_share)
-    pair.weight_sync = WeightSync.Config(check_interval=0).build(proof=pair.proof)
+    pair.begin_anew(check_interval=0)
     pair.sync(version=0)
 
 
@@ -262,7 +262,7 @@ def test_replicas_that_drifted_are_named_with_their_ranks():
 def test_wrong_copy_of_a_tied_tensor_is_named(pair):
     pair.change()
     weights = [(n, t * 1.01 if n == "lm_head.weight" else t) for n, t in pair.weights()]
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError, match=f"lm_head.weight {OTHER_VALUES}"):
         pair.sync(weights)
 
@@ -276,22 +276,67 @@ def test_changed_rotary_cache_is_named(pair):
         rotary[7, 3] += 1e-3
 
     kept = rotary.clone()
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError, match=f"policy's: {name} {CHANGED}"):
         pair.sync(change_during(pair.weights()))
     rotary.copy_(kept)
 
 
-def test_probe_difference_far_above_earlier_ones_is_an_error():
-    sync = WeightSync.Config(max_diff=0.5).build(proof=None)
-    zeros = np.zeros(4, np.float32)
-    for _ in range(3):
-        sync.check_probe(zeros, zeros + 0.001, torch.bfloat16)
-    sync.check_probe(zeros, zeros + 0.04, torch.bfloat16)  # a tenth of the dtype's limit is always allowed
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_probe_is_compared_with_the_noise_of_rounding(dtype):
+    sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"float32", dtype})
+    highest = {"float32": 10, "bfloat16": 3}[dtype]
+    sync.check_probe(np.full(4, 0.9 * highest * 0.2), noise=0.2)
     with pytest.raises(
-        WeightSyncError, match="differ from the trainer's by 0.1, more than 20 x the median of the last 4"
+        WeightSyncError, match=f"times as much as rounding explains .0.2.; the limit is {highest} times"
     ):
-        sync.check_probe(zeros, zeros + 0.1, torch.bfloat16)
+        sync.check_probe(np.full(4, 1.1 * highest * 0.2), noise=0.2)
+    with pytest.raises(WeightSyncError, match="nan times"):
+        sync.check_probe(np.array([0.1, np.nan]), noise=0.2)
+
+
+def test_probe_obeys_a_limit_of_ones_own():
+    sync = WeightSync.Config(max_diff=0.5).build(proof=None, policy=None, dtypes={"bfloat16"})
+    with pytest.raises(WeightSyncError, match="by 0.6, more than weight_sync.max_diff = 0.5"):
+        sync.check_probe(np.array([0.0, -0.6]), noise=1.0)
+
+
+WRONG_MODELS = {
+    "rotary base x 1.01": lambda model: scale_rotary_base(model, 1.01),
+    "norm epsilon 1e-5 in place of 1e-6": lambda model: set_all(model, "variance_epsilon", 1e-5),
+    "logits x 1.001": lambda model: setattr(model.logits_processor, "scale", 1.001),
+    "capped logits": lambda model: setattr(model.logits_processor, "soft_cap", 30.0),
+}
+
+
+def set_all(model: torch.nn.Module, name: str, value: float) -> None:
+    for layer in model.modules():
+        if hasattr(layer, name):
+            setattr(layer, name, value)
+
+
+def scale_rotary_base(model: torch.nn.Module, factor: float) -> None:
+    for layer in model.modules():
+        if hasattr(layer, "cos_sin_cache"):
+            powers = torch.arange(0, layer.rotary_dim, 2) / layer.rotary_dim  # [R / 2]
+            angles = torch.arange(len(layer.cos_sin_cache))[:, None] * (factor * layer.base) ** -powers
+            layer.cos_sin_cache.copy_(torch.cat([angles.cos(), angles.sin()], -1))
+
+
+@pytest.mark.parametrize("wrong", WRONG_MODELS)
+def test_another_model_is_named_by_the_probe(pair, wrong):
+    engine = pair.generator.llm.apply_model(lambda model: model)[0]
+    rotary = module(pair, "model.layers.0.self_attn.rotary_emb").cos_sin_cache
+    kept, epsilon = rotary.clone(), engine.model.norm.variance_epsilon
+    WRONG_MODELS[wrong](engine)
+    pair.begin_anew()
+    pair.proof._constants.clear()  # or the proof names the rotary cache first
+    with pytest.raises(WeightSyncError, match="They compute different models"):
+        pair.sync()
+    rotary.copy_(kept)
+    set_all(engine, "variance_epsilon", epsilon)
+    engine.logits_processor.scale, engine.logits_processor.soft_cap = 1.0, None
+    pair.proof._constants |= {"model.layers.0.self_attn.rotary_emb.cos_sin_cache": kept}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import (
     ON_CPU,
+    WideHead,
     expandable_segments,
     import_engine_model,
     repack_experts,
@@ -54,8 +55,9 @@ class Generator(Configurable):
         """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size /
         this."""
 
-        dtype: Literal["float32", "bfloat16"] = "bfloat16"
-        """Type of the engine's weights and activations."""
+        dtype: Literal["float32", "bfloat16", "auto"] = "bfloat16"
+        """Type of the engine's weights and activations. "auto": bfloat16 on a GPU, and on a CPU that multiplies it
+        faster than float32."""
 
         max_model_len: int = number(2048, least=1)
         """Maximum length of a prompt plus its completion, in tokens."""
@@ -144,6 +146,9 @@ class Generator(Configurable):
                 **options,
             )
         unlink_shared_memory(siblings, self.rank_in_replica)
+        self.wide_head: WideHead | None = None
+        if ON_CPU and config.dtype == "bfloat16":
+            self.wide_head = self.inspect(WideHead)
         self.stats = stats
         replace_engine_parts(self.llm, tokenizer, stats)
         self._records: Callable[[RequestOutput, str], RecordArray | None] | None = None
@@ -330,6 +335,8 @@ class Generator(Configurable):
             if ON_CPU:
                 self.llm.apply_model(repack_experts)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
+            if self.wide_head:
+                self.wide_head.refresh()
         if self.lora:
             self.lora.load(self.llm, adapters)
         if self._asleep:

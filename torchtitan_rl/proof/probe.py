@@ -1,0 +1,62 @@
+"""Compares what trainer and engine compute for one sequence with the rounding noise of the same model at that moment.
+
+Two right implementations differ by rounding. How much that moves a log-probability depends on the model, its training and
+the sequence: on SmolLM2-135M in bfloat16 by up to 0.7, in float32 by 5e-5. So the limit is measured and not set: the policy
+scores the sequence again while each layer's output is off by a random rounding error, and the differences that this makes are
+the scale.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchtitan_rl.core.trainer.hf import blocks_of
+from torchtitan_rl.core.types import FloatArray, IntArray
+
+DRAWS = 4
+"""Forwards with random rounding errors."""
+
+LARGEST_RATIO = {torch.float32: 10.0, torch.bfloat16: 3.0}
+"""Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
+
+
+def rounding_noise(
+    model: nn.Module, logprobs: Callable[[IntArray], FloatArray], probe: IntArray, dtype: torch.dtype
+) -> float:
+    """Returns the root mean square by which rounding errors move the log-probabilities of probe[1:]. Collective.
+
+    Args:
+        logprobs: computes the model's log-probabilities of probe[1:], [L - 1].
+        dtype: the coarser one of trainer and engine, whose rounding errors are drawn.
+    """
+    exact = logprobs(probe)  # [L - 1]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices), rounding_errors(model, torch.finfo(dtype).eps):
+        torch.manual_seed(0)  # the same on every rank
+        moved = [logprobs(probe) - exact for _ in range(DRAWS)]  # [L - 1] each
+    return max(root_mean_square(np.stack(moved)), torch.finfo(dtype).eps / 2)
+
+
+@contextmanager
+def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
+    """Within the context, multiply each element of each layer's output by a random number from 1 - eps / 2 to 1 + eps / 2."""
+
+    def off(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        error = (torch.rand_like(output, dtype=torch.float32) - 0.5) * eps
+        return (output * (1 + error)).to(output.dtype)
+
+    layers = [block for prefix, block in blocks_of(model) if prefix.startswith("layers.")]
+    hooks = [layer.register_forward_hook(off) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def root_mean_square(values: FloatArray) -> float:
+    """Returns sqrt(mean(values^2)); NaN if any value is NaN."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
