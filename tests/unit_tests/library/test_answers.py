@@ -78,6 +78,7 @@ COMPLETIONS = [
     ("gsm8k", "x\n#### 1,200", "so\n#### **1200**", True),
     ("gsm8k", "x\n#### 70000", "profit\n#### $70,000.00", True),
     ("gsm8k", "x\n#### 5", r"#### \boxed{5}", True),
+    ("gsm8k", "x\n#### 5", r"#### \boxed{5", False),
     ("gsm8k", "x\n#### 3", "#### Step 3: we add\nand so on", False),
     ("gsm8k", "x\n#### 20", "#### 15-20", False),
     ("gsm8k", "x\n#### -20", "#### 15-20", False),

@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from torchtitan_rl.library.answers import first_number
+from torchtitan_rl.library.answers import first_number, last_boxed
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 from torchtitan_rl.library.tasks.rows import Rows
 
-ANSWER = re.compile(r"####(?:\s|\*|\\boxed\{|\\\()*([-+\u2212$€£\\.\d][^\n#]*)")
+ANSWER = re.compile(r"####(?:\s|\*|\\\()*([-+\u2212$€£\\.\d][^\n#]*)")
 
 
 class Gsm8k(Rows):
@@ -30,7 +30,8 @@ class Gsm8k(Rows):
     def extract_answer(self, text: str) -> str | None:
         """Returns the number after the last ####, or None."""
         found = ANSWER.findall(without_thinking(text))
-        return first_number(found[-1]) if found else None
+        answer = found[-1] if found else ""
+        return first_number((last_boxed(answer) or "") if "\\boxed" in answer else answer)
 
     def expected_answer(self, text: str) -> str | None:
         """Returns the number after #### in a row's solution."""
