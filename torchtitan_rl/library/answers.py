@@ -1,12 +1,60 @@
-"""Functions that extract an answer from a completion and compare it with the expected answer."""
+"""Functions that extract an answer from a completion and compare it with the expected answer.
 
+They read what follows the thinking (</think>), where there is some.
+"""
+
+import functools
 import re
+import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-_WITH_THOUSANDS = re.compile(r"[-+]?\$?\d{1,3}(,\d{3})+(\.\d*)?(/\d+)?")
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?|-?\.\d+")
+from torchtitan_rl.library.environments.tool_calls import without_thinking
+
+_LONGEST_NUMBER = 100
+_PLAIN_FORMS = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        ("[\u2212\u2013\uff0d]", "-"),
+        (r"\\!|\\(?=[$%])|\^\s*\{?\\circ\}?|\u00b0", ""),
+        (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u2009\u202f])(?=\d{3})", ","),
+        (
+            "[\u00bc-\u00be\u2150-\u215e]",
+            lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("\u2044", "/"),
+        ),
+        (r"\\[dtc]?frac\s?(?:\{\s?([-+]?\d{1,99})\s?\}|(\d))\s?(?:\{\s?(\d{1,99})\s?\}|(\d))", r" \1\2/\3\4"),
+        (r"-\s+(?=\d{1,99}/)", "-"),
+        (
+            "[\u00b2\u00b3\u00b9\u2070-\u2079\u207b]+",
+            lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("\u2212", "-"),
+        ),
+        (r"(?<=\d)\s?(?:\u00d7|\\times|\\cdot|\*|x)\s?10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"e\1"),
+        (r"(?<![\w.^{])10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"1e\1"),
+    )
+)
+"""Other ways to write a number, and how _NUMBER expects it."""
+
+_INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:\ \d{3})+(?!\d)|\d+)"
+_NUMBER = re.compile(
+    rf"""(?P<sign>(?<![\w)}}\]])[-+])? [$€£]? (?P<inner>[-+])?
+    (?: (?:(?P<whole>\d+)\ +)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
+      | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )""",
+    re.VERBOSE,
+)
+_IN_TEXT = re.compile(
+    rf"""(?:[^\W\d_]|[)\]}}])[-+][.\d][^\s=]*  # x-5
+    | \\(?:sqrt|[dtc]?frac|log)[^\s=]* | √[^\s=]*
+    | (?<![\w^])(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π])[^\s=]* )?""",
+    re.VERBOSE,
+)
+"""A number in a text, or a longer expression, such as the range 15-20 or \\sqrt{2}, whose parts are no answer."""
+
+_BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+_MARK = re.compile(r"(?:####|answer\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]:]|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
+)
 
 
 class AnswerKind(NamedTuple):
@@ -19,24 +67,30 @@ class AnswerKind(NamedTuple):
 
 
 def last_number(text: str) -> str | None:
-    """Returns the last number in a text. Example: last_number("so 3 x 400 = 1,200.") == "1,200"."""
-    found = _NUMBER.findall(text)
+    """Returns the number in the last box or <answer>, or else the last in the text; an expression that is no number as it is.
+
+    Example: last_number("so 3 x 400 = 1,200.") == "1,200", and last_number("between 15-20") == "15-20".
+    """
+    text = without_thinking(text)
+    marked = _marked(text)
+    found = _numbers(text if marked is None else marked)
     return found[-1] if found else None
 
 
+def first_number(text: str) -> str | None:
+    """Returns the first number in a text. Example: first_number("18 dollars for 2") == "18"."""
+    found = _numbers(text)
+    return found[0] if found else None
+
+
 def last_boxed(text: str) -> str | None:
-    r"""Returns the content of the last \boxed{...}. Example: last_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"."""
-    start = text.rfind("\\boxed{")
-    depth = 0
-    for end in range(start + len("\\boxed"), len(text)) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if depth == 0:
-            return text[start + len("\\boxed{") : end]
-    return None
+    r"""Returns the content of the last \boxed{...}, None if it does not end. Example: last_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"."""
+    return _boxed(without_thinking(text)) or None
 
 
 def last_tagged(text: str) -> str | None:
     """Returns the content of the last <answer>...</answer>. Example: last_tagged("<answer> 4 </answer>") == "4"."""
+    text = without_thinking(text)
     content, position = None, 0
     while (begin := text.find("<answer>", position)) >= 0:
         end = text.find("</answer>", begin)
@@ -46,38 +100,101 @@ def last_tagged(text: str) -> str | None:
     return None if content is None else content.strip()
 
 
+def final_answer(text: str) -> str:
+    """Returns the answer in a text, in the first of these formats that it has.
+
+    The last \\boxed{...}, "" if it does not end; the last <answer>...</answer>; after the last "####", "answer is" or
+    "answer:", the rest of the sentence; the last line.
+
+    Example: final_answer("so the answer is 12.") == "12"
+    """
+    text = without_thinking(text)
+    marked = _marked(text)
+    if marked is not None:
+        return marked.strip()
+    _, *after = _MARK.split(text)
+    if after:
+        return re.split(r"\.\s|\n", after[-1], maxsplit=1)[0].strip(" *\r").rstrip(".")
+    return (text.strip().splitlines() or [""])[-1].strip()
+
+
+@functools.lru_cache(maxsize=4096)  # a group's completions have one expected answer
 def as_number(text: str) -> Fraction | None:
     """Parses a number, ignoring "$" and "%"; None for other text. A comma separates thousands alone.
 
     Example: as_number("$1,200.50") == Fraction("1200.5"), and as_number("24,5") is None.
     """
-    plain = text.strip().strip("$%").rstrip(".")
-    if "," in plain and not _WITH_THOUSANDS.fullmatch(plain):
+    if len(text) > _LONGEST_NUMBER:
+        return None
+    number = _NUMBER.fullmatch(_plain(text).strip(" \n\t%*").removesuffix("$").rstrip(". "))
+    if number is None or (number["sign"] and number["inner"]):
         return None
     try:
-        return Fraction(plain.replace(",", ""))
-    except (ValueError, ZeroDivisionError):
+        if number["top"]:
+            value = int(number["whole"] or 0) + Fraction(int(_digits(number["top"])), int(number["bottom"]))
+        else:
+            value = Fraction(_digits(number["decimal"]) + (number["exponent"] or ""))
+    except ZeroDivisionError:
         return None
+    return -value if "-" in (number["sign"], number["inner"]) else value
 
 
 def equal_numbers(answer: str, expected: str) -> bool:
-    """Returns whether both are numbers of equal value, such as "1,200.0" and "1200".
-
-    Exponents are not accepted, because 1e999999 would take very long to expand.
-    """
-    if max(len(answer), len(expected)) > 100 or "e" in (answer + expected).lower():
-        return False
+    """Returns whether both are numbers of equal value, such as "1,200.0" and "1200"."""
     left, right = as_number(answer), as_number(expected)
     return left is not None and left == right
 
 
 def equal_texts(answer: str, expected: str) -> bool:
-    """Returns whether both texts are equal, ignoring surrounding white space."""
-    return answer.strip() == expected.strip()
+    """Returns whether both texts are equal, ignoring surrounding white space; "E: text" and "(E)" are the choice "E"."""
+    return answer.strip() == expected.strip() or equal_choices(answer, expected)
+
+
+def equal_choices(answer: str, expected: str) -> bool:
+    """Returns whether the expected answer is a choice, such as "E" or "(E) text", and the answer is the same."""
+    right, chosen = _CHOICE.match(expected), _CHOICE.match(answer)
+    return right is not None and chosen is not None and not right["dot"] and right[1] == chosen[1]
+
+
+def _plain(text: str) -> str:
+    for pattern, replacement in _PLAIN_FORMS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _numbers(text: str) -> list[str]:
+    return [found[0].strip().removesuffix(".") for found in _IN_TEXT.finditer(_plain(text))]
+
+
+def _digits(text: str) -> str:
+    return re.sub("[, ]", "", text)
+
+
+def _marked(text: str) -> str | None:
+    """Returns what the last box holds, "" if it does not end; without a box, the last <answer>; else None."""
+    boxed = _boxed(text)
+    return last_tagged(text) if boxed is None else boxed
+
+
+def _boxed(text: str) -> str | None:
+    """Returns what the last box holds, "" if it does not end, None without a box."""
+    start = None
+    for box in _BOX.finditer(text):
+        start = box.end()
+    if start is None:
+        return None
+    if text[start] != "{":  # as \boxed 5, which ends with the formula
+        return re.split(r"[$\n]|\\[\])]", text[start:], maxsplit=1)[0].strip().rstrip(".")
+    depth = 0
+    for end in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth == 0:
+            return text[start + 1 : end]
+    return ""
 
 
 KINDS = {
-    "text": AnswerKind(str.strip, equal_texts),
+    "text": AnswerKind(lambda text: without_thinking(text).strip(), equal_texts),
     "tag": AnswerKind(last_tagged, equal_texts),
     "number": AnswerKind(last_number, equal_numbers),
 }

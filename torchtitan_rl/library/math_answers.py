@@ -2,7 +2,8 @@
 
 sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that a signal cannot interrupt. So this file also
 runs as a separate program, which forks the process that compares and kills it when the time is over: no comparison costs
-a new import. The program reads one line of JSON per comparison and prints "1" or "0". It imports nothing from this package.
+a new import. The program reads one line of JSON per comparison and prints "1" or "0", and imports nothing from this
+package.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +25,9 @@ LEAST_SHARE = 1 / 20
 
 _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
+
+_UNITS = re.compile(r"(?<=\d)(?! (?:and|or|to) )(?: (?!\w*(?:llion|thousand|hundred|dozen))[a-z]{2,})+$")
+"""Words after a number: math-verify expects them in \\text{}, except units that it knows."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,9 +48,17 @@ class MathJudge:
         self.equal = functools.lru_cache(maxsize=4096)(self._equal)
 
     def _equal(self, answer: str, expected: str) -> bool:
-        r"""Returns whether math-verify finds both equal, such as \frac{1}{2} and 0.5; False after the time limit."""
-        if answer.strip() == expected.strip():
+        r"""Returns whether both are equal: two numbers exactly, all else if math-verify finds it, within the time limit.
+
+        math-verify takes \frac{1}{2} for 0.5, but also 1.0000001 for 1.0000002, and cannot read 1.5e3 or 3 1/2.
+        """
+        from torchtitan_rl.library.answers import as_number, equal_texts
+
+        if equal_texts(answer, expected):
             return True
+        left, right = as_number(answer), as_number(expected)
+        if left is not None and right is not None and "%" not in answer + expected:
+            return left == right
         if len(answer) > _LONGEST_ANSWER:
             return False
         process = self._running()
@@ -76,7 +89,8 @@ def _compare(answer: str, expected: str) -> bool:
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    found, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in (answer, expected))
+    pair = [_UNITS.sub(r"\\text{\g<0>}", text) for text in (answer, expected)]
+    found, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
     return bool(found and right) and verify(right, found)
 
 

@@ -4,41 +4,21 @@ The reward is None if the expected answer cannot be used.
 """
 
 import functools
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from torchtitan_rl.library.answers import as_number, last_boxed, last_number, last_tagged
+from torchtitan_rl.library.answers import as_number, equal_texts, final_answer, last_number
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.task import completion_text
-
-_MARKS = (re.compile(r"####[ \t]*(.+)"), re.compile(r"answer(?: is|:)[ \t]*(.+)", re.IGNORECASE))
 
 _math_judge = functools.cache(MathJudge)
 """Returns the one comparison process that all calls in this process share."""
 
 
-def final_answer(text: str) -> str:
-    """Returns the answer in a text, in the first of these formats that it has.
-
-    The last \\boxed{...}; the last <answer>...</answer>; the last "#### x"; the last "answer is x" or "answer: x"; the
-    last line.
-
-    Example: final_answer("so the answer is 12.") == "12"
-    """
-    for inside in (last_boxed(text), last_tagged(text)):
-        if inside is not None:
-            return inside.strip()
-    for mark in _MARKS:
-        if found := mark.findall(text):
-            return found[-1].strip().rstrip(".")
-    return (text.strip().splitlines() or [""])[-1].strip()
-
-
 def exact_match(completions, expected_answer, **_):
-    """1 if the answer equals the expected text, ignoring case and white space."""
+    """1 if the answer equals the expected text, ignoring case and white space; for a choice E, "E: its text" too."""
     pairs = _answers(completions, expected_answer)
-    return [float(_plain(answer) == _plain(expected)) for answer, expected in pairs]
+    return [float(equal_texts(_plain(answer), _plain(expected))) for answer, expected in pairs]
 
 
 def numeric(completions, expected_answer, **_):

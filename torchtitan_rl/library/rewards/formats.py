@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 
 from torchtitan_rl.common.typed_arguments import typed
 from torchtitan_rl.library.answers import last_boxed
+from torchtitan_rl.library.environments.tool_calls import without_thinking
 from torchtitan_rl.library.task import completion_text
 
 
 def boxed(completions, **_):
-    """1 for exactly one non-empty \\boxed{...}."""
+    """1 for exactly one non-empty \\boxed{...} after the thinking, where there is some."""
 
     def has(text: str) -> bool:
-        return text.count("\\boxed{") == 1 and bool((last_boxed(text) or "").strip())
+        return without_thinking(text).count("\\boxed{") == 1 and bool((last_boxed(text) or "").strip())
 
     return [float(has(completion_text(completion))) for completion in completions]
 
@@ -22,12 +23,14 @@ def boxed(completions, **_):
 def tags(names: Sequence[str]) -> Callable:
     """1 for exactly these tags in this order, with no text outside them.
 
-    Example: tags(["think", "answer"]) requires <think>...</think> <answer>...</answer>.
+    Example: tags(["think", "answer"]) requires <think>...</think> <answer>...</answer>. A first <think> may be missing,
+    because chat templates open it.
     """
     if not names or not all(re.fullmatch(r"[\w.:-]+", name) for name in names):
         raise ValueError(f"tags takes at least one name such as 'think', without brackets, not {names!r}")
     whole = re.compile(r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL)
-    return _matching("tags", lambda text: whole.fullmatch(text.strip()) is not None)
+    opened = "<think>" if names[0] == "think" else ""  # at the end of the prompt
+    return _matching("tags", lambda text: any(whole.fullmatch(start + text.strip()) for start in ("", opened)))
 
 
 @typed

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _SYMBOLS = dict(zip(_OPERATIONS.values(), "+-*/", strict=True))
+_OTHER_SIGNS = {"×": "*", "÷": "/", "\u2212": "-", "\\times": "*", "\\cdot": "*", "\\div": "/"}
 _LONGEST = 200
 """Maximum characters of an expression. The longest right answer has about 50."""
 
@@ -122,7 +123,9 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:
         return None
     used: list[int] = []
     try:
-        tree = ast.parse(expression.strip().replace("×", "*").replace("÷", "/"), mode="eval")
+        for sign, symbol in _OTHER_SIGNS.items():
+            expression = expression.replace(sign, symbol)
+        tree = ast.parse(expression.strip(), mode="eval")
         return _value(tree.body, used), used
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None

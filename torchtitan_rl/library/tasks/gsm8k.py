@@ -4,9 +4,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from torchtitan_rl.library.answers import first_number, last_boxed
+from torchtitan_rl.library.environments.tool_calls import without_thinking
 from torchtitan_rl.library.tasks.rows import Rows
 
-ANSWER = re.compile(r"####\s*(-?[\d,.]*\d)")
+ANSWER = re.compile(r"####(?:\s|\*|\\\()*([-+\u2212$€£\\.\d][^\n#]*)")
 
 
 class Gsm8k(Rows):
@@ -27,9 +29,10 @@ class Gsm8k(Rows):
 
     def extract_answer(self, text: str) -> str | None:
         """Returns the number after the last ####, or None."""
-        found = ANSWER.findall(text)
-        return found[-1] if found else None
+        found = ANSWER.findall(without_thinking(text))
+        answer = found[-1] if found else ""
+        return first_number((last_boxed(answer) or "") if "\\boxed" in answer else answer)
 
     def expected_answer(self, text: str) -> str | None:
         """Returns the number after #### in a row's solution."""
-        return self.extract_answer(text)
+        return super().expected_answer(self.extract_answer(text) or "")

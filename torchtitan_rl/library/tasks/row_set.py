@@ -27,7 +27,13 @@ ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_COLUMNS = ("completion", "response")
 _NUM_SHOWN = 10
+_MOST_UNREADABLE = 0.01
+"""Share of the rows whose answer may be unreadable: they are left out. If there are more, the answer column is wrong."""
 _NO_UTF8 = "has characters that UTF-8 cannot encode (lone surrogates)"
+
+
+class _UnreadableAnswer(RowError):
+    """The answer of a row is not what the task reads."""
 
 
 class RowSet:
@@ -174,14 +180,20 @@ class RowSet:
     def _scan(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
         faults: dict[str, list[str]] = defaultdict(list)
+        unreadable: dict[str, list[str]] = defaultdict(list)
+        num_rows = 0
         kept: dict[
             int, tuple[int, int]
         ] = {}  # hash of prompt and demonstration: index of the first row, hash of its prompt
         ids: set[str] = set()
         repeated = "equal to an earlier row" if self._demonstrates else "with the prompt of an earlier row"
         for index, (number, row) in enumerate(self.table.numbered_rows()):
+            num_rows += 1
             try:
                 example = self._example(row)
+            except _UnreadableAnswer as error:
+                unreadable[str(error)].append(number)
+                continue
             except RowError as error:
                 faults[str(error)].append(number)
                 continue
@@ -197,6 +209,8 @@ class RowSet:
                 if (identity := str(row.get("id", number))) in ids:
                     self.noted["with the id of an earlier row"].append(number)
                 ids.add(identity)
+        some = sum(map(len, unreadable.values())) <= _MOST_UNREADABLE * num_rows
+        (self.left_out if some else faults).update(unreadable)
         self._refuse(faults)
         indices, keys = zip(*kept.values(), strict=True) if kept else ((), ())
         return np.array(indices, dtype=np.int64), np.array(keys, dtype=np.uint64)
@@ -278,7 +292,7 @@ class RowSet:
             raise RowError(f"{self.answer_column!r} has <answer> tags itself; write what is between them")
         text = self._read_answer(str(answer))
         if text is None:
-            raise RowError(
+            raise _UnreadableAnswer(
                 f"no answer found in {self.answer_column!r}, read as task.answer_kind {self._config.answer_kind!r}"
                 f"{', with a point before decimals' if ',' in str(answer) else ''}"
             )

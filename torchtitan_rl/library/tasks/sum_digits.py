@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtitan_rl.core.config import number
+from torchtitan_rl.library.environments.tool_calls import without_thinking
 from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.tasks.procedural import ProceduralTask, asked
 
@@ -78,6 +79,7 @@ class SumDigits(ProceduralTask):
 
 def tagged_integer(text: str) -> str | None:
     """Returns the integer after the last tag, without a plus sign or leading zeros: "[ANSWER] 0132" gives "132"."""
+    text = without_thinking(text)
     answer = ANSWER.match(text, text.rfind(ANSWER_TAG)) if ANSWER_TAG in text else None
     return str(int(answer.group(1))) if answer else None
 

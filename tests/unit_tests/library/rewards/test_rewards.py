@@ -35,7 +35,7 @@ def of(function, *texts, expected="46"):
     ("text", "answer"),
     [
         (r"so \boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{never closed", r"\boxed{never closed"),
+        (r"\boxed{never closed", ""),
         ("<answer> 12 </answer> thanks", "12"),
         ("2 + 2\n#### 4", "4"),
         ("Therefore the answer is 12.", "12"),

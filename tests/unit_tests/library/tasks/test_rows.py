@@ -342,6 +342,8 @@ def test_a_decimal_number_is_an_answer(build, tmp_path):
     parquet.write_table(pyarrow.table({"prompt": ["a", "b", "c"], "answer": numbers}), tmp_path / "rows.parquet")
     task = Rows.Config(path=str(tmp_path / "rows.parquet"), answer_kind="number").build()
     assert {task.train_example(i, seed=0).expected_answer for i in range(2)} < {"0.50", "1.50", "2.50"}
+    task = build([{"prompt": p, "answer": 0.00001} for p in "ab"], answer_kind="number")
+    assert task.correct(completions=["0.00001", "5"], expected_answer=["1e-05"] * 2) == [1.0, 0.0]
 
 
 def test_held_out_rows_without_answers_are_an_error_where_the_training_rows_have_some(build, tmp_path):
@@ -361,6 +363,17 @@ def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
         UserError, match="cannot be filled: Unknown format code 'd'.*Correct task.template, or delete them"
     ):
         build(sums(4), template="{prompt:d}")
+
+
+def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys):
+    rows = [*sums(99), {"prompt": "a", "answer": "blue"}]
+    left_out = (
+        "98 rows for training; left out: 1 no answer found in 'answer', read as task.answer_kind 'number' (row 100)"
+    )
+    task = build(rows, answer_kind="number", held_out_share=0.01)
+    assert left_out in told(task, capsys)
+    with pytest.raises(UserError, match="2 rows that cannot be used. rows 100, 101: no answer found in 'answer'"):
+        build([*rows, rows[-1] | {"prompt": "b"}], answer_kind="number")
 
 
 def test_answer_not_parsable_as_its_kind_is_an_error(build, capsys):

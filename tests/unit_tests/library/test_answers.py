@@ -1,0 +1,235 @@
+"""Right answers earn and wrong ones do not, as data sets and models write them, by every kind and reward that judges."""
+
+import random
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+
+from torchtitan_rl.library import rewards
+from torchtitan_rl.library.answers import KINDS, as_number, equal_texts, last_number
+from torchtitan_rl.library.math_answers import MathJudge
+from torchtitan_rl.library.tasks.countdown import reaches
+from torchtitan_rl.library.tasks.gsm8k import Gsm8k
+from torchtitan_rl.library.tasks.math_problems import Math
+from torchtitan_rl.library.tasks.rows import Rows
+
+
+@pytest.fixture(scope="module")
+def earns(tmp_path_factory):
+    """Returns a function that says whether a completion earns the reward, where the row's answer is `gold`."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i}", "answer": "#### {i}", "gold": "{i}"}}\n' for i in range(9)))
+    same = {"path": str(path), "prompt_column": "prompt", "template": "{prompt}"}
+    tasks = {
+        "gsm8k": Gsm8k.Config(**same).build(),
+        "math": Math.Config(**same, answer_column="gold").build(),
+        **{kind: Rows.Config(**same, answer_column="gold", answer_kind=kind).build() for kind in KINDS},
+    }
+
+    def judge(kind, gold, completion):
+        if kind in tasks:
+            expected = tasks[kind].expected_answer(gold)
+            assert expected is not None, "the row's answer cannot be read"
+            [reward] = tasks[kind].correct(completions=[completion], expected_answer=[expected])
+        else:
+            [reward] = getattr(rewards, kind)(completions=[completion], expected_answer=[gold])
+        return reward == 1.0
+
+    return judge
+
+
+WRAPPED = {
+    "gsm8k": ("x\n#### {}", "so\n#### {}"),
+    "math": (r"It is $\boxed{{{}}}$.", r"so \boxed{{{}}}"),
+    "number": ("{}", "so it is {}."),
+    "numeric": ("{}", "The answer is {}."),
+    "math_answer": ("{}", r"\boxed{{{}}}"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize(
+    ("written", "plain", "other"),
+    [
+        ("-$5", "-5", "5"),
+        ("\u22125", "-5", "5"),
+        ("1.5e3", "1500", "3"),
+        ("3 1/2", "3.5", "0.5"),
+        ("12,34,567", "1234567", "567"),
+        (r"\frac{3}{4}", "0.75", "4"),
+        ("1e-05", "0.00001", "5"),
+        ("+7", "7", "-7"),
+        ("1/2", "0.5", "2"),
+    ],
+)
+def test_number_is_the_same_as_gold_and_as_answer(earns, kind, written, plain, other):
+    gold, answer = WRAPPED[kind]
+    for expected, given in ((written, plain), (plain, written), (written, written)):
+        assert earns(kind, gold.format(expected), answer.format(given))
+    assert not earns(kind, gold.format(other), answer.format(written))
+    assert not earns(kind, gold.format(written), answer.format(other))
+
+
+COMPLETIONS = [
+    ("gsm8k", "9 * 2 = 18\n#### 18", "She makes 9 * 2 = $18\n#### 18", True),
+    ("gsm8k", "x\n#### 18", "... makes $18 every day.\n#### $18", True),
+    ("gsm8k", "x\n#### 18", "...\n#### 18 dollars", True),
+    ("gsm8k", "x\n#### 1,200", "so\n#### **1200**", True),
+    ("gsm8k", "x\n#### 70000", "profit\n#### $70,000.00", True),
+    ("gsm8k", "x\n#### 5", r"#### \boxed{5}", True),
+    ("gsm8k", "x\n#### 5", r"#### \boxed{5", False),
+    ("gsm8k", "x\n#### 3", "#### Step 3: we add\nand so on", False),
+    ("gsm8k", "x\n#### 20", "#### 15-20", False),
+    ("gsm8k", "x\n#### -20", "#### 15-20", False),
+    ("gsm8k", "x\n#### 25", "<think>\n#### 20 maybe\n</think>\n\nAdding up.\n#### 25", True),
+    ("gsm8k", "x\n#### 20", "<think>\n#### 20\n</think>\n\nI am not sure.", False),
+    ("gsm8k", "x\n#### 16", "#### 16%", True),
+    ("gsm8k", "x\n#### 42", "The answer is 42.", False),
+    ("math", r"Thus $\boxed 2$.", r"\[ \boxed{2} \]", True),
+    ("math", r"so $\fbox{7}$", r"\boxed{7}", True),
+    ("math", r"so $\boxed{7}$", r"so $\boxed 7$.", True),
+    ("math", r"$\boxed{10,\!080}$", r"$\boxed{10080}$", True),
+    ("math", r"$\boxed{\text{(E)}}$", r"The correct choice is $\boxed{E}$.", True),
+    ("math", r"$\boxed{\text{(E)}}$", r"$\boxed{\textbf{(E)}\ 12}$", True),
+    ("math", r"$\boxed{E}$", r"$\boxed{E: text}$", True),
+    ("math", r"$\boxed{E: text}$", r"$\boxed{E}$", True),
+    ("math", r"$\boxed{D}$", r"$\boxed{E: text}$", False),
+    ("math", r"$\boxed{\$18.90}$", r"$\boxed{18.90}$", True),
+    ("math", r"$\boxed{45^\circ}$", "\\boxed{45\u00b0}", True),
+    ("math", r"$\boxed{(3,4)}$", r"\boxed{(3, 4)}", True),
+    ("math", r"$\boxed{(3,4)}$", r"\boxed{(4, 3)}", False),
+    ("math", r"$\boxed{x^2+2x+1}$", r"\boxed{(x+1)^2}", True),
+    ("math", r"$\boxed{12}$", r"\boxed{12\text{ cm}^2}", True),
+    ("math", r"$\boxed{\text{Evelyn}}$", r"\boxed{Evelyn}", True),
+    ("math", r"$\boxed{50\%}$", r"\boxed{50}", True),
+    ("math", r"$\boxed{5}$", r"so we get \boxed{5", False),
+    ("math", r"$\boxed{5}$", r"first \boxed{5} and then \boxed{6", False),
+    ("math", r"$\boxed{6}$", "<think>Maybe \\boxed{5}.\n</think>\nThe answer is \\boxed{6}.", True),
+    ("math", r"$\boxed{5}$", "Hmm \\boxed{5}?\n</think>\nThe answer is 6.", False),
+    ("math", "033", r"\boxed{33}", True),
+    ("math", "204", "The answer is 204.", False),
+    ("math", "15-20", r"\boxed{-20}", False),
+    ("math", "18", r"\boxed{18 dollars}", True),
+    ("math", "18", r"\boxed{18 million}", False),
+    ("math", "1.0000001", r"\boxed{1.0000002}", False),
+    ("math_answer", "204", "The answer is $204$. I hope it is correct.", True),
+    ("math_answer", "5", r"so we get \boxed{5", False),
+    ("numeric", "113", r"m + n = \boxed{113}. So the check takes 2 steps.", True),
+    ("numeric", "5", r"so we get \boxed{5", False),
+    ("numeric", "6", "<think>\\boxed{5}</think>The answer is 6", True),
+    ("numeric", "5", "The answer is 24,5", False),
+    ("exact_match", "B", "The answer is (B).", True),
+    ("exact_match", "B", "**Answer:** B", True),
+    ("exact_match", "B", "Answer: B. 4 apples", True),
+    ("exact_match", "E", r"\boxed{E: text}", True),
+    ("exact_match", "B", "The answer is B, C or D", False),
+    ("exact_match", "A", "A bird can fly", False),
+    ("exact_match", "C", "<think>Answer: B</think>\nAnswer: C", True),
+    ("tag", "D", "<think>...</think><answer>D) all of these</answer>", True),
+    ("tag", "D", "<think><answer>D</answer></think> It is C", False),
+    ("text", "yes", "<think>no</think>\n\nyes", True),
+    ("number", "4", r"Hence it is $\frac{3}{4}$.", False),
+    ("number", "2", r"\boxed{\sqrt{2}}", False),
+    ("number", "4", "The ratio is 3:4", False),
+    ("number", "20", "between 15-20", False),
+    ("number", "-20", "between 15\u201320", False),
+    ("number", "12", "The area is 12 m^2.", True),
+    ("number", "12", "The area is 12 m\u00b2.", True),
+    ("number", "1500000", "about 1.5 \u00d7 10^6", True),
+    ("number", "5", "It has 24,5 m", False),
+    ("number", "10000", "Total: 10 000", True),
+    ("number", "5", r"so we get \boxed{5", False),
+    ("number", "5", r"$\boxed 5$ after 2 steps", True),
+    ("number", "5", "<think>it is 5</think>", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "gold", "completion", "right"), COMPLETIONS)
+def test_completion_earns_if_it_is_right(earns, kind, gold, completion, right):
+    assert earns(kind, gold, completion) == right
+
+
+def test_think_tag_may_be_opened_by_the_chat_template():
+    tags = rewards.tags(["think", "answer"])
+    closed = "a</think> <answer>b</answer>"
+    assert tags(completions=[closed, f"<think>{closed}", f"</think>{closed}", "<answer>b</answer>"]) == [1, 1, 0, 0]
+    assert rewards.tags(["answer"])(completions=["b</answer>"]) == [0]
+
+
+@pytest.mark.parametrize("expression", ["(1 + 2) \u00d7 3", r"(1 + 2) \times 3", "3 * (1 \u2212 -2)"])
+def test_countdown_reads_other_signs(expression):
+    assert reaches(expression, [1, 2, 3], 9)
+
+
+def grouped(digits, separator, size):
+    head, tail = digits[:-3], digits[-3:]
+    parts = [head[max(0, end - size) : end] for end in range(len(head), 0, -size)][::-1]
+    return separator.join([*parts, tail])
+
+
+def forms(value: Fraction) -> list[str]:
+    """Returns the ways to write the number."""
+    sign, size = "-" * (value < 0), abs(value)
+    top, bottom = size.numerator, size.denominator
+    whole, rest = divmod(top, bottom)
+    written = [f"{sign}{top}/{bottom}", rf"{sign}\frac{{{top}}}{{{bottom}}}", rf"{sign}\dfrac{{{top}}}{{{bottom}}}"]
+    written += [f"{sign}{top} / {bottom}", f"{sign}${top}/{bottom}"]
+    if rest and whole:
+        written += [f"{sign}{whole} {rest}/{bottom}", rf"{sign}{whole}\frac{{{rest}}}{{{bottom}}}"]
+        written += [f"{sign}{whole} \\tfrac{{{rest}}}{{{bottom}}}"]
+    if Fraction(plain := f"{top / bottom:.6f}".rstrip("0").rstrip(".")) == size:
+        decimal = Decimal(plain)
+        written += [f"{sign}{plain}", f"{sign}${plain}", f"${sign}{plain}", f"{sign}\\${plain}", f"${sign}{plain}$"]
+        written += [
+            f"{sign}\u20ac{plain}",
+            f"{sign}{plain}%",
+            f"{sign}{plain}\\%",
+            f"{sign}0{plain}",
+            f"{sign}{decimal:e}",
+        ]
+        written += [f"\u2212{plain}", f"\u2013{plain}"] if sign else [f"+{plain}"]
+        mantissa, exponent = f"{decimal:.12e}".split("e")
+        written += [f"{sign}{decimal:E}", rf"{sign}{mantissa} \times 10^{{{int(exponent)}}}"]
+        written += [f"{sign}{mantissa} \u00d7 10^{int(exponent)}", f"{sign}{mantissa}*10^{int(exponent)}"]
+        written += [f"{sign}{plain}" + ("0" if "." in plain else ".0"), f"{sign}{plain}" + "." * ("." not in plain)]
+        if plain.startswith("0."):
+            written += [f"{sign}{plain[1:]}"]
+        if whole >= 1000:
+            point = plain.partition(".")[1] + plain.partition(".")[2]
+            groups = ((",", 3), (",", 2), (" ", 3), ("{,}", 3), (r"\,", 3), (r",\!", 3), ("\u202f", 3))
+            written += [f"{sign}{grouped(str(whole), *each)}{point}" for each in groups]
+    return written
+
+
+def test_numbers_equal_their_written_forms_and_no_neighbour():
+    random.seed(0)
+    count, kinds = 0, 0
+    exact = MathJudge().equal
+    for _ in range(2000):
+        bottom = random.choice((1, 1, 1, 2, 4, 10, 100, 1000, 10**6, 3, 7))
+        value = Fraction(random.choice((1, -1)) * random.randrange(1, 10 ** random.randint(1, 8)), bottom)
+        step = Fraction(1, 10**6)
+        neighbours = [value + step, value - step, value + 1, -value, value * 10, value / 10]
+        written = forms(value)
+        kinds = max(kinds, len(written))
+        for form in written:
+            count += 1
+            assert as_number(form) == value, form
+            assert as_number(last_number(f"It is {form}.")) == value, form
+            assert KINDS["number"].equal(form, written[0])
+            if "%" not in form:  # may also be a hundredth
+                assert exact(form, written[0])
+            other = str(neighbours[count % len(neighbours)])
+            assert not KINDS["number"].equal(form, other), (form, other)
+            assert "%" in form or not exact(form, other), (form, other)
+    assert kinds >= 30
+    assert count > 2000 * 15
+
+
+def test_choices_equal_their_written_forms_and_no_neighbour():
+    forms = ("{}", "({})", "{}.", "{}: text", "{}) text", "{}. text", r"\text{{{}}}", r"\textbf{{({})}} 5", "**{}**", "$\\mathrm{{{}}}$", "Option {}")  # fmt: skip
+    for letter in "ABCDEFGHIJ":
+        for form in forms:
+            for other in "ABCDEFGHIJ":
+                assert equal_texts(form.format(letter), other) == (letter == other), form
