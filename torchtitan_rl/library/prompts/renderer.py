@@ -312,8 +312,8 @@ class PromptRenderer(Configurable):
                 )
             found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
         except TurnBeginsOtherwiseError as error:
-            thinks = self._switches and not self.config.enable_thinking
-            remedy = ": for rows with thinking pass --prompts.enable-thinking" if thinks else ""
+            rows = ("without", "leave out") if self.config.enable_thinking else ("with", "pass")
+            remedy = f": for rows {rows[0]} thinking {rows[1]} --prompts.enable-thinking" if self._switches else ""
             raise _not_learnable(
                 f"whose turn does not begin as the prompt ends, with {str(error)!r}{remedy}"
             ) from error

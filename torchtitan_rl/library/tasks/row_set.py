@@ -31,8 +31,8 @@ NESTED_ANSWERS = ("reward_model", "verification_info", "info", "answer")
 """Columns whose objects, or their JSON texts, may have the answer in one of ANSWER_COLUMNS."""
 FORMATS = {
     "ShareGPT": ("conversations",),
-    "Alpaca": ("instruction", "input", "output"),
-    "preference pairs": ("prompt", "chosen"),
+    "Alpaca": ("instruction", "output"),
+    "preference pairs": ("chosen", "rejected"),
     "verl": ("prompt", "reward_model"),
     "prime-rl": ("prompt", "verification_info"),
     "OpenAI chat": ("messages", "tools"),

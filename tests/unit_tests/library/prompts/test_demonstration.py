@@ -22,7 +22,9 @@ FORGETFUL = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """A template that drops the thinking of earlier turns of the assistant."""
-THOUGHT = [{**one, "content": f"<think>...</think>{one['content']}"} if one["role"] == "assistant" else one for one in TALK]
+THOUGHT = [
+    {**one, "content": f"<think>...</think>{one['content']}"} if one["role"] == "assistant" else one for one in TALK
+]
 
 
 @pytest.fixture(autouse=True)
