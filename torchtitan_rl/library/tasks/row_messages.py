@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torchtitan_rl.library.chat_messages import REASONING, Message, Tools
@@ -103,7 +104,7 @@ def _function(given: Any, field: str) -> dict[str, Any]:
     return function
 
 
-def _read_list(given: Any, read: Any, field: str) -> list[Any]:
+def _read_list(given: Any, read: Callable[[Any], dict[str, Any]], field: str) -> list[Any]:
     """Returns the items of a list or of its JSON text, each as `read` returns it."""
     if isinstance(given, str) and given.strip():
         try:
