@@ -1,7 +1,7 @@
 """Text and values from other people's code, made safe to keep and to show."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 PLAIN = frozenset((str, bool, float, type(None)))
@@ -41,6 +41,18 @@ def mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {key: mapped(item, change) for key, item in value.items()}
     return value
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yields the texts in a JSON value, keys among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from strings(item)
+    elif isinstance(value, dict):
+        for item in value.items():
+            yield from strings(item)
 
 
 def visible(text: str) -> str:

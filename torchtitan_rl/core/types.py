@@ -66,8 +66,10 @@ class Prompt:
     token_ids: IntArray
     """int32 [Lp], Lp >= 1, because the last prompt token predicts the first completion token."""
     expected_answer: str
-    messages: list[dict[str, str]] | None = None
+    messages: list[dict[str, Any]] | None = None
     """The chat messages that `text` is rendered from; None for a plain-text prompt."""
+    tools: list[dict[str, Any]] | None = None
+    """The row's own tools, as JSON schemas that `text` describes; None: those of the task."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns of the data set, passed to reward functions by name."""
     task: str = ""

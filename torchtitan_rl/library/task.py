@@ -41,15 +41,17 @@ class Example:
     """The prompt as plain text."""
     expected_answer: str
     """A number is converted to text: 46 becomes "46"."""
-    messages: list[dict[str, str]] | None = None
+    messages: list[dict[str, Any]] | None = None
     """The same prompt as chat messages, used instead of `text` with a chat template; None: there are none."""
+    tools: list[dict[str, Any]] | None = None
+    """JSON schemas that the chat template describes, in OpenAI's form; None: those of `Task.tools`."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns. A reward function with a parameter of that name receives the column."""
     task: str = ""
     """The name of the mixture member this example comes from; set by the mixture."""
     sampling: "SamplingConfig | None" = None
     """Sampling settings of the mixture member in training; None: the run's."""
-    demonstration: list[dict[str, str]] | None = None
+    demonstration: list[dict[str, Any]] | None = None
     """The messages that follow the prompt's, to learn from: the assistant's turns. None: completions are sampled."""
 
     def __post_init__(self) -> None:

@@ -200,6 +200,8 @@ class Conversations(Configurable):
         for index, conversation in enumerate(conversations):
             if may_answer(self._members[conversation.prompt.task]):
                 template = self._templates[conversation.prompt.task]
+                if conversation.prompt.tools:
+                    template = template.with_tools(conversation.prompt.tools)
                 pool.add(index, conversation, partial(self._fitted, conversation), template)
         return pool
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchtitan_rl.core.types import FinishReason
-
-Message = dict[str, Any]
-"""A chat message. Example: {"role": "user", "content": "higher"}"""
+from torchtitan_rl.library.chat_messages import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

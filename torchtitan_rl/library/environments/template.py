@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.common.text import mapped
 from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.library.chat_messages import Message, Render, Tools, left_out
 from torchtitan_rl.library.environments.checks import BREAK
-from torchtitan_rl.library.environments.interface import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ class ChatTemplate:
         tokenizer: "PreTrainedTokenizerBase",
         *,
         end_token_ids: Collection[int],
-        tools: list[dict[str, Any]] | None = None,
+        tools: Tools | None = None,
         **options: Any,
     ) -> None:
         """
@@ -54,24 +54,31 @@ class ChatTemplate:
         self._tools = tools
         self._options = options
 
-    def with_tools(self, tools: list[dict[str, Any]]) -> "ChatTemplate":
+    def with_tools(self, tools: Tools) -> "ChatTemplate":
         """Returns this template with other tools. Both share the tokenizer and its lock."""
         other = copy.copy(self)
         other._tools = tools or None
         return other
 
     def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
-        """Returns text and tokens of the prompt, the environment's first messages and the generation prompt."""
-        text = self._render([*messages, *(self._as_text(self._with_calls(one)) for one in first_messages)])
+        """Returns text and tokens of the prompt, the environment's first messages and the generation prompt.
+
+        Raises ValueError if the template leaves out a message or the tools.
+        """
+        whole = [*messages, *(self._as_text(self._with_calls(one)) for one in first_messages)]
+        text = self._render(whole)
+        self._check_written(self._render, whole, self._tools)
         return text.replace(BREAK, ""), self._tokens(text)
 
     def answer(self, messages: Sequence[Message], last_token: int) -> list[int]:
         """Returns the tokens between the policy's `last_token` and its next turn.
 
         These are the end of the turn, the messages, and the header of the next turn. Exceptions of the template, for
-        example for an order of roles that it does not allow, are passed on.
+        example for an order of roles that it does not allow, are passed on. Raises ValueError if it leaves out a message.
         """
-        token_ids = self._tokens(self._answer_text([*map(self._as_text, messages)]))
+        said = [*map(self._as_text, messages)]
+        token_ids = self._tokens(self._answer_text(said))
+        self._check_written(lambda marked, _: self._answer_text(marked), said, None)
         return token_ids[token_ids[0] == last_token :]
 
     def policy_text(self, token_ids: Sequence[int]) -> str:
@@ -135,6 +142,10 @@ class ChatTemplate:
                 "Use one that keeps them, or set conversations.rewrites append to keep every turn as it was sampled.",
             )  # fmt: skip
 
+    def _check_written(self, render: Render, messages: list[Message], tools: Tools | None) -> None:
+        if missing := left_out(render, messages, tools, str(self.tokenizer.chat_template)):
+            raise ValueError(f"the chat template leaves out {missing}")
+
     def _conversation(self, turn: str, reply: Message) -> str:
         return self._render([_QUESTION, {"role": "assistant", "content": turn}, reply])
 
@@ -146,9 +157,9 @@ class ChatTemplate:
             raise ValueError("the template leaves out the policy's turn")
         return answer
 
-    def _render(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, tools=self._tools, **self._options
+            list(messages), tokenize=False, add_generation_prompt=True, tools=tools or self._tools, **self._options
         )
 
     def _with_calls(self, message: Message) -> Message:

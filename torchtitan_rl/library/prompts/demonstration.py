@@ -6,35 +6,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtitan_rl.core.types import Completion
+from torchtitan_rl.library.chat_messages import REASONING, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Message = dict[str, str]
-Render = Callable[..., str]
-"""Renders messages with the chat template; takes `add_generation_prompt`."""
 
 
 class TemplateRewritesError(ValueError):
     """The chat template renders earlier turns differently once later ones follow: the tokens to learn are not those it would see."""
 
 
+class TurnBeginsOtherwiseError(ValueError):
+    """The turn to learn does not begin as the prompt opens it."""
+
+
 def plain_segments(demonstration: Sequence[Message], end: str) -> list[tuple[str, bool]]:
     """Returns the text of a completion without a chat template as one segment to learn, with its end token."""
-    if len(demonstration) != 1:
-        raise ValueError(f"{len(demonstration)} messages after the prompt need a chat template")
+    if len(demonstration) != 1 or demonstration[0].keys() & {*REASONING, "tool_calls"}:
+        raise ValueError("several messages, calls of tools or thinking in a field of its own need a chat template")
     return [(demonstration[0]["content"] + end, True)]
 
 
 def chat_segments(
-    opened: str, messages: Sequence[Message], demonstration: Sequence[Message], render: Render
+    opened: str, messages: Sequence[Message], demonstration: Sequence[Message], render: Callable[..., str]
 ) -> Iterator[tuple[str, bool]]:
     """Yields the text that follows the prompt in segments, each with whether it is an assistant's turn.
 
     Args:
         opened: the prompt, rendered from `messages`, up to where the assistant's turn begins.
+        render: renders messages with the chat template; takes `add_generation_prompt`.
 
     Raises:
+        TurnBeginsOtherwiseError: if an assistant's message is not rendered as the prompt opens it.
         TemplateRewritesError: if a message changes the text before it.
     """
     said, written = list(messages), opened
@@ -46,6 +49,9 @@ def chat_segments(
         for header in (False, True) if opens else (False,):
             whole = render(said, add_generation_prompt=header)
             if not whole.startswith(written):
+                before = render(said[:-1], add_generation_prompt=False)
+                if learned and not header and whole.startswith(before):
+                    raise TurnBeginsOtherwiseError(written[len(before) :])
                 raise TemplateRewritesError(f"{written[-60:]!r} before the turn of role {message['role']!r}")
             yield whole[len(written) :], learned and not header
             written = whole

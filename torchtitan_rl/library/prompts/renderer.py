@@ -12,12 +12,20 @@ import numpy as np
 from jinja2 import TemplateError
 from torchtitan.config import Configurable
 
+from torchtitan_rl.common.text import strings
 from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.types import Completion, Prompt
+from torchtitan_rl.library.chat_messages import Message, Tools, left_out
 from torchtitan_rl.library.environments.template import special_tokens
 from torchtitan_rl.library.environments.tools import tool_schemas
-from torchtitan_rl.library.prompts.demonstration import TemplateRewritesError, chat_segments, plain_segments, tokenized
+from torchtitan_rl.library.prompts.demonstration import (
+    TemplateRewritesError,
+    TurnBeginsOtherwiseError,
+    chat_segments,
+    plain_segments,
+    tokenized,
+)
 from torchtitan_rl.library.task import Example, Task
 
 if TYPE_CHECKING:
@@ -88,14 +96,14 @@ class PromptRenderer(Configurable):
         self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
         self._special = special_tokens(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()))
-        self._uses_template = bool(config.apply_chat_template and tokenizer.chat_template)
-        switches = self._uses_template and "enable_thinking" in str(tokenizer.chat_template)
+        self._template = str(tokenizer.chat_template or "") if config.apply_chat_template else ""
+        self._switches = "enable_thinking" in self._template
         unread = "False, as no chat template with such a switch is used"
-        expect(switches or not config.enable_thinking, "prompts.enable_thinking", True, unread, "Leave it out.")
+        expect(self._switches or not config.enable_thinking, "prompts.enable_thinking", True, unread, "Leave it out.")
         names_file = re.fullmatch(r"\S+\.(txt|md|json|jinja)", config.system_prompt)
         remedy = 'Pass what is in it: --prompts.system-prompt "$(cat FILE)".'
         expect(not names_file, "prompts.system_prompt", config.system_prompt, "the text, not a file's name", remedy)
-        if self._uses_template:
+        if self._template:
             self._check_template()
 
     def prompt(self, example: Example) -> Prompt:
@@ -144,9 +152,8 @@ class PromptRenderer(Configurable):
                 f"prompt = {shown!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
                 f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
             )
-        texts = [message.get("content") for message in rendered.messages or ()] or [rendered.text]
-        texts += [message["content"] for message in example.demonstration or ()]
-        found = next(filter(None, (self._special.search(text) for text in texts if isinstance(text, str))), None)
+        texts = strings([rendered.messages or rendered.text, example.demonstration, example.tools])
+        found = next(filter(None, map(self._special.search, texts)), None)
         if found and self.config.special_tokens == "refuse":
             return Refused(
                 f"prompt = {_shortened(found.string)!r}: expected text without {found[0]!r}, which the tokenizer reads as a "
@@ -163,28 +170,37 @@ class PromptRenderer(Configurable):
         )
 
     def _rendered(self, example: Example) -> "_Rendered | Refused":
-        if not (example.messages and self._uses_template):
+        if example.tools and (self._tools[example.task] or not (example.messages and self._template)):
+            return Refused(
+                f"Example.tools = {example.tools!r:.200}: expected none, as the task has tools of its own or no chat template "
+                "renders them. Leave them out, or rename the column.",
+                "with tools, which only a chat template can render, for a task that has none of its own",
+            )
+        if not (example.messages and self._template):
             return _Rendered(example, None, self._plain_text(example))
         messages = self._with_preface(example.messages)
         roles = [message["role"] for message in messages]
+        problem, fault = "", "that the chat template rejects"
         try:
-            text = self._chat_text(messages, example.task)
-            lost = [
-                role
-                for role, said in zip(roles, messages, strict=True)
-                if role == "system" and said["content"].strip() not in text
-            ]
-            problem = f"it leaves out the {lost[0]} message" if lost else ""
+            text = self._chat_text(messages, self._tools_of(example))
+            following = example.demonstration or ()
+            render = partial(self._chat_text, add_generation_prompt=not following)
+            lost = left_out(render, [*messages, *following], self._tools_of(example), self._template)
+            if lost:
+                problem, fault = f"it leaves out {lost}", f"of which the chat template leaves out {lost}"
         except (TemplateError, TypeError) as error:
             problem = f"for the roles {roles} it raises: {error}"
         if problem:
             return Refused(
-                f"prompt = {_shortened(messages[-1]['content'])!r}: expected messages that the tokenizer's chat "
-                f"template accepts, but {problem}. Correct the messages (put the system "
-                "message into the user's message), or pass --prompts.no-apply-chat-template.",
-                "that the chat template rejects",
+                f"prompt = {_shortened(str(messages[-1].get('content')))!r}: expected messages that the tokenizer's chat "
+                f"template writes, but {problem}. Correct the messages (a system message's text can be in the user's, thinking "
+                "in a field that the template reads), or pass --prompts.no-apply-chat-template.",
+                fault,
             )
         return _Rendered(example, messages, text)
+
+    def _tools_of(self, example: Example) -> Tools | None:
+        return example.tools or self._tools[example.task]
 
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
         # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
@@ -192,7 +208,7 @@ class PromptRenderer(Configurable):
         decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
         return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
 
-    def _with_preface(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def _with_preface(self, messages: list[Message]) -> list[Message]:
         """Returns the messages preceded by the system prompt and the few-shot examples."""
         own = messages[:1] if messages[0]["role"] == "system" else []
         system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
@@ -215,13 +231,13 @@ class PromptRenderer(Configurable):
         system = [self.config.system_prompt] if self.config.system_prompt else []
         return "\n\n".join([*system, *(question + answer for question, answer in self.config.few_shot), example.text])
 
-    def _chat_text(self, messages: list[dict[str, str]], task: str, *, add_generation_prompt: bool = True) -> str:
+    def _chat_text(self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True) -> str:
         return self.tokenizer.apply_chat_template(
             messages,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             enable_thinking=self.config.enable_thinking,
-            tools=self._tools[task],
+            tools=tools,
         )
 
     def _check_template(self) -> None:
@@ -229,11 +245,11 @@ class PromptRenderer(Configurable):
         field, name = "the tokenizer's chat_template", self.tokenizer.name_or_path
         remedy = "Use the checkpoint's own chat_template, or pass --prompts.no-apply-chat-template."
         question, answer = {"role": "user", "content": "@asked@"}, "@generated@"
-        member = next(iter(self._tools))
+        member, tools = next(iter(self._tools.items()))
         try:
-            opened = self._chat_text([question], member)
+            opened = self._chat_text([question], tools)
             closed, whole = (
-                self._chat_text([question, *more], member, add_generation_prompt=False)
+                self._chat_text([question, *more], tools, add_generation_prompt=False)
                 for more in ((), ({"role": "assistant", "content": answer},))
             )
         except Exception as error:  # a template is a program: whatever it raises, and errors of its syntax
@@ -280,6 +296,7 @@ class PromptRenderer(Configurable):
             columns=example.columns,
             task=example.task,
             sampling=example.sampling,
+            tools=example.tools,
             demonstration=demonstration,
         )
 
@@ -290,8 +307,16 @@ class PromptRenderer(Configurable):
             if messages is None:
                 segments = plain_segments(answer, self.tokenizer.eos_token)
             else:
-                segments = list(chat_segments(text, messages, answer, partial(self._chat_text, task=example.task)))
+                segments = list(
+                    chat_segments(text, messages, answer, partial(self._chat_text, tools=self._tools_of(example)))
+                )
             found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
+        except TurnBeginsOtherwiseError as error:
+            rows = ("without", "leave out") if self.config.enable_thinking else ("with", "pass")
+            remedy = f": for rows {rows[0]} thinking {rows[1]} --prompts.enable-thinking" if self._switches else ""
+            raise _not_learnable(
+                f"whose turn does not begin as the prompt ends, with {str(error)!r}{remedy}"
+            ) from error
         except TemplateRewritesError as error:
             raise _not_learnable(
                 "whose earlier turns the chat template changes (task.demonstrations last has one turn)"
@@ -328,7 +353,7 @@ class PromptRenderer(Configurable):
 
 class _Rendered(NamedTuple):
     example: Example
-    messages: list[dict[str, str]] | None
+    messages: list[Message] | None
     """None for a plain-text prompt."""
     text: str
 

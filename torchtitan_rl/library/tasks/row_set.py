@@ -16,16 +16,28 @@ import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import last_tagged
+from torchtitan_rl.library.chat_messages import Message
 from torchtitan_rl.library.task import RESERVED_COLUMNS, Example
+from torchtitan_rl.library.tasks.row_messages import is_text, prompt_messages, read_messages, read_tools, without_nulls
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
 
 if TYPE_CHECKING:
     from torchtitan_rl.library.tasks.rows import Rows
 
-PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "instruction")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
-ROLES = ("system", "developer", "user", "assistant", "tool")
 COMPLETION_COLUMNS = ("completion", "response")
+NESTED_ANSWERS = ("reward_model", "verification_info", "info", "answer")
+"""Columns whose objects, or their JSON texts, may have the answer in one of ANSWER_COLUMNS."""
+FORMATS = {
+    "ShareGPT": ("conversations",),
+    "Alpaca": ("instruction", "output"),
+    "preference pairs": ("chosen", "rejected"),
+    "verl": ("prompt", "reward_model"),
+    "prime-rl": ("prompt", "verification_info"),
+    "OpenAI chat": ("messages", "tools"),
+}
+"""Formats that people have, and the columns by which they are known."""
 _NUM_SHOWN = 10
 _MOST_UNREADABLE = 0.01
 """Share of the rows whose answer may be unreadable: they are left out. If there are more, the answer column is wrong."""
@@ -44,17 +56,21 @@ class RowSet:
         self.table = table
         self._config = config
         self._read_answer = read_answer
-        self.columns = self._columns()
-        self.prompt_column = self._named_or_first("prompt_column", PROMPT_COLUMNS)
-        self.answer_column = self._named_or_first("answer_column", ANSWER_COLUMNS)
+        self._whole_numbers: set[str] = set()
+        """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
+        self._first: dict[str, Any] = self._columns()
+        self.columns = list(self._first)
         self._demonstrates = config.demonstrations != "none"
+        pairs = ("chosen",) * self._demonstrates
+        self.prompt_column = self._named_or_first("prompt_column", (*PROMPT_COLUMNS, *pairs))
+        self.answer_column = self._answer_column()
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
             "none without task.demonstrations", "Set task.demonstrations to last or all.",
         )  # fmt: skip
-        self.completion_column = (
-            self._named_or_first("completion_column", COMPLETION_COLUMNS) if self._demonstrates else ""
-        )
+        usual = [column for column in (*COMPLETION_COLUMNS, *pairs) if column != self.prompt_column]
+        usual += ["output"] * (self.prompt_column == "instruction")
+        self.completion_column = self._named_or_first("completion_column", usual) if self._demonstrates else ""
         for setting in ("answer_column", "completion_column"):
             column = getattr(self, setting)
             expect(
@@ -147,17 +163,56 @@ class RowSet:
             f"It has {self.columns}; a brace itself is written twice.",
         )  # fmt: skip
 
-    def _columns(self) -> list[str]:
-        """Returns the names of all columns of any row, in order of first appearance."""
-        names: dict[str, None] = {}
+    def _columns(self) -> dict[str, Any]:
+        """Returns the columns of any row, in order of first appearance, each with its first value that is not null."""
+        first: dict[str, Any] = {}
         faults: dict[str, list[str]] = defaultdict(list)
+        empty: set[str] = set()
+        other: set[str] = set()
         for number, row in self.table.numbered_rows():
             if isinstance(row, RowError):
                 faults[str(row)].append(number)
-            else:
-                names |= dict.fromkeys(row)
+                continue
+            for column, value in row.items():
+                if first.setdefault(column) is None:
+                    first[column] = value
+                if value is None:
+                    empty.add(column)
+                elif self.table.has_text_cells and not re.fullmatch(r"-?\d+\.0", value):
+                    other.add(column)
         self._refuse(faults)
-        return list(names)
+        if self.table.has_text_cells:
+            self._whole_numbers = empty - other
+        return first
+
+    def _answer_column(self) -> str:
+        """Returns the configured column of the answer, else the first usual one, which may be inside an object."""
+        nested = [f"{column}.{name}" for column in NESTED_ANSWERS for name in ANSWER_COLUMNS]
+        found = [name for name in nested if value_at(self._first, name) is not None]
+        if found and not self._config.answer_column and found[0].startswith("answer."):
+            return found[0]
+        return self._named_or_first("answer_column", ANSWER_COLUMNS) or next(iter(found), "")
+
+    def reads(self) -> str:
+        """Returns the format and the columns that no prompt or answer is made of, in words; "" if it is plain rows.
+
+        Example: "data.jsonl: ShareGPT: conversations; not in the prompt: id, source"
+        """
+        used = {self.prompt_column, self.completion_column, self.answer_column.partition(".")[0], "id", "tools"}
+        used |= {"input"} if self._joins_input else set()
+        known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
+        parts = [f"{known[0]}: {', '.join(FORMATS[known[0]])}"] if known else []
+        parts += [f"the answer is {self.answer_column}"] if "." in self.answer_column else []
+        unread = [column for column in self.columns if column not in used]
+        if unread and not self._config.template:
+            more = ", ..." if len(unread) > _NUM_SHOWN else ""
+            parts.append(f"not in the prompt: {', '.join(unread[:_NUM_SHOWN])}{more}")
+        return f"{self.table.name}: {'; '.join(parts)}" if parts else ""
+
+    @property
+    def _joins_input(self) -> bool:
+        """Whether the prompt is Alpaca's: an instruction, and the input that it is about."""
+        return self.prompt_column == "instruction" and not self._config.prompt_column and "input" in self.columns
 
     def _refuse(self, faults: dict[str, list[str]]) -> None:
         """Raises UserError with the row numbers for each fault, if there are any."""
@@ -172,7 +227,7 @@ class RowSet:
     def _named_or_first(self, setting: str, usual: Sequence[str]) -> str:
         """Returns the configured column, else the first existing one of the `usual` columns, else ""."""
         name = getattr(self._config, setting)
-        there = not name or name in self.columns
+        there = not name or name in self.columns or name.partition(".")[0] in self.columns
         remedy = f"It has {self.columns}."
         expect(there, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
         return name or next((column for column in usual if column in self.columns), "")
@@ -197,7 +252,7 @@ class RowSet:
             except RowError as error:
                 faults[str(error)].append(number)
                 continue
-            key = _key(example.text, example.messages, example.demonstration)
+            key = _key(example.text, example.messages, example.tools, example.demonstration)
             if self._demonstrates and not example.demonstration:
                 self.left_out["without a completion"].append(number)
             elif self.answer_column and not example.expected_answer:
@@ -205,7 +260,7 @@ class RowSet:
             elif key in kept:
                 self.left_out[repeated].append(number)
             else:
-                kept[key] = index, _key(example.text, example.messages)
+                kept[key] = index, _key(example.text, example.messages, example.tools)
                 if (identity := str(row.get("id", number))) in ids:
                     self.noted["with the id of an earlier row"].append(number)
                 ids.add(identity)
@@ -217,12 +272,17 @@ class RowSet:
 
     def _example(self, row: Row) -> Example:
         """Returns the row as an example. Raises RowError if it cannot be one."""
-        prompt = row.get(self.prompt_column) if self.prompt_column else ""
+        for column in self._whole_numbers & row.keys():
+            row[column] = row[column] and row[column].removesuffix(".0")
+        prompt = value_at(row, self.prompt_column) if self.prompt_column else ""
+        tools = row.get("tools") if "{tools" not in self._config.template else None
+        if self.table.is_arrow:
+            prompt, tools = without_nulls(prompt), without_nulls(tools)
         demonstration = None
         if self._demonstrates:
             prompt, demonstration = self._divided(prompt, row)
         chat = isinstance(prompt, list) and not self._config.template
-        text, messages = ("", _prompt(prompt)) if chat else (self._text(prompt, row), None)
+        text, messages = ("", prompt_messages(prompt)) if chat else (self._text(prompt, row), None)
         if messages is None:
             messages = [{"role": "user", "content": text.strip()}]
         used = (self.prompt_column, self.completion_column, *RESERVED_COLUMNS)
@@ -232,23 +292,25 @@ class RowSet:
             messages=messages,
             expected_answer=self._answer(row),
             columns=left,
+            tools=read_tools(tools),
             demonstration=demonstration,
         )
 
-    def _divided(self, prompt: Any, row: Row) -> tuple[Any, list[dict[str, str]]]:
+    def _divided(self, prompt: Any, row: Row) -> tuple[Any, list[Message]]:
         """Returns the row's prompt and the messages to learn from, up to the last assistant turn; [] if there are none."""
-        completion = row.get(self.completion_column) if self.completion_column else []
+        completion = value_at(row, self.completion_column) if self.completion_column else []
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}] if completion.strip() else []
         if completion is None or completion != completion:  # pandas writes NaN for a missing value
             completion = []
         if not isinstance(completion, list):
             raise RowError(f"{self.completion_column!r} is neither text nor a list of messages")
+        completion = read_messages(without_nulls(completion) if self.table.is_arrow else completion)
+        if completion and completion[0]["role"] in ("system", "developer", "user"):
+            prompt, completion = self._apart(prompt, completion)
         if not isinstance(prompt, list):
-            return prompt, _messages(completion)
-        whole = _messages([*prompt, *completion])
-        if any(message.get("tool_calls") for message in [*prompt, *completion]):
-            raise RowError("a message with tool_calls, of which only the content would be learned")
+            return prompt, completion
+        whole = read_messages([*prompt, *completion])
         turns = [place for place, message in enumerate(whole) if message["role"] == "assistant"]
         if not turns:
             return prompt, []
@@ -256,6 +318,17 @@ class RowSet:
         learned = [place for place in turns if place >= least]
         begin = learned[0 if self._config.demonstrations == "all" else -1] if learned else len(prompt)
         return whole[:begin], whole[begin : turns[-1] + 1]
+
+    def _apart(self, prompt: Any, whole: list[Message]) -> tuple[list[Message], list[Message]]:
+        """Returns the prompt and what follows it, of a completion that repeats the prompt, as those of preference pairs."""
+        asked = read_messages(prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}])
+        for begin in range(len(whole) - len(asked)):
+            end = begin + len(asked)
+            if [_said(one) for one in whole[begin:end]] == [_said(one) for one in asked]:
+                return whole[:end], whole[end:]
+        raise RowError(
+            f"{self.completion_column!r} does not begin with the assistant's turn or with {self.prompt_column!r}"
+        )
 
     def _text(self, prompt: Any, row: Row) -> str:
         if self._config.template:
@@ -267,24 +340,26 @@ class RowSet:
                 raise RowError(f"task.template cannot be filled: {error}") from error
         if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
             raise RowError(f"no {self.prompt_column!r}")
-        if isinstance(prompt, str) and not _is_text(prompt):
+        if isinstance(prompt, str) and not is_text(prompt):
             raise RowError(f"{self.prompt_column!r} {_NO_UTF8}")
-        if not _is_text(prompt):
+        if not is_text(prompt):
             raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
+        if self._joins_input and is_text(row.get("input")) and row["input"].strip():
+            prompt = f"{prompt}\n\n{row['input']}"
         if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
             raise RowError(f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet")
         return prompt
 
     def _answer(self, row: Row) -> str:
         """Returns the row's answer as text, or "" if it has none."""
-        answer = row.get(self.answer_column) if self.answer_column else None
+        answer = value_at(row, self.answer_column) if self.answer_column else None
         if answer is None or answer != answer or str(answer).strip() == "":  # pandas writes NaN for a missing value
             return ""
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
         if not isinstance(answer, str | Real | Decimal) or isinstance(answer, bool):
             raise RowError(f"{self.answer_column!r} is neither text nor a number")
-        if not _is_text(str(answer)):
+        if not is_text(str(answer)):
             raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
         if isinstance(answer, float) and math.isinf(answer):
             raise RowError(f"{self.answer_column!r} is infinite")
@@ -299,36 +374,25 @@ class RowSet:
         return text
 
 
-def _prompt(given: list[Any]) -> list[dict[str, str]]:
-    """Returns checked chat messages. Raises RowError for an invalid message or if the last turn is not the user's."""
-    messages = _messages(given)
-    if not messages:
-        raise RowError("no message of the user's before the assistant's turn")
-    if messages[-1]["role"] in ("assistant", "system"):
-        raise RowError("messages do not end with the user's turn")
-    if not messages[-1]["content"].strip():
-        raise RowError("a last message without text")
-    return messages
+def value_at(row: Row, name: str) -> Any:
+    """Returns a column's value, or with a dotted name a value inside of an object or its JSON text; None if there is none.
 
-
-def _messages(given: list[Any]) -> list[dict[str, str]]:
-    """Returns checked chat messages. Raises RowError for an invalid one."""
-    for message in given:
-        if not isinstance(message, dict) or not _is_text(message.get("role")):
-            raise RowError("a message without a role")
-        if message["role"] not in ROLES:
-            raise RowError(f"a message with the role {message['role']!r}, which is none of {', '.join(ROLES)}")
-        if not _is_text(message.get("content")):
-            raise RowError("a message whose content is not text")
-    return [{"role": message["role"], "content": message["content"]} for message in given]
-
-
-def _is_text(value: Any) -> bool:
-    """Returns whether the value is a string that UTF-8 can encode.
-
-    JSON can contain lone surrogates such as "\\ud800".
+    Example: value_at({"reward_model": {"ground_truth": "8"}}, "reward_model.ground_truth") == "8"
     """
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+    if name in row:
+        return row[name]
+    column, _, inner = name.partition(".")
+    value = row.get(column)
+    if isinstance(value, str) and inner:
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value_at(value, inner) if isinstance(value, dict) and inner else None
+
+
+def _said(message: Message) -> tuple[str, str]:
+    return message["role"], message["content"].strip()
 
 
 def _key(*parts: Any) -> int:

@@ -36,8 +36,8 @@ class Rows(Task):
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
         path: str = ""
-        """A file (.jsonl, .json, .csv, .tsv, .parquet), a folder of such files, or the name of a data set on the
-        Hugging Face hub."""
+        """A file (.jsonl, .json, .csv, .tsv, also compressed, or .parquet), a folder of such files, or the name of a data
+        set on the Hugging Face hub."""
 
         subset: str = ""
         """Configuration of a data set on the hub that has several, such as "main" for openai/gsm8k."""
@@ -65,7 +65,7 @@ class Rows(Task):
 
         prompt_column: str = ""
         """Column with the prompt: text, or chat messages that end with a user message. Empty: the first existing one of
-        prompt, messages, question, problem."""
+        prompt, messages, question, problem, conversations, instruction."""
 
         template: str = ""
         """Format string that builds the prompt from the row's columns, such as "Question: {question}\\nAnswer:". Empty:
@@ -78,11 +78,11 @@ class Rows(Task):
 
         completion_column: str = ""
         """With demonstrations: column with the completion, text or the messages that follow the prompt's. Empty: the first
-        existing one of completion, response; else the prompt column's messages have it."""
+        existing one of completion, response, chosen, and output of an instruction; else the prompt column's messages have it."""
 
         answer_column: str = ""
-        """Column with the right answer, text or a number. Empty: the first existing one of answer, expected_answer,
-        ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""
+        """Column with the right answer, text or a number; a dotted name, such as reward_model.ground_truth, looks into an
+        object or its JSON text. Empty: the first existing one of answer, expected_answer, ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""
 
         answer_kind: Literal["text", "tag", "number"] = "text"
         """How a completion's answer is extracted and compared. text: the whole completion, as text. tag: the content of
@@ -207,7 +207,10 @@ class Rows(Task):
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
-            return RowSet(table, self.config, self.expected_answer)
+            part = RowSet(table, self.config, self.expected_answer)
+        if reads := part.reads():
+            progress(reads)
+        return part
 
 
 @functools.lru_cache(maxsize=4)

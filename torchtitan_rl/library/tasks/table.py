@@ -5,6 +5,7 @@ formats are stored as text, so columns may differ from row to row, and an unread
 """
 
 import csv
+import io
 import json
 import os
 import re
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-_TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_CELL_FORMATS = (".csv", ".tsv")
+_TEXT_FORMATS = (".jsonl", ".ndjson", ".json", *_CELL_FORMATS)
 FORMATS = (*_TEXT_FORMATS, ".parquet")
+COMPRESSIONS = (".gz", ".zst", ".bz2", ".lz4")
+"""Endings of text files that are read as if they were not compressed."""
 MOST_LINE_BYTES = 64 * 2**20
 """A longer line, as in a file without line ends, would be read for a long time and fill the memory."""
 LONG_LINE = f"a line longer than {MOST_LINE_BYTES // 2**20} MiB; write one row on each line"
@@ -33,9 +37,7 @@ _NO_UTF8 = "not UTF-8; save the file as UTF-8, or unpack it if it is compressed"
 BATCH = 1000
 """Number of rows read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
-_REMEDY = (
-    f"Pass a file ({', '.join(FORMATS)}), a folder of such files, or the name of a data set on the Hugging Face hub."
-)
+_REMEDY = f"Pass a file ({', '.join(FORMATS)}; texts also with {', '.join(COMPRESSIONS)}), a folder of such files, or the name of a data set on the Hugging Face hub."
 
 
 class RowError(ValueError):
@@ -50,6 +52,13 @@ class Table:
     """Name in messages. Example: "data.jsonl"."""
     _data: "Dataset"
     _as_text: bool
+    has_text_cells: bool = False
+    """Whether each cell is a text, as in CSV files."""
+
+    @property
+    def is_arrow(self) -> bool:
+        """Whether objects have a null for every field that an object of another row has."""
+        return not self._as_text
 
     def __len__(self) -> int:
         return len(self._data)
@@ -147,9 +156,11 @@ def _files(place: Path, split: str, field: str) -> list[Path]:
     """Returns the files whose names begin with `split`; for "train", all files if no name begins with any split."""
     expect(place.is_file() or place.is_dir(), field, str(place), "a file or a folder, but it is neither", _REMEDY)
     if place.is_file():
-        expect(place.suffix in FORMATS, field, str(place), f"one of {', '.join(FORMATS)}", "Convert it, or rename it.")
+        expect(
+            _format(place) in FORMATS, field, str(place), f"one of {', '.join(FORMATS)}", "Convert it, or rename it."
+        )
         return [place]
-    files = sorted(file for file in place.rglob("*") if file.suffix in FORMATS)
+    files = sorted(file for file in place.rglob("*") if _format(file) in FORMATS)
     named = [file for file in files if re.match(rf"{split}\b", file.name)]
     has_splits = any(re.match(rf"{'|'.join(_SPLITS)}\b", file.name) for file in files)
     found = named or ([] if has_splits or split != "train" else files)
@@ -158,9 +169,22 @@ def _files(place: Path, split: str, field: str) -> list[Path]:
         bool(found), field, str(place), f"files of the split {split!r}, but it has {names}",
         "Name one of its files." if files else _REMEDY,
     )  # fmt: skip
-    formats = {file.suffix for file in found}
+    formats = {_format(file) for file in found}
     expect(len(formats) == 1, field, str(place), f"files of one format, but it has {sorted(formats)}", "Name one file.")
     return found
+
+
+def _format(file: Path) -> str:
+    """Returns the ending that says how to read the file. Example: ".jsonl" of data.jsonl.gz"""
+    inner = Path(file.stem).suffix
+    return inner if file.suffix in COMPRESSIONS and inner in _TEXT_FORMATS else file.suffix
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Opens a file, which may be compressed."""
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="detect"))
 
 
 def _from_files(files: list[Path], name: str) -> Table:
@@ -177,9 +201,8 @@ def _from_files(files: list[Path], name: str) -> Table:
     features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row", "fault")})
     if next(_records(stamped), None) is None:
         return Table(name, datasets.Dataset.from_dict({"row": []}), True)
-    return Table(
-        name, datasets.Dataset.from_generator(_records, gen_kwargs={"files": stamped}, features=features), True
-    )
+    data = datasets.Dataset.from_generator(_records, gen_kwargs={"files": stamped}, features=features)
+    return Table(name, data, True, has_text_cells=_format(files[0]) in _CELL_FORMATS)
 
 
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
@@ -220,16 +243,17 @@ def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
     """Yields every row of text files as its number, its JSON text, and the reason why it is invalid, or ""."""
     for path, _, _ in files:
         place = Path(path)
-        read = _csv_records if place.suffix in (".csv", ".tsv") else _json_records
+        read = _csv_records if _format(place) in _CELL_FORMATS else _json_records
         for number, row, fault in read(place):
             yield {"number": f"{place.name}:{number}" if len(files) > 1 else str(number), "row": row, "fault": fault}
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yields a .json file's list item by item. JSON Lines, also in a .json file, are read line by line."""
-    if path.suffix == ".json":
+    if _format(path) == ".json":
         try:
-            rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+            with _opened(path) as file:
+                rows = json.loads(file.read().decode("utf-8-sig"))
         except ValueError as error:
             if "Extra data" not in str(error):
                 yield 1, "", f"not valid JSON ({error})"
@@ -246,7 +270,7 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
                     "" if is_list else "a single object; expected a list of objects",
                 )
             return
-    with path.open("rb") as file:
+    with _opened(path) as file:
         number = 0
         while line := file.readline(MOST_LINE_BYTES):
             number += 1
@@ -266,8 +290,8 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yields a CSV file's records as JSON objects of strings. An empty cell is null."""
     csv.field_size_limit(2**31 - 1)
     number = 0
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    with path.open("rb") as file:
+    delimiter = "\t" if _format(path) == ".tsv" else ","
+    with _opened(path) as file:
         text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(_lines(file)))
         try:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
@@ -275,7 +299,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
             twice = [name for name in names if names.count(name) > 1]
             apart = re.search(r"[,;\t|]", names[0]) if len(names) == 1 else None
             if apart:
-                yield 1, "", f"columns separated by {apart[0]!r}; expected {delimiter!r} in a {path.suffix} file"
+                yield 1, "", f"columns separated by {apart[0]!r}; expected {delimiter!r} in a {_format(path)} file"
                 return
             for number, row in enumerate(rows, start=1):
                 untitled = "a first line without a name for each column; expected the columns' names there"

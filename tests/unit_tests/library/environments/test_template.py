@@ -117,6 +117,32 @@ def test_unsupported_templates_are_refused_by_name(source, end, role, told):
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "developer", "content": "a"}, "the developer message"),
+        ({"role": "assistant", "content": "", "reasoning_content": "t"}, ""),
+        ({"role": "assistant", "content": "t", "thinking": "I add."}, "thinking of the assistant message"),
+    ],
+)
+def test_what_the_template_leaves_out_of_an_environments_messages_is_named(message, told):
+    """Found by marks in the text: "a" is a letter of any prompt."""
+    one = template("qwen3.jinja", end="<|im_end|>")
+    first = [{"role": "user", "content": "q"}]
+    for render in (lambda: one.prompt(first, [message]), lambda: one.answer([message], last_token=-1)):
+        if told:
+            with pytest.raises(ValueError, match=f"the chat template leaves out {told}"):
+                render()
+        else:
+            render()
+
+
+def test_tools_of_an_agents_request_that_the_template_leaves_out_are_named():
+    one = template("llama3.jinja", end="<|eot_id|>").with_tools(tool_schemas([multiply]))
+    with pytest.raises(ValueError, match="the chat template leaves out the tools"):
+        one.prompt([], [{"role": "user", "content": "Multiply."}])
+
+
 def test_template_that_strips_a_turn_counts_as_rewriting():
     """Llama's and Gemma's remove white space at both ends of a turn, Qwen3's with thinking newlines at its beginning."""
     strips = "{% for m in messages %}{{ m.content | trim }}<|endoftext|>{% endfor %}"

@@ -18,10 +18,13 @@ TALK = [
 ]
 FORGETFUL = (
     "{% for m in messages %}<|{{ m.role }}|>"
-    "{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}{% endif %}<|endoftext|>{% endfor %}"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|endoftext|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""A template that shortens earlier turns of the assistant, as some drop their reasoning."""
+"""A template that drops the thinking of earlier turns of the assistant."""
+THOUGHT = [
+    {**one, "content": f"<think>...</think>{one['content']}"} if one["role"] == "assistant" else one for one in TALK
+]
 
 
 @pytest.fixture(autouse=True)
@@ -83,8 +86,9 @@ def test_all_turns_or_the_last_are_learned_and_the_user_is_not(stream, tokenizer
 def test_a_template_that_changes_earlier_turns_is_refused_for_all_turns_only(stream, tokenizer):
     tokenizer.chat_template = FORGETFUL
     with pytest.raises(UserError, match="there are examples whose earlier turns the chat template changes"):
-        stream([{"messages": TALK}], demonstrations="all")
-    assert learned(tokenizer, stream([{"messages": TALK}]).at(0).demonstration) == ["It is 6.<|endoftext|>"]
+        stream([{"messages": THOUGHT}], demonstrations="all")
+    last = stream([{"messages": THOUGHT}]).at(0)
+    assert learned(tokenizer, last.demonstration) == ["<think>...</think>It is 6.<|endoftext|>"]
 
 
 def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
@@ -113,12 +117,6 @@ def test_a_turn_that_the_template_does_not_end_is_refused(stream, tokenizer):
     tokenizer.chat_template = FORGETFUL.replace("<|endoftext|>", "")
     with pytest.raises(UserError, match="'It is 6.' has none of the end tokens"):
         stream([{"messages": TALK}])
-
-
-def test_tool_calls_are_not_dropped_silently(stream):
-    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
-    with pytest.raises(UserError, match="row 1: a message with tool_calls"):
-        stream([{"messages": [USER, called]}])
 
 
 def test_rows_of_one_prompt_are_held_out_together(stream, tmp_path):

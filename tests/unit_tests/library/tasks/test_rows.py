@@ -88,6 +88,144 @@ def test_parquet_saved_data_sets_and_split_folders_are_read(tmp_path):
     assert [e.expected_answer for e in folder.held_out_examples(99)] == ["17", "18", "19", "20"]
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TWO = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "demonstrated", "answer", "told_of_it"),
+    [
+        ({"conversations": SHAREGPT, "id": 7}, TWO[1:], "", "data.parquet: ShareGPT: conversations"),
+        ({"conversations": TWO}, TWO[1:], "", "ShareGPT: conversations"),
+        ({"messages": TWO, "tools": [{"type": "function", "function": ADD}]}, TWO[1:], "", "OpenAI chat: messages, tools"),
+        ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "OpenAI chat: messages, tools"),
+        ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
+        ({"instruction": "Add.", "input": "1 + 1", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
+        ({"prompt": "1 + 1?", "chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
+        ({"prompt": TWO[:1], "chosen": TWO[1:], "rejected": TWO[1:]}, TWO[1:], "", "not in the prompt: rejected"),
+        ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
+        (
+            {"prompt": TWO[:1], "reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {"index": 1}}, [], "2",
+            "verl: prompt, reward_model; the answer is reward_model.ground_truth; not in the prompt: extra_info",
+        ),
+        (
+            {"prompt": "1 + 1?", "verification_info": '{"ground_truth": "2"}'}, [], "2",
+            "prime-rl: prompt, verification_info; the answer is verification_info.ground_truth",
+        ),
+        ({"question": "1 + 1?", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "the answer is answer.ground_truth"),
+        ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "data.parquet: not in the prompt: input"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_formats_that_people_have_are_known_by_their_columns(
+    tmp_path, capsys, name, row, demonstrated, answer, told_of_it
+):
+    rows = [json.loads(json.dumps(row).replace("1 + 1", f"{i} + 1")) for i in range(3)]
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    task = Rows.Config(path=str(tmp_path / name), demonstrations="last" if demonstrated else "none").build()
+    [example] = task.held_out_examples(1)
+    assert example.messages[-1]["role"] == "user"
+    assert " + 1" in example.messages[-1]["content"]
+    assert (example.demonstration or [], example.expected_answer) == (demonstrated, answer)
+    assert (example.tools or [{"function": ADD}])[0]["function"] == ADD
+    assert ("tools" in row) == bool(example.tools)
+    assert told_of_it.replace("data.parquet", name) in capsys.readouterr().out
+
+
+def test_alpacas_input_follows_its_instruction(build):
+    rows = [{"instruction": "Add.", "input": f"{i} + 1", "output": "x"} for i in range(2)]
+    [example] = build(rows, demonstrations="last").held_out_examples(1)
+    assert example.text in ("Add.\n\n0 + 1", "Add.\n\n1 + 1")
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, name):
+    turns = [
+        TWO[0],
+        {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": [CALL]},
+        {"role": "tool", "content": "2"},
+    ]
+    rows = [{"messages": [*turns, {"role": "user", "content": f"{i}?"}]} for i in range(2)]
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    [example] = Rows.Config(path=str(tmp_path / name)).build().held_out_examples(1)
+    called = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert example.messages[:3] == [TWO[0], {**turns[1], "content": "", "tool_calls": [called]}, turns[2]]
+
+
+@pytest.mark.parametrize(
+    ("message", "told_of_it"),
+    [
+        ({"role": "assistant", "content": None}, "a message whose content is not text"),
+        ({"role": "assistant", "content": "", "tool_calls": ["add"]}, "tool_calls is no list of functions with names"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "a=1"}}]},
+            "a call of 'add' whose arguments are no JSON object",
+        ),
+        ({"role": "assistant", "content": "2", "function_call": {"name": "add"}}, "function_call.*; write tool_calls"),
+        ({"role": "assistant", "content": "2", "weight": 0}, "a message with weight 0, which would be learned"),
+        ({"from": "bot", "value": "2"}, "the role 'bot', which is none of"),
+    ],
+)
+def test_messages_that_cannot_be_read_are_refused_by_name(build, message, told_of_it):
+    with pytest.raises(UserError, match=f"row 1: .*{told_of_it}"):
+        build([{"messages": [TWO[0], message, TWO[0]]}])
+
+
+def test_tools_that_are_no_functions_are_refused_by_name(build):
+    with pytest.raises(UserError, match="row 1: tools is no list of functions with names, in OpenAI's form"):
+        build([{"prompt": "a", "tools": ["hammer"]}])
+
+
+def test_a_chosen_answer_to_another_prompt_is_refused_by_name(build):
+    with pytest.raises(UserError, match="row 1: 'chosen' does not begin with the assistant's turn or with 'prompt'"):
+        build([{"prompt": "3 + 3?", "chosen": TWO, "rejected": TWO}], demonstrations="last")
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst", "bz2", "lz4"])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.jsonl", lines(*sums(20))), ("a.json", json.dumps(sums(20)).encode())]
+)
+def test_compressed_texts_are_read(build, tmp_path, name, content, ending):
+    with pyarrow.CompressedOutputStream(
+        str(tmp_path / f"{name}.{ending}"), {"zst": "zstd", "gz": "gzip"}.get(ending, ending)
+    ) as f:
+        f.write(content)
+    task = Rows.Config(path=str(tmp_path / f"{name}.{ending}")).build()
+    assert len(set(texts(task, 19))) == 19
+
+
+@pytest.mark.parametrize(
+    ("cells", "read"),
+    [
+        (["8.0", "", "-9.0"], {"8", "-9", None}),  # as pandas writes integers where one is missing
+        (["8.0", "9.0", "1.0"], {"8.0", "9.0", "1.0"}),
+        (["8.0", "", "9.5"], {"8.0", "9.5", None}),
+        (["007", "", "8"], {"007", "8", None}),
+    ],
+)
+def test_a_missing_integer_does_not_make_decimals_of_the_others(build, cells, read):
+    table = "prompt,level,answer\n" + "".join(f"{i}?,{cell},{cell or 'x'}\n" for i, cell in enumerate(cells))
+    task = build(table.encode(), "a.csv")
+    found = [*(task.train_example(i, seed=0) for i in range(2)), *task.held_out_examples(1)]
+    assert {example.columns["level"] for example in found} == read
+
+
+def test_a_dotted_column_name_is_a_column_or_a_place_inside_one(build):
+    assert texts(build([{"a.b": f"{i}?"} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
+    assert texts(build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
+    with pytest.raises(UserError, match="rows 1, 2: no 'a.c'"):
+        build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.c")
+
+
 def test_edited_file_is_read_again(build):
     assert "0 + 1?" in texts(build(sums(20)), 19)
     assert texts(build([{"prompt": f"other {i}", "answer": i} for i in range(20)]), 1)[0].startswith("other")
