@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.core.generator.sampling import end_token_ids, folder_end_token_ids
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.demonstrations import check_demonstrated
 from torchtitan_rl.library.prompts.stream import PromptStream
@@ -94,6 +94,11 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     """
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     ends = end_token_ids(config.hf_assets_path, tokenizer)
+    for end in set(ends).difference(folder_end_token_ids(config.hf_assets_path, tokenizer)):
+        progress(
+            f"{tokenizer.decode([end])!r} ends a turn too: the chat template ends an assistant's turn with it, and it is none "
+            "of the end tokens of tokenizer, generation_config.json and config.json"
+        )
     longest = config.sampling.max_tokens
     options = {"end_token_ids": ends, "max_completion_tokens": longest}
     stream = tried(config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options)
