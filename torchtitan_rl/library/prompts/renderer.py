@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -87,6 +87,9 @@ class PromptRenderer(Configurable):
         self._max_completion_tokens = max_completion_tokens
         self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
         self._special = special_tokens(tokenizer)
+        added = tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
+        # Tokens, such as <eos>, that the tokenizer appends to a text. After one the policy would begin another text.
+        self._num_appended = len(list(takewhile(bool, reversed(added))))
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._uses_template = bool(config.apply_chat_template and tokenizer.chat_template)
         switches = self._uses_template and "enable_thinking" in str(tokenizer.chat_template)
@@ -189,6 +192,8 @@ class PromptRenderer(Configurable):
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
         # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
         ids = self.tokenizer([one.text for one in rendered], add_special_tokens=not is_chat)["input_ids"]
+        if not is_chat and self._num_appended:
+            ids = [token_ids[: -self._num_appended] for token_ids in ids]
         decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
         return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch.distributed.checkpoint as dcp
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from torchtitan_rl.core.errors import UserError
@@ -281,6 +281,16 @@ def test_special_token_text_in_a_prompt_is_refused_or_allowed(tokenizer, chat):
         stream(tokenizer, task=task)
     [prompt] = stream(tokenizer, task=task, special_tokens="allow").next_batch(1)
     assert tokenizer.eos_token_id in prompt.token_ids
+
+
+@pytest.mark.parametrize(
+    ("single", "opening"), [("$A <|endoftext|>", []), ("<|pad|> $A <|endoftext|> <|pad|>", ["<|pad|>"]), ("$A", [])]
+)
+def test_a_plain_prompt_has_no_end_token_although_the_tokenizer_appends_one(tokenizer, single, opening):
+    special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<|endoftext|>", "<|pad|>")]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    for prompt in stream(tokenizer, task=_with(text="2+0=")).next_batch(2):
+        assert tokenizer.decode(prompt.token_ids) == "".join([*opening, "2+0="])
 
 
 def test_special_tokens_of_the_chat_template_are_allowed(tokenizer):
