@@ -94,15 +94,20 @@ def test_a_step_of_more_prompts_than_the_task_has_is_told(tmp_path, capsys):
     assert "num_prompts_per_step 16 is 4.0 x the task's prompts: a step repeats them" in capsys.readouterr().out
 
 
-def test_an_end_of_a_turn_that_the_template_alone_names_is_told(tmp_path, capsys):
+def test_an_end_of_a_turn_that_the_template_alone_names_and_a_date_are_told(tmp_path, capsys):
     config = load_config("debug")
     config.model_spec, config.hf_assets_path = small_qwen3(vocab_size=320), str(tmp_path)
     config.prompts.max_prompt_tokens = 512
     tokenizer = make_small_tokenizer(["1"], vocab_size=262, chat=True)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    tokenizer.chat_template = tokenizer.chat_template.replace("<|endoftext|>", "<|im_end|>")
+    tokenizer.chat_template = (
+        tokenizer.chat_template.replace("<|endoftext|>", "<|im_end|>") + "{{ strftime_now('%Y')[:0] }}"
+    )
+    config.prompts.date = "2026-11-26"
     build_prompts(config, config.task.build(), tokenizer)
-    assert "'<|im_end|>' ends a turn too: the chat template ends an assistant's turn with it" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "'<|im_end|>' ends a turn too: the chat template ends an assistant's turn with it" in told
+    assert "the chat template writes the date: 2026-11-26, which stays the same if the run is resumed" in told
 
 
 def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):

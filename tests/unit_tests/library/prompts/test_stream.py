@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import sys
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -169,6 +170,16 @@ def test_too_long_generated_prompt_is_skipped_and_counted(tokenizer):
     assert with_long_ones.num_passed_over == 2 - 1
     assert texts(with_long_ones.next_batch(1)) == texts(stream(tokenizer).next_batch(11))[-1:]
     assert with_long_ones.num_passed_over == 2
+
+
+def test_a_template_writes_the_date_of_the_config(tokenizer):
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE
+    [prompt] = stream(tokenizer, date="2024-02-29").next_batch(1)
+    assert prompt.text.startswith("29 Feb 2024<user>")
+    [prompt] = stream(tokenizer).next_batch(1)
+    assert prompt.text.startswith(datetime.now().strftime("%d %b %Y<user>"))
+    with pytest.raises(UserError, match=r"prompts.date = 'Monday': expected a date such as"):
+        stream(tokenizer, date="Monday")
 
 
 @pytest.mark.parametrize("enable_thinking", [False, True])
