@@ -43,7 +43,7 @@ class TokenPayload:
             return None
         mask = completion.loss_mask  # [L]
         found: dict[str, Any] = {
-            "text": _pieces(completion.token_ids.tolist(), decode),
+            "text": pieces(completion.token_ids.tolist(), decode),
         }
         if not is_demonstration(episode, self.trained):
             found["logprob"] = _spread(completion.sampled_logprobs, mask, 3)
@@ -88,7 +88,7 @@ def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float
     return [float(f"{next(values):.{digits}g}") if mine else None for mine in mask.tolist()]
 
 
-def _pieces(ids: list[int], decode: Decode) -> list[str]:
+def pieces(ids: list[int], decode: Decode) -> list[str]:
     """The text that each token adds. The last token of a multi-token character gets the whole character."""
     found: list[str] = []
     waiting: list[int] = []

@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.parts.wrong_parts import ScalarLoss
 from torchtitan_rl.core.errors import UserError
@@ -60,6 +63,31 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
     assert "reward -0.8 (correct -1, format 0.2); judged False" in lines["wrong"]
     assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
+
+
+def test_a_dry_run_of_demonstrations_shows_what_is_learned_and_its_loss(start, tmp_path, capsys):
+    """Without samples there is no answer to show, and none to reward."""
+    rows = [{"prompt": f"{i} + 1?", "completion": f"It is {i + 1}."} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--hf-assets-path", str(start), "--task.path", str(tmp_path / "rows.jsonl")]
+    lengths = ["--prompts.max-prompt-tokens", "32", "--sampling.max-tokens", "32", "--generator.max-model-len", "64"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "sft", *options, *lengths, "--num-prompts-per-step", "4"])
+    out = capsys.readouterr().out
+    assert "expected answer" not in out
+    assert "--- rewards" not in out
+    shown = out.partition("--- prompt 1 and its demonstration as tokens\n")[2].partition("\n\n")[0].splitlines()
+    parts = [line.split(maxsplit=1) for line in shown[:2]]
+    texts = {kind: "".join(re.findall("'(.*?)'", tokens)) for kind, tokens in parts}
+    assert texts["learned"].startswith("It")
+    assert texts["learned"].endswith(".<|endoftext|>")
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    read, learned = (tokenizer(texts[kind], return_tensors="pt")["input_ids"][0] for kind in ("read", "learned"))
+    assert shown[2] == f"{len(learned)} tokens to learn of {len(read) + len(learned)}"
+    ids = torch.cat([read, learned])
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[-len(learned) :]
+    assert float(shown[3].split()[-3]) == pytest.approx(-logprobs.mean().item(), abs=1e-3)
 
 
 @pytest.mark.parametrize(("weight", "said"), [("1", False), ("-1", True)])
