@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
 from torchtitan_rl.core.trainer.packing import token_advantages
 
@@ -65,6 +67,41 @@ class TokenPayload:
                 float(f"{credit.advantage:.4g}") if shared else _spread(token_advantages(episode)[mask], mask, 4)
             )
         return found
+
+
+def with_special_tokens(row: dict[str, Any], decode: Decode) -> dict[str, Any]:
+    """The row with the special tokens inside its response and its turns, which the texts of rewards leave out.
+
+    Example: "4<|im_start|>user" in place of "4user". A turn's own end token stays left out.
+    """
+    payload = row.get(TOKENS)
+    if not isinstance(payload, TokenPayload) or is_demonstration(payload.episode, payload.trained):
+        return row
+    completion = payload.episode.completion
+    if len(completion.traces) > 1:  # their order is not that of the turns
+        return row
+    parts = completion.turns or [completion]
+    sampled = completion.token_ids[completion.loss_mask]
+    ends = np.cumsum([turn.num_tokens for turn in completion.turns])
+    turns = np.split(sampled, ends)[: len(ends)] if completion.turns else [sampled]
+    texts = [_visible(turn.tolist(), part.text, decode) for turn, part in zip(turns, parts, strict=True)]
+    if texts == [part.text for part in parts]:
+        return row
+    found = {"response": "\n".join(texts)}
+    if "conversation" in row:
+        found["conversation"] = said = list(row["conversation"])
+        place = 0
+        for turn, text in zip(completion.turns, texts, strict=True):
+            said[place] = {**said[place], "content": text}
+            place += 1 + len(turn.messages)
+    return row | {column: cell for column, cell in found.items() if column in row}
+
+
+def _visible(token_ids: list[int], text: str, decode: Decode) -> str:
+    """The text with its special tokens if there are any besides one at its end."""
+    whole = decode(token_ids)
+    ended = whole == text + decode(token_ids[-1:])
+    return text if ended else whole
 
 
 def is_demonstration(episode: "Episode", trained: bool) -> bool:
