@@ -228,6 +228,7 @@ class CountingExecutor(ExecutorWithExternalLauncher):
 
 class _Tokenizer:
     eos_token_id = END
+    chat_template = None
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, ids))

@@ -48,9 +48,10 @@ SEQUENCES = [[3, 12, 4, 12, 5, 14, 9, 1], [7, 8, 9], [100, 101, 102, 103, 104, 1
 
 
 class TokenizerStandIn:
-    """The two things the generator asks of one; the tiny model's tokens stand for no text."""
+    """The three things the generator asks of one; the tiny model's tokens stand for no text."""
 
     eos_token_id = 0
+    chat_template = None
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return " ".join(map(str, token_ids))

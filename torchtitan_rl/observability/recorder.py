@@ -27,7 +27,7 @@ from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sink_thread import SinkThread
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observability.store import END_OF_BATCH, UNFINISHED_FILE
-from torchtitan_rl.observability.tokens import Decode, with_written_tokens
+from torchtitan_rl.observability.tokens import Decode, with_special_tokens, with_written_tokens
 from torchtitan_rl.observability.unfinished import UnfinishedStep
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,12 @@ class Recorder(Configurable):
         names = config.sinks if "local" in config.sinks else [*config.sinks, "local"]
         chosen = chosen_sinks(names, own_sinks)
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
-        self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces)
+
+        def complete(row: Row) -> Row:
+            [found] = mask([with_special_tokens(row, decode)]) if decode else [row]
+            return found
+
+        self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces, complete)
         self.collector = Collector(self._selection, config.leave_out_columns, mask)
         self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}

@@ -176,8 +176,21 @@ class Selected:
 class Selection:
     """All selectors of the config. Each split has its own selection."""
 
-    def __init__(self, select: Sequence[str], seed: int = 0, keep_all: bool = False, num_traces: int = 0) -> None:
-        """Raises: UserError for an invalid selector."""
+    def __init__(
+        self,
+        select: Sequence[str],
+        seed: int = 0,
+        keep_all: bool = False,
+        num_traces: int = 0,
+        complete: Callable[[Row], Row] = lambda row: row,
+    ) -> None:
+        """
+        Args:
+            complete: called with the candidates, which are few; fills in what takes long to compute.
+
+        Raises: UserError for an invalid selector.
+        """
+        self._complete = complete
         self._selectors = [parse_selector(text) for text in select]
         if not any(selector.reason == "unscored" for selector in self._selectors):
             self._selectors.append(parse_selector(f"unscored:{UNSCORED_SHOWN}"))
@@ -189,8 +202,8 @@ class Selection:
         for members in self._splits(rows):
             chosen = [c for selector in self._selectors for c in selector.candidates(members)]
             found.update({id(c.row): c.row for c in [*chosen, *random(self._num_traces)(members)]})
-        kept = [row for row in rows if id(row) in found or self._stores(row)]
-        return [row if id(row) in found else _cells(row) for row in kept]
+        kept = [(row, id(row) in found) for row in rows if id(row) in found or self._stores(row)]
+        return [self._complete(row) if chosen else _cells(self._complete(row)) for row, chosen in kept]
 
     def _stores(self, row: Row) -> bool:
         """Whether the row is stored even if no selector chooses it: every held-out prompt can then be followed over training."""

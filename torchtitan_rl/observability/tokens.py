@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
 from torchtitan_rl.core.trainer.packing import token_advantages
 
@@ -43,7 +45,7 @@ class TokenPayload:
             return None
         mask = completion.loss_mask  # [L]
         found: dict[str, Any] = {
-            "text": _pieces(completion.token_ids.tolist(), decode),
+            "text": pieces(completion.token_ids.tolist(), decode),
         }
         if not is_demonstration(episode, self.trained):
             found["logprob"] = _spread(completion.sampled_logprobs, mask, 3)
@@ -67,6 +69,41 @@ class TokenPayload:
         return found
 
 
+def with_special_tokens(row: dict[str, Any], decode: Decode) -> dict[str, Any]:
+    """The row with the special tokens inside its response and its turns, which the texts of rewards leave out.
+
+    Example: "4<|im_start|>user" in place of "4user". A turn's own end token stays left out.
+    """
+    payload = row.get(TOKENS)
+    if not isinstance(payload, TokenPayload) or is_demonstration(payload.episode, payload.trained):
+        return row
+    completion = payload.episode.completion
+    if len(completion.traces) > 1:  # their order is not that of the turns
+        return row
+    parts = completion.turns or [completion]
+    sampled = completion.token_ids[completion.loss_mask]
+    ends = np.cumsum([turn.num_tokens for turn in completion.turns])
+    turns = np.split(sampled, ends)[: len(ends)] if completion.turns else [sampled]
+    texts = [_visible(turn.tolist(), part.text, decode) for turn, part in zip(turns, parts, strict=True)]
+    if texts == [part.text for part in parts]:
+        return row
+    found = {"response": "\n".join(texts)}
+    if "conversation" in row:
+        found["conversation"] = said = list(row["conversation"])
+        place = 0
+        for turn, text in zip(completion.turns, texts, strict=True):
+            said[place] = {**said[place], "content": text}
+            place += 1 + len(turn.messages)
+    return row | {column: cell for column, cell in found.items() if column in row}
+
+
+def _visible(token_ids: list[int], text: str, decode: Decode) -> str:
+    """The text with its special tokens if there are any besides one at its end."""
+    whole = decode(token_ids)
+    ended = whole == text + decode(token_ids[-1:])
+    return text if ended else whole
+
+
 def is_demonstration(episode: "Episode", trained: bool) -> bool:
     """Whether the completion comes from the data: nobody sampled it, so that its log-probabilities are 0 and nothing was compared."""
     return trained and episode.logprob_diff is None and not episode.completion.sampler_logprobs.any()
@@ -88,7 +125,7 @@ def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float
     return [float(f"{next(values):.{digits}g}") if mine else None for mine in mask.tolist()]
 
 
-def _pieces(ids: list[int], decode: Decode) -> list[str]:
+def pieces(ids: list[int], decode: Decode) -> list[str]:
     """The text that each token adds. The last token of a multi-token character gets the whole character."""
     found: list[str] = []
     waiting: list[int] = []

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.core.generator.sampling import end_token_ids, folder_end_token_ids
 from torchtitan_rl.core.types import Metric, Prompt
 from torchtitan_rl.library.demonstrations import check_demonstrated
+from torchtitan_rl.library.prompts.renderer import template_options
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
@@ -94,6 +95,14 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     """
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     ends = end_token_ids(config.hf_assets_path, tokenizer)
+    for end in set(ends).difference(folder_end_token_ids(config.hf_assets_path, tokenizer)):
+        progress(
+            f"{tokenizer.decode([end])!r} ends a turn too: the chat template ends an assistant's turn with it, and it is none "
+            "of the end tokens of tokenizer, generation_config.json and config.json"
+        )
+    if config.prompts.apply_chat_template and "strftime_now" in str(tokenizer.chat_template):
+        day = config.prompts.date or "today's"
+        progress(f"the chat template writes the date: {day}, which stays the same if the run is resumed (prompts.date)")
     longest = config.sampling.max_tokens
     options = {"end_token_ids": ends, "max_completion_tokens": longest}
     stream = tried(config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options)
@@ -111,7 +120,7 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
         members=task.members(),
         tokenizer=tokenizer,
         end_token_ids=ends,
-        template_options={"enable_thinking": config.prompts.enable_thinking},
+        template_options=template_options(config.prompts),
     )
     environments.check(held_out, in_flight=config.in_flight.prompts)
     return PromptParts(stream, held_out, environments)

@@ -3,10 +3,13 @@ with an environment."""
 
 from contextlib import closing
 from dataclasses import fields, is_dataclass
-from itertools import cycle
+from itertools import cycle, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.common.text import head_and_tail
@@ -18,6 +21,7 @@ from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool
 from torchtitan_rl.library.references import users_line
 from torchtitan_rl.observability.machine import bfloat16_warning
+from torchtitan_rl.observability.tokens import pieces
 from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import build_prompts, check_parts
@@ -31,7 +35,7 @@ from torchtitan_rl.setup.memory import (
     teacher_spec,
 )
 from torchtitan_rl.setup.resume import choose_resume
-from torchtitan_rl.setup.second_opinion import compare_start
+from torchtitan_rl.setup.second_opinion import compare_start, logprobs_at_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective, try_optimizer
@@ -51,7 +55,10 @@ _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}"
 
 
 def show_run(config: "RunConfig", *, world_size: int) -> None:
-    """Print layout, memory, five prompts, the objective and the rewards of answers to the first. Raises the errors of a run."""
+    """Print layout, memory, five prompts, what is learned of the first or the rewards of answers to it, and the objective.
+
+    Raises the errors of a run.
+    """
     dtypes = choose_dtypes(config)
     task, scorers = check_parts(config, world_size=world_size)
     tokenizer = _tokenizer(config)
@@ -69,13 +76,37 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
-        _show(title, f"{prompt.text}\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}")
+        shown = prompt.text
+        if config.needs_engine:
+            shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
+        _show(title, shown)
+    if not config.samples_training:
+        _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
     if played := _turn(config, parts.environments, prompts[0], tokenizer):
         _show("one turn with the environment of prompt 1", played)
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
         _show("objective, tried on a synthetic step", _objective(config.algorithm))
-        _show("rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer))
+        if config.needs_engine:
+            _show("rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer))
+
+
+def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The tokens of the prompt and its demonstration, those to learn in lines of their own, and the loss of the start."""
+    demonstration = prompt.demonstration
+    ids = np.concatenate([prompt.token_ids, demonstration.token_ids])  # [L]
+    learns = np.concatenate([np.zeros(len(prompt.token_ids), bool), demonstration.loss_mask])  # [L]
+    lines: list[str] = []
+    for learned, run in groupby(zip(learns.tolist(), ids.tolist(), strict=True), key=itemgetter(0)):
+        shown = " ".join(map(repr, pieces([token for _, token in run], tokenizer.decode)))
+        lines.append(f"{'learned' if learned else 'read   '} {shown}")
+    lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
+    if config.hf_assets_path and not config.trainer.lora.start:
+        logprobs = logprobs_at_start(config, torch.from_numpy(ids).long())
+        if logprobs is not None:
+            loss = -logprobs[torch.from_numpy(learns[1:])].mean()
+            lines.append(f"the start's loss on them: {loss:.4f} a token")
+    return "\n".join(lines)
 
 
 def _turn(

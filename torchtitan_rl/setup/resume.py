@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 from dataclasses import fields, is_dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,12 +110,15 @@ def weights_digest(folder: Path) -> str:
 
 
 def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
-    """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. Collective.
+    """Find the checkpoint to resume from, and print what was skipped and what changed. Sets `prompts.date`. Writes nothing.
+    Collective.
 
     Raises:
         UserError: on rank 0, if no checkpoint can be used, or if a binding field of the config has changed.
     """
-    return comm.broadcast(choose_resume(config, run_folder) if comm.is_rank_0() else None)
+    found = choose_resume(config, run_folder) if comm.is_rank_0() else None
+    found, config.prompts.date = comm.broadcast((found, config.prompts.date))
+    return found
 
 
 def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
@@ -128,6 +132,7 @@ def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
         _accept(found, config)
     elif (run_folder / "metrics.jsonl").is_file():
         progress(f"{run_folder} has steps and no checkpoint: the run begins again at step 1")
+    config.prompts.date = config.prompts.date or str(datetime.now().date())
     return found
 
 
@@ -143,7 +148,9 @@ def _accept(found: Resume, config: "RunConfig") -> None:
     expect(
         config.num_steps >= found.step, "num_steps", config.num_steps, done, "Raise it, or --resume an earlier step."
     )
-    then, now = manifest.read(found.checkpoint)["config"], config_fields(config)
+    then = manifest.read(found.checkpoint)["config"]
+    config.prompts.date = config.prompts.date or then.get("prompts.date", "")
+    now = config_fields(config)
     both = then.keys() & now.keys()
     changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n] and not _same_file(then[n], now[n])}
     binding = {name: why for name in changed if (why := _why_binding(name))}

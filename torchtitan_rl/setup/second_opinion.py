@@ -61,14 +61,32 @@ def compare_start(config: "RunConfig") -> str:
     return "" if needless else _compare(folder, spec)
 
 
+def logprobs_at_start(config: "RunConfig", ids: Tensor) -> Tensor | None:
+    """Returns the start's log π(ids[1:]), [L - 1], at the run's temperature; None for a model too large to be compared."""
+    policy = meta_model(config.model_spec, seq_len=len(ids))
+    if _num_parameters(policy) > _most_parameters():
+        return None
+    return _policy_logprobs(
+        policy, config.model_spec, Path(config.hf_assets_path), ids, temperature=config.sampling.temperature
+    )
+
+
+def _num_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def _most_parameters() -> int:
+    return min(PARAMETERS, usable_bytes() // (4 * MEMORY_SHARE))
+
+
 def _compare(folder: Path, spec: "ModelSpec") -> str:
     began, random = time.monotonic(), torch.Generator().manual_seed(0)
     model, bounds = spec.model, "(docs/models.md#compared-with-transformers)"
     length = min(max(TOKENS, longest_window(model) + 16), MOST_TOKENS, model.max_seq_len)
     ids = torch.randint(0, model.vocab_size, (length,), generator=random)  # [L]
     policy = meta_model(spec, seq_len=length)
-    parameters = sum(p.numel() for p in policy.parameters())
-    if parameters > min(PARAMETERS, usable_bytes() // (4 * MEMORY_SHARE)):
+    parameters = _num_parameters(policy)
+    if parameters > _most_parameters():
         return f"not compared with transformers: its {parameters:,} parameters are too many here {bounds}"
     ours = _policy_logprobs(policy, spec, folder, ids)
     del policy
@@ -97,7 +115,9 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
 
 
 @torch.no_grad()
-def _policy_logprobs(model: "Decoder", spec: "ModelSpec", folder: Path, ids: Tensor) -> Tensor:
+def _policy_logprobs(
+    model: "Decoder", spec: "ModelSpec", folder: Path, ids: Tensor, *, temperature: float = 1.0
+) -> Tensor:
     """Returns the policy's log π(ids[1:]), [L - 1], with the weights that training would load."""
     model.init_weights(
         buffer_device=torch.device("cpu")
@@ -109,7 +129,7 @@ def _policy_logprobs(model: "Decoder", spec: "ModelSpec", folder: Path, ids: Ten
         warnings.simplefilter("ignore", UserWarning)  # that there is one process
         load_hf_weights(model, spec.state_dict_adapter(spec.model, None), str(folder))
     layout = SegmentLayout.of([len(ids)], device="cpu")
-    logprobs = score(model, ids, ids.roll(-1), layout, 1.0).logprobs  # [L]
+    logprobs = score(model, ids, ids.roll(-1), layout, temperature).logprobs  # [L]
     return logprobs[:-1]
 
 

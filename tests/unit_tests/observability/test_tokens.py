@@ -7,14 +7,14 @@ import pytest
 
 from tests.parts.observability import group, rows_of, sample
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
-from torchtitan_rl.core.types import LogprobDiff
+from torchtitan_rl.core.types import LogprobDiff, TurnRecord
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.observability.tokens import TokenPayload
 
 
 def decode(ids):
     """Token 9 is the first half of a character that 10 completes."""
-    return "".join({5: "4", 6: "+", 7: "\n"}.get(i, "") for i in ids) + (
+    return "".join({5: "4", 6: "+", 7: "\n", 11: "<|end|>"}.get(i, "") for i in ids) + (
         "é" if 10 in ids else "\ufffd" if 9 in ids else ""
     )
 
@@ -87,6 +87,34 @@ def test_tokens_say_how_far_the_teacher_is_and_what_it_would_have_said(stored):
     (row,) = stored(group(0, far))
     assert row["tokens"]["divergence"] == [0.25, None, 0.001]
     assert row["tokens"]["teacher_token"] == ["+", None, "4"]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "text", "shown"),
+    [
+        ((5, 6, 11), "4+", "4+"),  # it ended
+        ((5, 6, 5), "4+4", "4+4"),  # it was cut
+        ((5, 11, 6), "4+", "4<|end|>+"),
+        ((5, 11, 11), "4", "4<|end|><|end|>"),
+        ((11,), "", ""),
+    ],
+)
+def test_special_tokens_inside_a_sample_are_visible(stored, token_ids, text, shown):
+    """The text of rewards leaves them out."""
+    (row,) = stored(group(0, sample(token_ids=token_ids, text=text)))
+    assert row["response"] == shown
+
+
+def test_special_tokens_inside_a_turn_are_visible(stored):
+    turns = (
+        TurnRecord(text="4+", num_tokens=3, messages=({"role": "user", "content": "higher"},)),
+        TurnRecord(text="4", num_tokens=2),
+    )
+    one = sample(token_ids=(5, 11, 6, 7, 5, 11), loss_mask=[True, True, True, False, True, True], text="4+\n4")
+    one.scored = replace(one.scored, completion=replace(one.completion, turns=turns))
+    (row,) = stored(group(0, one))
+    assert [message["content"] for message in row["conversation"]] == ["4<|end|>+", "higher", "4"]
+    assert row["response"] == "4<|end|>+\n4"
 
 
 def test_only_shown_rows_have_tokens(stored):

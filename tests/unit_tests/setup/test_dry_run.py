@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.parts.wrong_parts import ScalarLoss
 from torchtitan_rl.core.errors import UserError
@@ -62,6 +65,31 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
 
 
+def test_a_dry_run_of_demonstrations_shows_what_is_learned_and_its_loss(start, tmp_path, capsys):
+    """Without samples there is no answer to show, and none to reward."""
+    rows = [{"prompt": f"{i} + 1?", "completion": f"It is {i + 1}."} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--hf-assets-path", str(start), "--task.path", str(tmp_path / "rows.jsonl")]
+    lengths = ["--prompts.max-prompt-tokens", "32", "--sampling.max-tokens", "32", "--generator.max-model-len", "64"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "sft", *options, *lengths, "--num-prompts-per-step", "4"])
+    out = capsys.readouterr().out
+    assert "expected answer" not in out
+    assert "--- rewards" not in out
+    shown = out.partition("--- prompt 1 and its demonstration as tokens\n")[2].partition("\n\n")[0].splitlines()
+    parts = [line.split(maxsplit=1) for line in shown[:2]]
+    texts = {kind: "".join(re.findall("'(.*?)'", tokens)) for kind, tokens in parts}
+    assert texts["learned"].startswith("It")
+    assert texts["learned"].endswith(".<|endoftext|>")
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    read, learned = (tokenizer(texts[kind], return_tensors="pt")["input_ids"][0] for kind in ("read", "learned"))
+    assert shown[2] == f"{len(learned)} tokens to learn of {len(read) + len(learned)}"
+    ids = torch.cat([read, learned])
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[-len(learned) :]
+    assert float(shown[3].split()[-3]) == pytest.approx(-logprobs.mean().item(), abs=1e-3)
+
+
 @pytest.mark.parametrize(("weight", "said"), [("1", False), ("-1", True)])
 def test_a_dry_run_says_that_the_right_answer_gets_no_more_than_the_wrong_one(start, capsys, weight, said):
     with pytest.raises(SystemExit, match="0"):
@@ -92,6 +120,22 @@ def test_a_step_of_more_prompts_than_the_task_has_is_told(tmp_path, capsys):
     config.prompts.max_prompt_tokens = 512
     build_prompts(config, Few.Config().build(), make_small_tokenizer(["1"], vocab_size=258))
     assert "num_prompts_per_step 16 is 4.0 x the task's prompts: a step repeats them" in capsys.readouterr().out
+
+
+def test_an_end_of_a_turn_that_the_template_alone_names_and_a_date_are_told(tmp_path, capsys):
+    config = load_config("debug")
+    config.model_spec, config.hf_assets_path = small_qwen3(vocab_size=320), str(tmp_path)
+    config.prompts.max_prompt_tokens = 512
+    tokenizer = make_small_tokenizer(["1"], vocab_size=262, chat=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = (
+        tokenizer.chat_template.replace("<|endoftext|>", "<|im_end|>") + "{{ strftime_now('%Y')[:0] }}"
+    )
+    config.prompts.date = "2026-11-26"
+    build_prompts(config, config.task.build(), tokenizer)
+    told = capsys.readouterr().out
+    assert "'<|im_end|>' ends a turn too: the chat template ends an assistant's turn with it" in told
+    assert "the chat template writes the date: 2026-11-26, which stays the same if the run is resumed" in told
 
 
 def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from datetime import datetime
 
 import pytest
 
@@ -63,6 +64,21 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(config, tmp_
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     assert choose_resume(config, tmp_path) is None
     assert "has steps and no checkpoint: the run begins again at step 1" in capsys.readouterr().out
+
+
+def test_a_resumed_run_has_the_date_of_its_start_and_a_new_run_todays(config, tmp_path, capsys):
+    config.prompts.date = "2024-02-29"
+    accept = accept_from(config, tmp_path / "run")
+    config.prompts.date = ""
+    accept()
+    assert config.prompts.date == "2024-02-29"
+    assert capsys.readouterr().out == ""
+    config.prompts.date = "2024-03-01"
+    accept()
+    assert "prompts.date 2024-02-29 -> 2024-03-01" in capsys.readouterr().out
+    config.prompts.date = ""
+    assert choose_resume(config, tmp_path / "new") is None
+    assert config.prompts.date == str(datetime.now().date())
 
 
 def test_another_path_to_the_same_data_file_is_no_change(config, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def tokenized(
 ) -> Completion:
     """Returns the segments as a completion. Each is tokenized alone, as a turn is sampled after the tokens before it.
 
-    An assistant's turn is learned up to its end token. What a template writes after it, such as a line break, is not.
+    An assistant's turn is learned up to its first end token. What a template writes after it is not.
 
     Raises:
         ValueError: if a turn to learn has no end token, or there is none.
@@ -74,10 +74,10 @@ def tokenized(
     mask: list[bool] = []
     for text, learned in segments:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ends = [place for place, token in enumerate(ids) if token in end_token_ids]
-        if learned and not ends:
+        end = next((place for place, token in enumerate(ids) if token in end_token_ids), None)
+        if learned and end is None:
             raise ValueError(f"the turn {text[-60:]!r} has none of the end tokens {sorted(end_token_ids)}")
-        length = ends[-1] + 1 if learned else 0
+        length = end + 1 if learned else 0
         token_ids += ids
         mask += [True] * length + [False] * (len(ids) - length)
     if not any(mask):

@@ -4,9 +4,10 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from itertools import groupby, takewhile
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from jinja2 import TemplateError
@@ -65,6 +66,10 @@ class PromptRenderer(Configurable):
         enable_thinking: bool = False
         """Passed to the chat template. Qwen3's template uses it; most others ignore it."""
 
+        date: str = ""
+        """The date that a chat template writes which asks for today's, such as 2026-11-26. Empty: the day of the run's start,
+        which its checkpoints keep."""
+
         special_tokens: Literal["refuse", "allow"] = "refuse"
         """Prompts with the name of a special token in their text, such as <|im_end|>, which would become that token.
         refuse: such rows of a data set are left out and listed. allow: for prompts that contain a chat format already."""
@@ -94,7 +99,11 @@ class PromptRenderer(Configurable):
         self._end_token_ids = set(end_token_ids) or {tokenizer.eos_token_id}
         self._max_completion_tokens = max_completion_tokens
         self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
+        self._options = template_options(config)
         self._special = special_tokens(tokenizer)
+        added = tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
+        # Tokens, such as <eos>, that the tokenizer appends to a text. After one the policy would begin another text.
+        self._num_appended = len(list(takewhile(bool, reversed(added))))
         self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._template = str(tokenizer.chat_template or "") if config.apply_chat_template else ""
         self._switches = "enable_thinking" in self._template
@@ -205,6 +214,8 @@ class PromptRenderer(Configurable):
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
         # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
         ids = self.tokenizer([one.text for one in rendered], add_special_tokens=not is_chat)["input_ids"]
+        if not is_chat and self._num_appended:
+            ids = [token_ids[: -self._num_appended] for token_ids in ids]
         decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
         return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
 
@@ -236,8 +247,8 @@ class PromptRenderer(Configurable):
             messages,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
-            enable_thinking=self.config.enable_thinking,
             tools=tools,
+            **self._options,
         )
 
     def _check_template(self) -> None:
@@ -349,6 +360,17 @@ class PromptRenderer(Configurable):
             f"a tokenizer that represents the task's text, but {_shortened(text)!r} decodes to {_shortened(decoded)!r}",
             "Use the checkpoint folder that the policy starts from, with its own tokenizer files.",
         )
+
+
+def template_options(config: PromptRenderer.Config) -> dict[str, Any]:
+    """Returns the arguments of the chat template that the config sets. `strftime_now` replaces the one of transformers."""
+    try:
+        day = datetime.fromisoformat(config.date) if config.date else datetime.now()
+    except ValueError:
+        expect(
+            False, "prompts.date", config.date, "a date such as 2026-11-26", "Leave it out for the day of the start."
+        )
+    return {"enable_thinking": config.enable_thinking, "strftime_now": day.strftime}
 
 
 class _Rendered(NamedTuple):

@@ -1,10 +1,12 @@
 """Demonstrations of rows and functions: what is learned of them, and which are left out."""
 
 import json
+from importlib.resources import files
 
 import pytest
 
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.generator.sampling import end_token_ids
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Rows, SumDigits
@@ -47,7 +49,8 @@ def stream(tmp_path, tokenizer):
             path=str(path), held_out_path=str(tmp_path / "held_out.jsonl"), demonstrations=demonstrations, **task
         ).build()
         config = PromptStream.Config(apply_chat_template=chat, read_ahead=0)
-        return config.build(task=built, tokenizer=tokenizer, seed=0, max_completion_tokens=max_completion_tokens)
+        options = {"end_token_ids": end_token_ids(tmp_path, tokenizer), "max_completion_tokens": max_completion_tokens}
+        return config.build(task=built, tokenizer=tokenizer, seed=0, **options)
 
     return stream
 
@@ -69,6 +72,16 @@ def test_a_completion_is_learned_with_its_end_token(stream, tokenizer):
         assert learned(tokenizer, prompt.demonstration) == ["It is.<|endoftext|>"]
         assert tokenizer.decode(prompt.token_ids) == prompt.text
         assert ("<|assistant|>" in prompt.text) is chat
+
+
+@pytest.mark.parametrize(("template", "end"), [("phi3", "<|end|>"), ("qwen3", "<|im_end|>")])
+def test_a_turn_is_learned_up_to_the_token_by_which_the_template_ends_it(stream, tokenizer, template, end):
+    """Phi-3's writes a line break and <|endoftext|> after it. The tokenizer's own end is <|endoftext|>."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", end]})
+    tokenizer.chat_template = (files("trl") / "chat_templates" / f"{template}.jinja").read_text()
+    demonstration = stream([{"messages": TALK[:2]}] * 2).at(0).demonstration
+    assert learned(tokenizer, demonstration)[-1].endswith(f"It is 4.{end}")
+    assert tokenizer.decode(demonstration.token_ids).endswith(end)
 
 
 def test_all_turns_or_the_last_are_learned_and_the_user_is_not(stream, tokenizer):

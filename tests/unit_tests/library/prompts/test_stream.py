@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 import sys
+from datetime import datetime
 
 import numpy as np
 import pytest
 import torch.distributed.checkpoint as dcp
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from torchtitan_rl.core.errors import UserError
@@ -171,6 +172,16 @@ def test_too_long_generated_prompt_is_skipped_and_counted(tokenizer):
     assert with_long_ones.num_passed_over == 2
 
 
+def test_a_template_writes_the_date_of_the_config(tokenizer):
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE
+    [prompt] = stream(tokenizer, date="2024-02-29").next_batch(1)
+    assert prompt.text.startswith("29 Feb 2024<user>")
+    [prompt] = stream(tokenizer).next_batch(1)
+    assert prompt.text.startswith(datetime.now().strftime("%d %b %Y<user>"))
+    with pytest.raises(UserError, match=r"prompts.date = 'Monday': expected a date such as"):
+        stream(tokenizer, date="Monday")
+
+
 @pytest.mark.parametrize("enable_thinking", [False, True])
 def test_chat_prompt_tokens_equal_apply_chat_template(tokenizer, enable_thinking):
     tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
@@ -281,6 +292,16 @@ def test_special_token_text_in_a_prompt_is_refused_or_allowed(tokenizer, chat):
         stream(tokenizer, task=task)
     [prompt] = stream(tokenizer, task=task, special_tokens="allow").next_batch(1)
     assert tokenizer.eos_token_id in prompt.token_ids
+
+
+@pytest.mark.parametrize(
+    ("single", "opening"), [("$A <|endoftext|>", []), ("<|pad|> $A <|endoftext|> <|pad|>", ["<|pad|>"]), ("$A", [])]
+)
+def test_a_plain_prompt_has_no_end_token_although_the_tokenizer_appends_one(tokenizer, single, opening):
+    special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<|endoftext|>", "<|pad|>")]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    for prompt in stream(tokenizer, task=_with(text="2+0=")).next_batch(2):
+        assert tokenizer.decode(prompt.token_ids) == "".join([*opening, "2+0="])
 
 
 def test_special_tokens_of_the_chat_template_are_allowed(tokenizer):
