@@ -26,7 +26,7 @@ from torchtitan_rl.setup.node import check_build_tools, environment_kind, gpu_co
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run"}
 """Options of `train` that one process answers, without a launcher."""
 
-_TOOLS = "torchtitan_rl.setup.tools"
+_TOOLS = "torchtitan_rl.setup.offline"
 READERS = {
     "samples": ["torchtitan_rl.observability.samples"],
     "report": ["torchtitan_rl.report"],

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from torchtitan_rl.setup.evaluate import command_of, hidden_options, without
-from torchtitan_rl.setup.tools import main
+from torchtitan_rl.setup.offline import main
 
 
 def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_path):

@@ -8,7 +8,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup import export as script
-from torchtitan_rl.setup.tools import main
+from torchtitan_rl.setup.offline import main
 
 
 def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):

@@ -6,11 +6,11 @@ import pytest
 
 from scripts import make_arrivals, make_random_checkpoint, plot_run
 from torchtitan_rl.report.__main__ import main as report
-from torchtitan_rl.setup import tools
+from torchtitan_rl.setup import offline
 
 MAINS = {
-    "export": tools.main,
-    "evaluate": tools.main,
+    "export": offline.main,
+    "evaluate": offline.main,
     "make_arrivals": make_arrivals.main,
     "make_random_checkpoint": make_random_checkpoint.main,
     "plot_run": plot_run.main,
@@ -19,7 +19,7 @@ MAINS = {
 
 
 def run_script(name, *arguments, monkeypatch):
-    command = [name] if MAINS[name] is tools.main else []
+    command = [name] if MAINS[name] is offline.main else []
     monkeypatch.setattr("sys.argv", [name, *command, *map(str, arguments)])
     return MAINS[name]()
 
