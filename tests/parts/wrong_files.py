@@ -581,8 +581,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
         row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),
         *(row(f"--hf-assets-path of {given}", says, _with_file(file)) for given, says, file in (
-            ("a run's folder", "it is a run's folder. Export its model (scripts/export_hf.py", "run_id"),
-            ("a run's checkpoint", "it is a run's checkpoint. Export its model (scripts/export_hf.py", ".metadata"),
+            ("a run's folder", "it is a run's folder. Export its model (torchtitan-rl export", "run_id"),
+            ("a run's checkpoint", "it is a run's checkpoint. Export its model (torchtitan-rl export", ".metadata"),
             ("an adapter", "it is a LoRA adapter. Pass the folder of its base model.", "adapter_config.json"),
             ("the hub's cache", "snapshots/5e0f. Pass that folder.", "snapshots/5e0f/config.json"))),
         row("a checkpoint without config.json", "it has no config.json", _spoiled("config.json", None)),

@@ -57,7 +57,7 @@ def test_each_public_module_can_be_imported_first():
 
 
 def test_a_script_started_with_a_python_without_torch_says_which_python_to_use():
-    for script in ("export_hf", "evaluate", "estimate", "make_random_checkpoint"):
+    for script in ("make_random_checkpoint",):
         without_packages = [sys.executable, "-I", "-S", ROOT / "scripts" / f"{script}.py", "--help"]
         ended = subprocess.run(without_packages, capture_output=True, text=True, check=False)
         assert ended.returncode == 1

@@ -24,6 +24,9 @@ class Listener:
     def moved(self, where: str) -> None:
         """Called when the rank enters or leaves a context. Example: "step 3: grade"."""
 
+    def advanced(self) -> None:
+        """Called when work within a context has advanced: the engine decoded a token, or a micro-batch is done."""
+
     def during(self, kind: Kind, name: str) -> AbstractContextManager[None]:
         """A context that is open for as long as the context `name`."""
         return nullcontext()
@@ -73,6 +76,12 @@ def record_metrics(metrics: Mapping[str, Any]) -> None:
     """Record each `types.Metric` under its key."""
     for key, metric in metrics.items():
         record_metric(key, metric.value, metric.reduction, metric.weight)
+
+
+def advanced() -> None:
+    """Report that the work of the open context goes on. Cheap enough for each decode step."""
+    for listener in _listeners:
+        listener.advanced()
 
 
 def timed(name: str) -> AbstractContextManager[None]:

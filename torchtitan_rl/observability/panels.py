@@ -19,8 +19,9 @@ from torchtitan_rl.observability.cell_text import compact_number, flat_cell, hea
 from torchtitan_rl.observability.sample_rows import Row
 
 PROMPT_LINES, PROMPT_CHARACTERS = 4, 400
+"""Limits for a prompt without messages; of longer text, the head and the tail are shown."""
 RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200
-"""Limits for one sample; of longer text, the head and the tail are shown."""
+"""Limits for a response, and for the last message of a prompt, which is the question."""
 MESSAGES, MESSAGE_LINES, MESSAGE_CHARACTERS = 12, 6, 400
 """Limits for one conversation (its number of messages) and for each message."""
 
@@ -76,10 +77,12 @@ def sample_panel(row: Row, console: Console) -> Panel:
     """A panel for one row: reason and origin in the title, then prompt, response and numbers."""
     parts: list[RenderableType] = []
     if "prompt" in row:
-        parts.append(safe(str(row["prompt"]).rstrip(), console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim"))
+        parts += prompt_lines(row, console)
     if row.get("conversation"):
         parts += _turns(row["conversation"], console)
     elif "response" in row:
+        if row.get("messages"):
+            parts.append(Text("assistant", "bold"))
         parts.append(safe(row["response"], console, RESPONSE_CHARACTERS, RESPONSE_LINES))
     reward = row.get("reward", row.get("score"))
     known = row.get("prompt_idx") is not None
@@ -94,6 +97,15 @@ def sample_panel(row: Row, console: Console) -> Panel:
         title_align="left",
         border_style="green" if good else "yellow",
     )
+
+
+def prompt_lines(row: Row, console: Console) -> list[Text]:
+    """The prompt's messages, without what the chat template adds to them; a prompt without messages as its text."""
+    if not row.get("messages"):
+        return [safe(str(row["prompt"]).rstrip(), console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim")]
+    *before, question = row["messages"]
+    text = safe(str(question.get("content", "")).rstrip(), console, RESPONSE_CHARACTERS, RESPONSE_LINES, style="dim")
+    return [*_turns(before, console), safe(question.get("role", "message"), console, style="bold"), text]
 
 
 def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Text]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchtitan_rl.observability import read_rows
-from torchtitan_rl.observability.panels import RESPONSE_CHARACTERS, plain_console, rows_table, safe, sample_panel
+from torchtitan_rl.observability.panels import plain_console, prompt_lines, rows_table, sample_panel
 from torchtitan_rl.observability.sample_rows import Row, score_of
 
 NARROW = 60
@@ -133,9 +133,11 @@ def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
     siblings = [row for row in rows if row["step"] == last]
     size = siblings[0].get("group_size")
     console.print(Text(f"{split} · step {last} · {len(siblings)} stored of {size or '?'} siblings", style="bold"))
-    console.print(safe(siblings[0].get("prompt", ""), console, RESPONSE_CHARACTERS, 8))
+    for line in prompt_lines({"prompt": "", **siblings[0]}, console):
+        console.print(line)
     width = min(max(30, (console.width - 4) // min(3, len(siblings))), console.width - 2)
-    panels = [sample_panel({c: v for c, v in row.items() if c != "prompt"}, console) for row in siblings]
+    shown = [{c: v for c, v in row.items() if c not in ("prompt", "messages")} for row in siblings]
+    panels = [sample_panel(row, console) for row in shown]
     console.print(Columns(panels, width=width, padding=(0, 1)))
     if size and len(siblings) < size:
         console.print(Text("the run stored only selected rows; metrics.keep_all_rows stores all siblings", style="dim"))

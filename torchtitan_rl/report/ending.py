@@ -80,8 +80,8 @@ def _steps_of(run: Run) -> str:
     if not run.steps:
         return "no step was recorded"
     last, total = run.steps[-1], run.total_steps
-    times = [time for time in run.times if time is not None]
-    span = f" in {_duration(times[-1] - times[0])}" if len(times) > 1 else ""
+    worked = run.worked_s()
+    span = "" if worked is None else f" in {_duration(worked)}"
     of = f" of {total}" if total is not None and last < total else ""
     return f"{last}{of} {'step' if last == 1 and not of else 'steps'}{span}{_when(run)}"
 

@@ -127,10 +127,28 @@ class Run:
             and self.steps[-1] >= self.total_steps
         )
 
+    def worked_s(self, steps: int = 0) -> float | None:
+        """Seconds of training up to the last step, without the time in which the run was stopped; None if fewer than two steps have
+        a time.
+
+        Args:
+            steps: only of so many last steps; 0: of all.
+        """
+        timed = [(place, at) for place, at in enumerate(self.times) if at is not None][-steps - 1 if steps else 0 :]
+        if len(timed) < 2:
+            return None
+        total = 0.0
+        for (_, before), (place, at) in zip(timed, timed[1:]):
+            parts = [self.series[key][place] for key in ("time/step", "time/checkpoint/save") if key in self.series]
+            own = sum(value for value in parts if value is not None)
+            total += min(at - before, own) if own else at - before
+        return total
+
     def step_s(self) -> float | None:
-        """Seconds from step to step, by the clock, over the last ten steps; None if fewer than two have a time."""
-        timed = [(step, at) for step, at in zip(self.steps, self.times) if at is not None][-11:]
-        return (timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0]) if len(timed) > 1 else None
+        """Mean seconds of the last ten steps; None if fewer than two have a time."""
+        worked = self.worked_s(10)
+        timed = [step for step, at in zip(self.steps, self.times) if at is not None][-11:]
+        return None if worked is None else worked / (timed[-1] - timed[0])
 
     def points(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of the metric at the steps where it has a value."""

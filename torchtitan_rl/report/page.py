@@ -11,7 +11,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,7 @@ def _described(run: Run) -> dict[str, Any]:
         "finished": run.finished,
         "demonstrated": run.demonstrated,
         "stored": run.num_stored_rows,
+        "about": list(_about(run)),
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
         "ending": _plain(ending(run)),
@@ -191,6 +192,23 @@ def _described(run: Run) -> dict[str, Any]:
         "config": {key: _plain(value) for key, value in flat(run.config).items()},
         "environment": {key: _plain(value) for key, value in flat(run.environment).items()},
     }
+
+
+def _about(run: Run) -> Iterator[str]:
+    """What was trained, on what and how, as far as the config says. Example: "model SmolLM2-135M", "lr 1e-05", "bfloat16"."""
+    if folder := run.setting("hf_assets_path"):
+        yield f"model {Path(folder).name}"
+    if task := run.setting("task.class"):
+        data = run.setting("task.path")
+        yield f"data {Path(data).name}" if data else f"task {task.rpartition(':')[2]}"
+    if prompts := run.setting("num_prompts_per_step"):
+        yield f"{prompts} prompts × {run.setting('sampling.n')} completions a step"
+    if lr := run.setting("trainer.optimizer.lr"):
+        yield f"learning rate {lr:g}"
+    if rank := run.setting("trainer.lora.rank"):
+        yield f"LoRA rank {rank}"
+    dtypes = (run.setting("trainer.mixed_precision_param"), run.setting("generator.dtype"))
+    yield " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes if dtype))
 
 
 def _own_chart(text: str) -> dict[str, Any]:

@@ -40,7 +40,14 @@ def verdicts(run: Run) -> list[Verdict]:
 
 
 def _held_out_prompts(run: Run) -> int | None:
-    """The number of held-out prompts in an evaluation; None if the config does not say."""
+    """The number of held-out prompts in an evaluation: those of its rows, which may be fewer than the config asks for. Without all
+    rows the config's; None if it does not say."""
+    evaluations: dict[Any, set[Any]] = {}
+    for row in run.rows if run.share == 1.0 else ():
+        if row.get("split") == HELD_OUT_SPLIT and not row.get("unfinished"):
+            evaluations.setdefault(row.get("step"), set()).add(row.get("prompt_idx"))
+    if evaluations:
+        return max(map(len, evaluations.values()))
     count = run.setting("evaluation.num_prompts")
     return count if isinstance(count, int) and count > 0 else None
 
@@ -338,6 +345,10 @@ def _samples(run: Run) -> Iterator[Verdict]:
 
 
 def _log(run: Run) -> Iterator[Verdict]:
+    sign = "no learning signal"  # of observability/metrics/idle.py, which has seen all samples
+    if silent := [w for w in run.warnings if sign in w.text]:
+        latest = max(silent, key=lambda w: w.first)
+        yield Verdict("warn", sign + latest.text.partition(sign)[2], "groups/zero_variance_fraction")
     errors = sum(w.count for w in run.warnings if w.level != "WARNING")
     if errors:
         yield Verdict("bad", f"{errors} error{'s' * (errors > 1)} in the log")

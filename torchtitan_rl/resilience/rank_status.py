@@ -26,6 +26,8 @@ READING_CONFIG = "read the config"
 """The first phase: the user's config is imported, and so are the modules that it imports."""
 
 CHANGES_PER_STEP = 10_000
+ADVANCED_EVERY_S = 1.0
+"""Seconds between two writes of progress within a phase."""
 _HOST = socket.gethostname()
 
 FORKED = b"a reward or tool forked and returned in the child too: the child ends here\n"
@@ -44,6 +46,8 @@ class RankStatus:
     phase: str = "start"
     since: float = 0.0
     """Time at which the rank entered the phase, in seconds of the node's monotonic clock."""
+    advanced: float = 0.0
+    """Time of the last progress reported within the phase, such as a decoded token, by the same clock; 0 without any."""
     changes: int = 0
     """Phase changes so far; a step counts as 10,000. All ranks run one program: the one with the fewest holds up the others."""
     run_folder: str = ""
@@ -54,16 +58,22 @@ class RankStatus:
     outcome: str = ""
     """How training ended on this rank: "done", or the number of the signal that stopped it after a checkpoint."""
 
+    @property
+    def quiet_since(self) -> float:
+        """Time of the last sign of progress: the rank entered its phase, or advanced in it."""
+        return max(self.since, self.advanced)
+
 
 @dataclass(kw_only=True, slots=True)
 class WatchdogLimits:
     notice_seconds: float = number(25.0, least=1)
-    """The watchdog names a rank and prints its stack when one phase takes longer than this and longer than three times the
-    longest so far."""
+    """The watchdog names a rank and prints its stack when a phase shows no progress for longer than this and longer than three
+    times what this run has needed so far: in this phase or, if it has never ended yet, in any. Progress is the phase's begin and
+    each decoded token or micro-batch."""
 
     limit_seconds: float = number(1500.0, least=1)
-    """The watchdog ends the job when one phase of a rank takes longer than this. Set it above the slowest generation and below
-    comm.init_timeout_seconds, whose error names no rank."""
+    """The watchdog ends the job when one phase of a rank shows no progress for longer than this. Set it above the slowest reward
+    and below comm.init_timeout_seconds, whose error names no rank."""
 
 
 class StatusFile(Listener):
@@ -88,6 +98,11 @@ class StatusFile(Listener):
         if step != _step(self.status.phase):  # within a step, ranks may change phase more or less often
             changes = step * CHANGES_PER_STEP
         self.update(phase=where, since=time.monotonic(), changes=changes)
+
+    def advanced(self) -> None:
+        now = time.monotonic()
+        if now - self.status.quiet_since > ADVANCED_EVERY_S:
+            self.update(advanced=now)
 
     def update(self, **entries: str | float) -> None:
         """Change fields of this rank's status and write it."""
@@ -131,7 +146,12 @@ def stragglers(ranks: Sequence[RankStatus]) -> list[RankStatus]:
     """
     fewest = min((status.changes for status in ranks), default=0)
     slow = [status for status in ranks if status.changes == fewest]
-    return [status for status in slow if status.host == _HOST and job_processes.is_stopped(status.pid)] or slow
+    return [status for status in slow if is_stopped_here(status)] or slow
+
+
+def is_stopped_here(status: RankStatus) -> bool:
+    """Whether it is a rank of this node, and a signal has stopped it."""
+    return status.host == _HOST and job_processes.is_stopped(status.pid)
 
 
 def describe_stragglers(ranks: Sequence[RankStatus], now: float) -> str:
@@ -141,6 +161,8 @@ def describe_stragglers(ranks: Sequence[RankStatus], now: float) -> str:
     """
     slow = stragglers(ranks)
     text = f"{name_ranks(slow)} in {slow[0].phase} for {now - max(status.since for status in slow):.0f} s"
+    if any(status.advanced > status.since for status in slow):
+        text += f", without progress for {now - max(status.quiet_since for status in slow):.0f} s"
     if ahead := [status for status in ranks if status not in slow]:
         text += f"; {name_ranks(ahead)} {'wait' if len(ahead) > 1 else 'waits'} in {ahead[0].phase}"
     return text

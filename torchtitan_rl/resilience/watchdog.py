@@ -21,6 +21,7 @@ from torchtitan_rl.resilience.rank_status import (
     SHOW_STACKS,
     RankStatus,
     describe_stragglers,
+    is_stopped_here,
     name_ranks,
     read_statuses,
     stacks_file_path,
@@ -38,7 +39,8 @@ ENDING_LIMIT_S = 600.0
 """Seconds that a rank may take after its training to write the report and to close its engine."""
 
 SLOWER = 3.0
-"""A phase is late after this many times its longest duration so far, but never before the notice."""
+"""A phase is late after this many times the longest time without progress that this run has had in it, but never before the
+notice. Of a phase that has never ended in this run, the longest of all phases counts: the machine and the model set the pace."""
 
 PUBLISH_EVERY_S = 5.0
 SILENT_NODE_S, SILENT_NODE_ENDS_S = 30.0, 180.0
@@ -91,7 +93,7 @@ class Watchdog:
         if not local or not running or self._lost:
             return self._lost
         slow = stragglers(running)
-        waited = now - max(status.since for status in slow)
+        waited = now - max(status.quiet_since for status in slow)
         if waited > _limit(slow[0]):
             name = "watchdog.limit_seconds" if _in_a_step(slow[0]) else "the limit of this phase"
             return f"{describe_stragglers(running, now)}: longer than {name} ({_limit(slow[0]):.0f} s)"
@@ -115,14 +117,17 @@ class Watchdog:
         """Seconds after which a rank is late in its phase."""
         if first.phase == READING_CONFIG:
             return READING_NOTICE_S
+        if is_stopped_here(first):
+            return first.notice_s
         notice = first.notice_s if _in_a_step(first) else max(first.notice_s, STARTING_NOTICE_S)
-        return max(notice, SLOWER * self._longest.get(_kind(first.phase), 0.0))
+        longest = self._longest.get(_kind(first.phase), max(self._longest.values(), default=0.0))
+        return max(notice, min(SLOWER * longest, _limit(first) / 2))
 
     def _record_duration(self, status: RankStatus) -> None:
         before = self._seen.get(status.rank)
-        if before is not None and before.changes != status.changes and before.pid == status.pid:
+        if before is not None and before.quiet_since != status.quiet_since and before.pid == status.pid:
             kind = _kind(before.phase)
-            self._longest[kind] = max(self._longest.get(kind, 0.0), status.since - before.since)
+            self._longest[kind] = max(self._longest.get(kind, 0.0), status.quiet_since - before.quiet_since)
         self._seen[status.rank] = status
 
     def _report(self, slow: list[RankStatus], running: list[RankStatus], now: float) -> None:
@@ -159,7 +164,11 @@ class Watchdog:
             if before is not None and before.at == content["at"]:
                 return
             theirs = [RankStatus(**status) for status in content["statuses"]]
-            statuses = [replace(status, since=now - (content["sent"] - status.since)) for status in theirs]
+            shift = now - content["sent"]
+            statuses = [
+                replace(status, since=status.since + shift, advanced=status.advanced and status.advanced + shift)
+                for status in theirs
+            ]
             current = before is not None or content["at"] > self._began
             self._node_reports[path.stem] = _NodeReport(content["at"], now, statuses, content["ended"], current)
 

@@ -27,10 +27,10 @@ from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import build_prompts, check_parts
 from torchtitan_rl.setup.dump_folder import lock_existing
 from torchtitan_rl.setup.memory import (
-    GIB,
     choose_by_memory,
     fsdp_shards,
     gpu_memory_bytes,
+    machine_memory,
     memory_warning,
     teacher_spec,
 )
@@ -232,18 +232,13 @@ def _objective(objective: Algorithm.Config) -> str:
 
 
 def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:
-    """The memory estimate for this machine's GPUs, or for GPUs of 80 GiB if there are none."""
-    here = gpu_memory_bytes()
-    gpu_bytes = here or 80 * GIB
-    on = {"world_size": world_size, "gpu_bytes": gpu_bytes}
-    lines = [
-        dtypes,
-        "" if here else "there is no GPU here",
-        choose_by_memory(config, **on),
-        memory_warning(config, **on),
-        bfloat16_warning(config.dtypes),
-    ]
-    return "\n".join(filter(None, lines))
+    """The memory estimate for this machine's GPUs, or for the machine if there are none. `dtypes`: the chosen ones."""
+    on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
+    if on["gpu_bytes"] is None:
+        lines = [machine_memory(config, world_size=world_size)]
+    else:
+        lines = [choose_by_memory(config, **on), memory_warning(config, **on)]
+    return "\n".join(filter(None, [dtypes, *lines, bfloat16_warning(config.dtypes)]))
 
 
 def _rewards(

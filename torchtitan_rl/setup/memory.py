@@ -21,6 +21,7 @@ from torchtitan_rl.library.lora.engine import room_for
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
 from torchtitan_rl.proof.checksum import GPU_BLOCK
+from torchtitan_rl.resilience.out_of_memory import usable_bytes
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -61,12 +62,12 @@ class MemoryNeed:
 
         Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA and NCCL 2.0); update 21.0 GiB (...)"
         """
+        return f"engine awake {_in_gib(self.awake)}; update {_in_gib(self.updating)}"
 
-        def line(parts: dict[str, float]) -> str:
-            each = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
-            return f"{sum(parts.values()) / GIB:.1f} GiB ({each})"
 
-        return f"engine awake {line(self.awake)}; update {line(self.updating)}"
+def _in_gib(parts: dict[str, float]) -> str:
+    each = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items())
+    return f"{sum(parts.values()) / GIB:.1f} GiB ({each})"
 
 
 def gpu_memory_bytes() -> int | None:
@@ -274,6 +275,21 @@ def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | N
         f"about {max(room, 0) / cached:,.0f} tokens, {generator.max_num_seqs} sequences of full length need "
         f"{generator.max_num_seqs * generator.max_model_len:,}"
     )
+
+
+def machine_memory(config: "RunConfig", *, world_size: int) -> str:
+    """A line that says, without a GPU, what the ranks need of this machine's memory in an update, and what it has."""
+    parts = memory_need(config, world_size=world_size, gpu_bytes=0).updating
+    parts = {name: size for name, size in parts.items() if name not in ("engine", "CUDA and NCCL")}
+    if config.needs_engine:
+        parts["engine's weights"] = _engine_bytes(config)[0]
+        parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+    needed = world_size * sum(parts.values())
+    line = f"memory of this machine {usable_bytes() / GIB:.0f} GiB, there is no GPU; estimated for each rank besides Python: {_in_gib(parts)}."
+    if needed <= usable_bytes():
+        return line
+    lower = "trainer.max_tokens_per_microbatch or VLLM_CPU_KVCACHE_SPACE, start fewer ranks, or take a smaller model"
+    return f"{line}\nwarning: {world_size} of them need {needed / GIB:.0f} GiB. Lower {lower}."
 
 
 def _engine_bytes(config: "RunConfig") -> tuple[float, float]:

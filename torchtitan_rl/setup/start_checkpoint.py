@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
 
-_EXPORT = "Export its model (scripts/export_hf.py --run RUN --output FOLDER), and pass that folder."
+_EXPORT = "Export its model (torchtitan-rl export --run RUN --output FOLDER), and pass that folder."
 _OTHER_FOLDERS = {
     "run_id": (": it is a run's folder", _EXPORT),
     ".metadata": (": it is a run's checkpoint", _EXPORT),

@@ -11,7 +11,6 @@ from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from scripts.export_hf import copy_assets, write_safetensors
 from tests.integration.invariance import MAX_TOKENS
 from tests.parts.hf_decoders import (
     BOUNDS,
@@ -45,6 +44,7 @@ from torchtitan_rl.library.models.hf_decoder import (
 )
 from torchtitan_rl.library.models.hf_support import Calls, Unsupported
 from torchtitan_rl.resilience.safe_load import stored_hf_weights
+from torchtitan_rl.setup.export import copy_assets, write_safetensors
 from torchtitan_rl.setup.memory import meta_model
 
 FAMILIES = ("gemma3_text", "olmo2", "granite")

@@ -55,6 +55,23 @@ def test_samples_of_a_group_are_shown_side_by_side(run, capsys):
     assert "keep_all_rows" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("view", [[], ["--best", "1"], ["--group", "0"]])
+def test_the_question_of_a_chat_template_s_prompt_is_shown(recorder, tmp_path, capsys, view):
+    question = "What is 23 + 45?\nGive only the number."
+    text = f"<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    [row] = rows_of(group(0, sample(0, 1.0, text="It is 68.")))
+    row |= {"prompt": text, "messages": [{"role": "user", "content": question}]}
+    one = recorder()
+    record_metric("rollout/samples", [row], Reduce.TABLE)
+    one.flush(1)
+    one.close()
+    assert main([str(tmp_path), *view]) == 0
+    output = capsys.readouterr().out
+    for line in ("user", *question.split("\n"), "It is 68."):
+        assert line in output
+    assert "lines ..." not in output
+
+
 def test_training_and_evaluation_groups_are_shown_separately(recorder, tmp_path, capsys):
     one = recorder(keep_all_rows=True)
     for split in ("train", "eval_greedy"):

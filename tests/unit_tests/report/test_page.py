@@ -33,6 +33,17 @@ def test_the_command_writes_one_file_into_the_run_s_folder(tmp_path, capsys):
     assert sorted(path.name for path in folder.glob("*report*")) == ["report.html"]
 
 
+def test_the_overview_says_what_was_trained_on_what_and_how(tmp_path):
+    trainer = {"optimizer": {"lr": 1e-5}, "mixed_precision_param": "bfloat16"}
+    task = {"class": "torchtitan_rl.library.tasks.rows:Rows", "path": "data/sums.jsonl"}
+    how = {"num_prompts_per_step": 16, "sampling": {"n": 8}, "generator": {"dtype": "bfloat16"}}
+    folder = write_run(tmp_path / "a", hf_assets_path="/models/SmolLM2-135M", trainer=trainer, task=task, **how)
+    write_report([folder], folder / "report.html")
+    assert data_of(folder / "report.html")["runs"][0]["about"] == [
+        "model SmolLM2-135M", "data sums.jsonl", "16 prompts × 8 completions a step", "learning rate 1e-05", "bfloat16",
+    ]  # fmt: skip
+
+
 def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "expected the folder of a run" in capsys.readouterr().err

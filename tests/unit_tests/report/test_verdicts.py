@@ -51,6 +51,31 @@ def test_held_out_accuracy_has_the_interval_of_its_prompts():
     assert found.level == "good"
 
 
+def test_held_out_accuracy_counts_the_prompts_that_were_evaluated():
+    rows = [
+        {"split": "eval_greedy", "step": 20, "prompt_idx": i, "prompt": str(i), "correct": i < 100} for i in range(150)
+    ]
+    series = {"evaluation/accuracy": [None] * 19 + [2 / 3], "evaluation/accuracy_low": [None] * 19 + [0.58],
+              "evaluation/accuracy_high": [None] * 19 + [0.74]}  # fmt: skip
+    assert "150 prompts" in line(run_of(series, rows=rows, evaluation={"num_prompts": 256}), "held-out").text
+
+
+def test_a_run_without_a_learning_signal_says_why_as_its_log_does():
+    said = "no learning signal for 3 steps: every advantage is 0. No completion is correct: use easier prompts."
+    run = run_of()
+    logged = f"torchtitan_rl.observability.metrics.idle: {said}"
+    run.warnings = [Warned(logged.replace("3 steps", "1 step"), "WARNING", "10:00"), Warned(logged, "WARNING", "10:05")]
+    assert line(run, "no learning signal") == ("warn", said, "groups/zero_variance_fraction")
+
+
+def test_time_in_which_a_run_was_stopped_is_no_training():
+    run = run_of({"time/step": [2.0] * 20, "time/checkpoint/save": [None, *[0.5] * 19]})
+    run.times = [2.5 * s + (2460.0 if s >= 15 else 0.0) for s in range(20)]
+    run.end = End(outcome="done")
+    assert "20 steps in 48 s," in ending(run)["text"]
+    assert run.step_s() == 2.5
+
+
 def test_accuracy_that_was_higher_before_is_said():
     accuracy = [0.5, 0.95, *[None] * 17, 0.7]
     found = line(run_of({"evaluation/accuracy": accuracy}, evaluation={"num_prompts": 256}), "held-out")

@@ -1,7 +1,6 @@
 """What a checkpoint of the policy holds in memory, with tensors on the CPU."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.resilience.checkpointer import policy_state
 from torchtitan_rl.resilience.safe_load import stored_hf_weights
+from torchtitan_rl.setup import export
 from torchtitan_rl.setup.memory import meta_model
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -80,10 +80,9 @@ def test_export_reads_the_stored_policy_block_by_block(tmp_path):
 
 
 def test_the_export_script_writes_files_of_bounded_size(tmp_path, monkeypatch):
-    script = load_script("export_hf")
-    monkeypatch.setattr(script, "SHARD_BYTES", 100)
+    monkeypatch.setattr(export, "SHARD_BYTES", 100)
     tensors = {f"w{i}": torch.full((10,), float(i)) for i in range(5)} | {"lm_head.weight": torch.zeros(10)}
-    script.write_safetensors(iter(tensors.items()), True, tmp_path)
+    export.write_safetensors(iter(tensors.items()), True, tmp_path)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = sorted(p.name for p in tmp_path.glob("*.safetensors"))
     assert files == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -91,13 +90,3 @@ def test_the_export_script_writes_files_of_bounded_size(tmp_path, monkeypatch):
     for name, file in index["weight_map"].items():
         assert torch.equal(load_file(tmp_path / file)[name], tensors[name])
     assert sorted(index["weight_map"]) == [f"w{i}" for i in range(5)]
-
-
-def load_script(name):
-    import importlib.util
-
-    path = Path(__file__).resolve().parents[3] / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

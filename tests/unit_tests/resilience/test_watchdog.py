@@ -91,6 +91,48 @@ def test_phase_is_late_after_three_times_its_longest_duration(watchdog, tmp_path
     assert "in step 2: generate for 121 s" in watchdog.said[0]
 
 
+def test_generation_that_decodes_is_not_late_and_one_that_hangs_is_named(watchdog, tmp_path):
+    generating = status(0, "step 2: generate", 100.0, 20_001)
+    for now in range(100, 3_000, 10):  # far above the notice, three times the longest, and the limit
+        write(tmp_path, replace(generating, advanced=float(now)))
+        assert watchdog.check(now + 1) == ""
+    assert watchdog.said == []
+    watchdog.check(2_990 + 31)
+    assert "in step 2: generate for 2921 s, without progress for 31 s" in watchdog.said[0]
+    assert watchdog.check(2_990 + 1_501).startswith("rank 0 (node0) in step 2: generate for 4391 s, without progress")
+
+
+def test_a_phase_that_never_ended_is_measured_by_the_others(watchdog, tmp_path):
+    write(tmp_path, status(0, "start the vLLM engine", 100.0, 1))
+    watchdog.check(101)
+    write(tmp_path, status(0, "step 1: train", 130.0, 10_001))
+    watchdog.check(130 + 89)
+    assert watchdog.said == []
+    watchdog.check(130 + 91)
+    assert "in step 1: train for 91 s" in watchdog.said[0]
+
+
+def test_a_stopped_rank_is_named_at_the_notice_however_slow_the_run(watchdog, tmp_path, monkeypatch):
+    first = replace(status(0, "start the vLLM engine", 100.0, 1), host=socket.gethostname())
+    write(tmp_path, first)
+    watchdog.check(101)
+    write(tmp_path, replace(first, phase="step 1: train", since=400.0, changes=10_001))
+    watchdog.check(401)
+    monkeypatch.setattr(job_processes, "state", lambda pid: "T")
+    watchdog.check(426)
+    assert "in step 1: train for 26 s" in watchdog.said[0]
+
+
+def test_progress_within_a_phase_is_written_at_most_once_a_second(tmp_path, monkeypatch):
+    status_file = StatusFile(0, str(tmp_path))
+    status_file.moved("step 1: generate")
+    now = time.monotonic()
+    for later, written in ((0.5, 0.0), (1.5, now + 1.5), (2.0, now + 1.5), (3.0, now + 3.0)):
+        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+        status_file.advanced()
+        assert read_statuses(tmp_path)[0].advanced == written
+
+
 def test_the_limit_ends_the_job_and_is_longer_before_the_first_step(watchdog, tmp_path):
     write(tmp_path, status(0, "start the vLLM engine", 100.0, 3, limit_s=200.0))
     assert (watchdog.check(200), watchdog.said) == ("", [])

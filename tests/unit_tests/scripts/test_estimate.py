@@ -1,4 +1,4 @@
-"""scripts/estimate.py: its numbers are those of the efficiency metrics."""
+"""torchtitan-rl estimate: its numbers are those of the efficiency metrics."""
 
 import json
 import subprocess
@@ -8,24 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts import estimate, step_model
 from torchtitan_rl.library.models import qwen3
+from torchtitan_rl.setup import estimate, offline, step_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_configs_step_is_estimated_without_starting_it(monkeypatch, capsys):
     options = ["--config", "debug", "--gpus", "1", "--gpu", "H100", "--prompt-tokens", "56", "--completion-tokens", "8"]
-    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
-    estimate.main()
+    offline.main(["estimate", *options])
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert {"decode", "train", "sync", "step", "memory"} <= lines.keys()
 
 
 def estimated(monkeypatch, capsys, *options) -> dict[str, str]:
     """The lines of an estimate by their first word."""
-    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
-    estimate.main()
+    offline.main(["estimate", *options])
     return {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
 
 
@@ -58,8 +56,7 @@ def test_the_head_is_charged_for_completion_tokens_only(monkeypatch):
     bounds = {"decode": 1.0, "train": 1.0, "sync": 1.0}
     monkeypatch.setattr(estimate, "bound_seconds", lambda lengths, **how: found.update(how) or bounds)
     options = ["--config", "debug", "--gpu", "H100", "--prompt-tokens", "56", "--completion-tokens", "8"]
-    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
-    estimate.main()
+    offline.main(["estimate", *options])
     (tokens, attended, scored), backward = found["work"]
     assert backward == [tokens, attended, scored]
     assert scored / tokens == 8 / 64
@@ -71,8 +68,7 @@ def test_the_gain_of_groups_in_flight_follows_from_a_runs_lengths(monkeypatch, c
     step = {f"completions/group_longest/{name}": tokens for name, tokens in lengths.items()}
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0}) + "\n" + json.dumps({"step": 1, **step}) + "\n")
     options = ["--config", "debug", "--gpu", "H100", "--run", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
-    estimate.main()
+    offline.main(["estimate", *options])
     gains = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.endswith(" x")]
     assert len(gains) == 3
     assert 1 < gains[0] < gains[1] < gains[2]
@@ -93,9 +89,8 @@ def test_no_group_is_carried_beyond_the_greatest_age():
 @pytest.mark.parametrize("metrics", ["", "{\n", "[1]\n", '{"completions/group_longest/min": "x"}\n'])
 def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys, tmp_path, metrics):
     (tmp_path / "metrics.jsonl").write_text(metrics)
-    monkeypatch.setattr(sys, "argv", ["estimate.py", "--config", "debug", "--run", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
-        estimate.main()
+        offline.main(["estimate", "--config", "debug", "--run", str(tmp_path)])
     assert "expected a run with training steps, but" in capsys.readouterr().err
 
 
@@ -121,9 +116,8 @@ def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys
     ],
 )
 def test_each_wrong_option_is_one_sentence(monkeypatch, capsys, options, says):
-    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
     with pytest.raises(SystemExit, match="2"):
-        estimate.main()
+        offline.main(["estimate", *options])
     assert f"error: {says}" in capsys.readouterr().err
 
 
@@ -163,14 +157,12 @@ def test_equal_lengths_have_no_straggler():
 
 def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys):
     options = ["--config", "qwen3_8b", "--curve", "--completion-tokens", "64", "--sequences", "64"]
-    monkeypatch.setattr(sys, "argv", ["estimate.py", *options])
-    estimate.main()
+    offline.main(["estimate", *options])
     lines = capsys.readouterr().out.splitlines()
     assert "does not fit" in lines[2]
     assert [line.split()[0] for line in lines[2:]] == [str(2**power) for power in range(11)]
-    monkeypatch.setattr(sys, "argv", ["estimate.py", *options, "--gpus", "8"])
     with pytest.raises(SystemExit):
-        estimate.main()
+        offline.main(["estimate", *options, "--gpus", "8"])
     assert "--curve has the numbers of H100 from 1 to 1,024: leave out --gpus" in capsys.readouterr().err
 
 

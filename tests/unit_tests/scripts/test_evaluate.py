@@ -1,10 +1,11 @@
-"""scripts/evaluate.py: a run is evaluated with its own options."""
+"""torchtitan-rl evaluate: a run is evaluated with its own options."""
 
 import json
 
 import pytest
 
-from scripts.evaluate import command_of, hidden_options, main, without
+from torchtitan_rl.setup.evaluate import command_of, hidden_options, without
+from torchtitan_rl.setup.offline import main
 
 
 def test_the_options_of_a_run_are_kept_but_for_where_it_started_and_wrote(tmp_path):
@@ -35,9 +36,8 @@ def test_an_option_that_is_given_again_takes_the_place_of_the_runs_with_all_its_
 def test_a_run_that_is_not_there_is_no_name_on_the_hub(tmp_path, monkeypatch, capsys, name):
     (tmp_path / "outputs").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["evaluate.py", name])
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(["evaluate", name])
     assert ended.value.code == 2
     assert f"{(tmp_path / name).parent} has no debug-typo: expected a run's folder" in capsys.readouterr().err
 
@@ -55,19 +55,17 @@ def test_a_folder_that_is_no_run_or_a_damaged_one_is_named(tmp_path, monkeypatch
     if config:
         (tmp_path / "config.json").write_text(config)
         (tmp_path / "environment.json").write_text("{}")
-    monkeypatch.setattr("sys.argv", ["evaluate.py", str(tmp_path), *options])
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main(["evaluate", str(tmp_path), *options])
     assert says in capsys.readouterr().err
 
 
 def test_an_option_that_does_not_exist_is_named_before_the_export(tmp_path, monkeypatch, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"command": ["train.py", "--config", "debug"]}))
     (tmp_path / "environment.json").write_text("{}")
-    monkeypatch.setattr("sys.argv", ["evaluate.py", str(tmp_path), "--num-stepz", "3"])
     monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
     with pytest.raises(SystemExit, match="2"):
-        main()
+        main(["evaluate", str(tmp_path), "--num-stepz", "3"])
     assert "--num-stepz" in capsys.readouterr().err
 
 

@@ -1,27 +1,17 @@
-"""scripts/export_hf.py: what is not there or in the way is said before anything is written."""
+"""torchtitan-rl export: what is not there or in the way is said before anything is written."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
-
-FILE = Path(__file__).resolve().parents[3] / "scripts" / "export_hf.py"
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("export_hf", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from torchtitan_rl.setup import export as script
+from torchtitan_rl.setup.offline import main
 
 
-def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
+def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
     run, start, output = tmp_path / "run", tmp_path / "start", tmp_path / "exported"
 
     def export_says(message: str, step: int | None = None) -> None:
@@ -55,15 +45,14 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(script, tmp_path):
     export_says("--output = .*expected a new folder")
 
 
-def test_an_empty_output_is_not_the_current_folder(script, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["export_hf.py", "--run", "outputs/none", "--output", ""])
+def test_an_empty_output_is_not_the_current_folder(capsys):
     with pytest.raises(SystemExit) as ended:
-        script.main()
+        main(["export", "--run", "outputs/none", "--output", ""])
     assert ended.value.code == 2
     assert "--output = '': expected a new folder" in capsys.readouterr().err
 
 
-def test_a_start_in_the_checkout_is_found_from_elsewhere(script, tmp_path, monkeypatch):
+def test_a_start_in_the_checkout_is_found_from_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "ROOT", tmp_path / "checkout")
     start, run = tmp_path / "checkout" / "outputs" / "start", tmp_path / "run"
     for folder in (start, run):
@@ -74,7 +63,7 @@ def test_a_start_in_the_checkout_is_found_from_elsewhere(script, tmp_path, monke
         script.export(run, tmp_path / "exported", None, "float32")
 
 
-def test_a_start_folder_that_has_another_model_now_is_named(script, tmp_path):
+def test_a_start_folder_that_has_another_model_now_is_named(tmp_path):
     spec = small_qwen3(vocab_size=512, n_layers=2)
     CheckpointFolder(tmp_path).begin(1)
     CheckpointFolder(tmp_path).finish(

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from scripts import evaluate, export_hf, make_arrivals, make_random_checkpoint, plot_run
+from scripts import make_arrivals, make_random_checkpoint, plot_run
 from torchtitan_rl.report.__main__ import main as report
+from torchtitan_rl.setup import offline
 
 MAINS = {
-    "export_hf": export_hf.main,
-    "evaluate": evaluate.main,
+    "export": offline.main,
+    "evaluate": offline.main,
     "make_arrivals": make_arrivals.main,
     "make_random_checkpoint": make_random_checkpoint.main,
     "plot_run": plot_run.main,
@@ -18,7 +19,8 @@ MAINS = {
 
 
 def run_script(name, *arguments, monkeypatch):
-    monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
+    command = [name] if MAINS[name] is offline.main else []
+    monkeypatch.setattr("sys.argv", [name, *command, *map(str, arguments)])
     return MAINS[name]()
 
 
@@ -41,7 +43,7 @@ def test_another_file_or_folder_is_refused_by_name_and_stays_as_it_is(run, tmp_p
         output.mkdir()
         theirs = output / "model.safetensors"
     theirs.write_text("theirs")
-    source = {"export_hf": ["--run", run], "make_arrivals": [], "make_random_checkpoint": []}.get(name, [run])
+    source = {"export": ["--run", run], "make_arrivals": [], "make_random_checkpoint": []}.get(name, [run])
     try:
         code = run_script(name, *source, "--output", output, monkeypatch=monkeypatch)
     except SystemExit as ended:
@@ -64,7 +66,7 @@ def test_a_scripts_own_file_is_written_anew(run, tmp_path, monkeypatch, name):
 @pytest.mark.parametrize("name", ["make_arrivals", "make_random_checkpoint", "plot_run", "report"])
 def test_an_output_in_a_file_is_one_sentence(run, tmp_path, monkeypatch, capsys, name):
     (tmp_path / "file").touch()
-    source = {"export_hf": ["--run", run], "make_arrivals": [], "make_random_checkpoint": ["--architecture", "qwen3"]}
+    source = {"export": ["--run", run], "make_arrivals": [], "make_random_checkpoint": ["--architecture", "qwen3"]}
     monkeypatch.setattr(
         "sys.argv", [name, *map(str, source.get(name, [run])), "--output", str(tmp_path / "file" / "x")]
     )

@@ -53,7 +53,11 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     shown = capsys.readouterr().out
     assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replica; 4 engines on 1 rank each" in shown
     assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
-    assert "engine awake" in shown
+    assert re.search(
+        r"memory of this machine \d+ GiB, there is no GPU; estimated for each rank besides Python: ", shown
+    )
+    assert "engine's weights 0.0, KV cache 1.0)" in shown
+    assert "each GPU" not in shown
     assert "--- model\nthe policy's log-probabilities of 31 random tokens are those of transformers to " in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     objective = shown.partition("--- objective, tried on a synthetic step\n")[2].partition("\n\n")[0].splitlines()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.scheduler import pass_on_waiting
 from torchtitan_rl.core.types import RecordArray
@@ -77,6 +78,7 @@ class TurnEngine:
     def step(self) -> list[Sampled]:
         """Sample a token of every turn in the batch. Returns the turns that ended."""
         ended = self._engine.step()
+        advanced()
         self.outputs += ended
         return [self._sampled(output) for output in ended]
 

@@ -19,6 +19,7 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
 from torchtitan_rl.core.trainer.episode_scores import EpisodeScorer, comparison, keep_comparisons
@@ -293,6 +294,7 @@ class Trainer(Configurable):
             batches += minibatch.batches
         for batch in batches:
             batch.pi_old_logprobs = score_only(self.model, *self._inputs(batch))  # [T]
+            advanced()
             rows.append(diff_rows(batch, batch.pi_old_logprobs))
         [rows_on_host] = _on_host(rows)
         self._check_logprobs(batches, rows_on_host)
@@ -374,6 +376,7 @@ class Trainer(Configurable):
     def _forward_and_loss(self, batch: TrainBatch) -> _Forward:
         """The policy's forward over a micro-batch, and the objective's."""
         scores = self.score(batch)  # [T] each
+        advanced()
         if scores.divergence is not None:
             columns = {**batch.token_columns, DIVERGENCE: scores.divergence}
             batch = replace(batch, token_columns=columns)

@@ -1,13 +1,18 @@
 """Reports steps without a learning signal: all advantages are 0, as where the rewards of every group are equal."""
 
+import logging
+import os
 from collections.abc import Sequence
 
 from torchtitan_rl.core.errors import TrainingStopped
-from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.types import Episode, Group, flat
 
-AFTER_STEPS = 3
-"""Consecutive steps without a learning signal before the message; repeated at 10 times as many."""
+logger = logging.getLogger(__name__)
+
+NO_SIGNAL = "no learning signal"
+"""The message's beginning: the report shows the last such line of the log."""
+AFTER_STEPS = (1, 3, 30)
+"""Numbers of consecutive steps without a learning signal at which the message is printed."""
 
 
 class IdleNotice:
@@ -26,8 +31,10 @@ class IdleNotice:
         self._environments_failed = self._environments_failed and ends == {"env_error"}
         taught = any(e.in_loss and e.credit.has_advantage for e in flat(groups))
         self._steps = 0 if taught else self._steps + 1
-        if self._steps in (AFTER_STEPS, 10 * AFTER_STEPS):
-            progress(f"no learning signal for {self._steps} steps: every advantage is 0. {likely_reason(groups)}")
+        if self._steps in AFTER_STEPS:
+            count = f"{self._steps} step{'s' * (self._steps > 1)}"
+            if os.environ.get("RANK", "0") == "0":
+                logger.warning(f"{NO_SIGNAL} for {count}: every advantage is 0. {likely_reason(groups)}")
 
     def check_rewarded(self) -> None:
         """Raise TrainingStopped if there were steps, and no completion of them had a reward: the run is no success."""
@@ -51,6 +58,11 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
         return "All completions of each prompt are identical: raise sampling.temperature, or the policy has collapsed."
     if all(episode.completion.finish_reason == "length" for episode in samples):
         return "Every completion is truncated at sampling.max_tokens: raise it."
+    if all(episode.scored.answer is None for episode in samples) and any(e.scored.correct is not None for e in samples):
+        return (
+            "No completion has an answer in the form that the task reads (the format rate is 0): ask for it in the prompts "
+            "(prompts.system_prompt, prompts.few_shot or --task.template), or read another form (--task.answer-kind)."
+        )
     if not any(episode.scored.correct for episode in samples):
         return (
             "No completion is correct: use easier prompts or a better initial policy, or read the samples "

@@ -166,7 +166,7 @@ function configTable(places) {
   const ignored = new Set(['dump_folder', 'command', 'folder_of_command']);
   const sides = places.map((place) => ({ ...runs[place].config, ...Object.fromEntries(Object.entries(runs[place].environment).map(([key, value]) => [`environment.${key}`, value])) }));
   const differs = (key) => sides.some((side) => told(side[key]) !== told(sides[0][key]));
-  const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && !key.startsWith('environment.measured_speeds') && differs(key));
+  const keys = [...new Set(sides.flatMap(Object.keys))].sort().filter((key) => !ignored.has(key) && !key.startsWith('environment.measured_speeds') && !/^sources\..*\.sha256$/.test(key) && differs(key));
   if (!keys.length) return h('p', { class: 'note' }, 'The configs are equal.');
   const all = table(['setting', ...places.map(runName)], keys.map((key) => [breakable(key), ...sides.map((side) => brief(told(side[key]), 200))]), { 'data-table': 'config', even: places.length === 2 });
   return keys.length > 8 ? h('details', { class: 'rendered' }, h('summary', {}, `${keys.length} settings differ`), all) : all;

@@ -93,6 +93,7 @@ function verdictCard(run, place) {
   return h('section', { class: 'verdicts', 'data-run': place },
     h('h2', {}, runs.length > 1 && runMark(place), run.name,
       h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
+    h('p', { class: 'note', 'data-about': '' }, visible(run.about.filter(Boolean).join(' · '))),
     endingOf(run, place),
     h('ul', {}, run.verdicts.map((line) => h('li', { class: line.level },
       line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))));

@@ -5,6 +5,7 @@ from safetensors.torch import load_file
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
 from tests.parts.tiny import sampled, save_tiny_checkpoint
+from torchtitan_rl.core import events
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import CPU_BLOCK_TOKENS, Generator
@@ -39,6 +40,20 @@ def scheduler(generator):
 
 def said(completions: list[Completion]) -> list[tuple]:
     return [(c.token_ids.tolist(), c.sampler_logprobs.tolist(), c.finish_reason) for c in completions]
+
+
+def test_each_decode_step_is_reported_as_progress(generator) -> None:
+    class Counter(events.Listener):
+        steps = 0
+
+        def advanced(self) -> None:
+            self.steps += 1
+
+    counter = Counter()
+    stop_listening = events.listen(counter)
+    completions = flat(sampled(generator, PROMPTS, seeded=True))
+    stop_listening()
+    assert counter.steps >= max(completion.num_sampled for completion in completions)
 
 
 def test_preempted_sequence_continues_sampling(generator, scheduler) -> None:

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from scripts import export_hf
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.lora import B
 from tests.parts.tiny import change_adapters, save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
@@ -34,6 +33,7 @@ from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.proof.shard_checksums import exported_rows
 from torchtitan_rl.resilience.checkpointer import Checkpointer, policy_state
 from torchtitan_rl.resilience.safe_load import SafeReader
+from torchtitan_rl.setup import export as export_hf
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.validation import check_model
 

@@ -9,23 +9,24 @@ def equal(**kwargs):
     return [group(0, sample(0, 0.0, **({"text": "a"} | kwargs)), sample(1, 0.0, **({"text": "b"} | kwargs)))]
 
 
-def test_missing_signal_is_reported_after_three_steps(capsys):
+def test_missing_signal_is_reported_after_one_and_three_steps_in_a_row(caplog):
     notice = IdleNotice()
-    for _ in range(2):
-        notice.see(equal())
     notice.see([group(0, sample(0, 0.0, advantage=-1.0), sample(1, 1.0, advantage=1.0))])
-    for _ in range(2):
-        notice.see(equal())
-    assert "no learning signal" not in capsys.readouterr().out
-    notice.see(equal())
-    assert "no learning signal for 3 steps: every advantage is 0. No completion is correct" in capsys.readouterr().out
+    assert caplog.messages == []
+    for _ in range(4):
+        notice.see(equal(correct=False))
+    assert [message.partition(": every")[0] for message in caplog.messages] == [
+        "no learning signal for 1 step",
+        "no learning signal for 3 steps",
+    ]
+    assert "every advantage is 0. No completion is correct" in caplog.messages[0]
 
 
-def test_turn_advantages_count_as_signal_with_equal_totals(capsys):
+def test_turn_advantages_count_as_signal_with_equal_totals(caplog):
     notice = IdleNotice()
     for _ in range(3):
         notice.see([group(0, sample(0, turn_advantages=(0.0, 0.5)), sample(1, turn_advantages=(0.0, -0.5)))])
-    assert "no learning signal" not in capsys.readouterr().out
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,7 @@ def test_turn_advantages_count_as_signal_with_equal_totals(capsys):
         (equal(text="same"), "identical: raise sampling.temperature"),
         (equal(finish_reason="length"), "truncated at sampling.max_tokens"),
         (equal(correct=False), "No completion is correct"),
+        (equal(correct=False, answer=None), "the format rate is 0): ask for it in the prompts"),
         (equal(correct=True), "Every completion is correct"),
         ([*equal(correct=True), *equal(correct=False)], "either always or never correctly"),
     ],

@@ -1,51 +1,40 @@
-"""Export a run's checkpoint to a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
-
-.venv/bin/python scripts/export_hf.py --run outputs/debug-20261120-130000 --output exported/ [--step 100]
-
-A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --merged, the base with the adapter in it.
-"""
+"""Exports a run's checkpoint to a Hugging Face folder: the command `torchtitan-rl export`."""
 
 import argparse
 import json
 import shutil
-import sys
 from ast import literal_eval
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: F401  (before torchtitan and vLLM)
 
 # isort: split
-import torch  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-from torchtitan.components.checkpointer.utils import canonical_fqn  # noqa: E402
-from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
+import torch
+from safetensors.torch import save_file
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.core.errors import UserError, expect  # noqa: E402
-from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter  # noqa: E402
-from torchtitan_rl.library.lora.adapters import Lora, adapter_rows  # noqa: E402
-from torchtitan_rl.library.lora.folder import merged_weights, write_adapter  # noqa: E402
-from torchtitan_rl.library.models import hf_architecture, spec_from_folder  # noqa: E402
-from torchtitan_rl.resilience import manifest, safe_load  # noqa: E402
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder  # noqa: E402
-from torchtitan_rl.resilience.manifest import examine  # noqa: E402
-from torchtitan_rl.resilience.safe_load import stored_hf_weights  # noqa: E402
-from torchtitan_rl.setup.memory import meta_model  # noqa: E402
+from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
+from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
+from torchtitan_rl.library.lora.folder import merged_weights, write_adapter
+from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.resilience import manifest, safe_load
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.resilience.manifest import examine
+from torchtitan_rl.resilience.safe_load import stored_hf_weights
+from torchtitan_rl.setup.memory import meta_model
 
+CHECKOUT = Path(__file__).resolve().parents[2]
+ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
+"""The folder in which training runs: the checkout, or with an installed package the current folder."""
 SHARD_BYTES = 4 * 2**30
 """Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--output", required=True, help="folder to write")
-    parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--merged", action="store_true", help="with LoRA: the merged model, added up in float32")
-    args = parser.parse_args()
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """The command."""
     try:
         expect(bool(args.output), "--output", "", "a new folder", "Name one.")  # Path("") is the current folder
         export(args.run, Path(args.output), args.step, args.dtype, merged=args.merged)
@@ -187,7 +176,3 @@ def copy_assets(source: Path, output: Path, dtype: str) -> None:
     config = json.loads((output / "config.json").read_text())
     config["dtype"] = dtype
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,59 +1,36 @@
-"""Estimate the time of a config's step and its memory, without starting a run.
-
-    .venv/bin/python scripts/estimate.py --config qwen3_8b --gpus 8 --gpu H100
-    .venv/bin/python scripts/estimate.py --config debug --gpus 1 --gpu here --prompt-tokens 13 --completion-tokens 26
-    .venv/bin/python scripts/estimate.py --config sft --model 1.7B
-    .venv/bin/python scripts/estimate.py --config my_configs.py:distilled --teacher 8B
-
-The lower bound of each part comes from torchtitan_rl/observability/metrics/efficiency.py. The expected time is the
-bound divided by the efficiency that a machine reaches (--decode-share, --train-share, --sync-share; a run reports them
-as efficiency/*). The estimate assumes completions of equal length and communication hidden behind computation. It
-leaves out rewards and prefill. A prompt is counted once for each completion. Demonstrations are neither sampled nor pushed.
-
-With --run FOLDER, it also says how much faster than waiting for each step's longest completion the run would have sampled
-with groups in flight, from the lengths of its own completions:
-
-    .venv/bin/python scripts/estimate.py --config debug --gpus 1 --run outputs/debug-20261122-230949
-
-With --curve it prints a config's step from 1 to 1,024 H100 by parts, each with its best layout (docs/scaling.md). The lengths are
-log-normal with the mean --completion-tokens:
-
-    .venv/bin/python scripts/estimate.py --config qwen3_8b --curve --completion-tokens 2048 --sequences 4096
-"""
+"""Estimates the time of a config's step and its memory: the command `torchtitan-rl estimate`."""
 
 import argparse
 import json
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
 
 # isort: split
-from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
+from torchtitan.protocols.model_spec import ModelSpec
 
-from scripts import step_model  # noqa: E402
-from torchtitan_rl.core.config import MANY, check_fields  # noqa: E402
-from torchtitan_rl.core.errors import UserError  # noqa: E402
-from torchtitan_rl.library import named_models  # noqa: E402
-from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
-from torchtitan_rl.library.models import hf_architecture, spec_from_folder  # noqa: E402
-from torchtitan_rl.observability.machine import Speeds, measured_speeds  # noqa: E402
-from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds  # noqa: E402
-from torchtitan_rl.setup.memory import (  # noqa: E402
+from torchtitan_rl.core.config import MANY, check_fields
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library import named_models
+from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.observability.machine import Speeds, measured_speeds
+from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds
+from torchtitan_rl.setup import step_model
+from torchtitan_rl.setup.memory import (
     choose_by_memory,
     footprint_of,
     memory_need,
     meta_model,
     teacher_spec,
 )
-from torchtitan_rl.setup.registry import load_config  # noqa: E402
-from torchtitan_rl.setup.validation import check_layout  # noqa: E402
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.validation import check_layout
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -187,24 +164,8 @@ def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float]
     return flops.forward(work) + exact * scored * (2 * flops.head + 5 * student.head)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True)
-    parser.add_argument("--model", help="the policy: a folder, or a size of Qwen3 such as 1.7B; default: the config's")
-    parser.add_argument(
-        "--teacher", help="the teacher: a folder, or a size of Qwen3 such as 8B; default: the config's folder"
-    )
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--gpu", choices=[*GPUS, "here"], default="H100")
-    parser.add_argument("--prompt-tokens", type=int, help="default: half of prompts.max_prompt_tokens")
-    parser.add_argument("--completion-tokens", type=int, help="default: sampling.max_tokens")
-    parser.add_argument("--decode-share", type=float, default=0.3)
-    parser.add_argument("--train-share", type=float, default=0.4)
-    parser.add_argument("--sync-share", type=float, default=0.3)
-    parser.add_argument("--run", type=Path, help="a run's folder, for the gain of groups in flight")
-    parser.add_argument("--curve", action="store_true", help="from 1 to 1,024 H100, by parts")
-    parser.add_argument("--sequences", type=int, help="with --curve; default: those of the config's step")
-    args = parser.parse_args()
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """The command."""
     if args.curve and (args.gpus, args.gpu) != (1, "H100"):
         parser.error("--curve has the numbers of H100 from 1 to 1,024: leave out --gpus and --gpu")
     for name, value in vars(args).items():
@@ -287,7 +248,3 @@ def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argpar
         need = memory_need(config, world_size=args.gpus, gpu_bytes=gib * GIB)
         verdict = "fits" if need.peak <= gib * GIB else "does not fit: more GPUs, or a smaller micro-batch or engine"
         print(f"memory  {need.peak / GIB:.1f} GiB: {verdict} {gib} GiB")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,4 @@
-"""Evaluate a model or a run's checkpoint as in training: accuracy, mean@n, pass@k, confidence intervals, and failures.
-
-    .venv/bin/python scripts/evaluate.py outputs/debug-20261120-130000 [--step 40]
-    .venv/bin/python scripts/evaluate.py /models/Qwen3-0.6B --config qwen3 --evaluation.num-prompts 500
-
-A run is evaluated with the options it was started with, a model with the given --config. Further options override the
-config, as with run_train.sh. For a run, relative paths in options are relative to the folder the run was started from.
-The results are printed and written to OUTPUT/evaluation/step-0.json.
-"""
+"""Evaluates a model or a run's checkpoint as in training: the command `torchtitan-rl evaluate`."""
 
 import argparse
 import json
@@ -18,20 +10,18 @@ import time
 from collections.abc import Collection
 from contextlib import chdir
 from pathlib import Path
+from typing import NoReturn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.core import device  # noqa: F401  (before torchtitan and vLLM)
 
 # isort: split
-import torch  # noqa: E402
 
-from scripts.export_hf import export  # noqa: E402
-from torchtitan_rl.core.errors import UserError  # noqa: E402
-from torchtitan_rl.library.references import CALLER_FOLDER  # noqa: E402
-from torchtitan_rl.setup.registry import parse_args  # noqa: E402
-from torchtitan_rl.setup.secrets import HIDDEN  # noqa: E402
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.library.references import CALLER_FOLDER
+from torchtitan_rl.setup.export import ROOT, export
+from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl.setup.secrets import HIDDEN
 
-ROOT = Path(__file__).resolve().parent.parent
 NOT_OF_AN_EVALUATION = {
     "--dump-folder",
     "--hf-assets-path",
@@ -41,35 +31,29 @@ NOT_OF_AN_EVALUATION = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model_or_run", help="a run's folder, a Hugging Face folder, or a name on the hub")
-    parser.add_argument("--step", type=int, help="for a run: the checkpoint's step; default: the last")
-    parser.add_argument("--output", help="folder for the results; default: a new one under outputs/")
-    parser.add_argument(
-        "--nproc", type=int, default=torch.cuda.device_count() or 1, help="number of ranks; default: one per GPU, or 1"
-    )
-    args, overrides = parser.parse_known_args()
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> NoReturn:
+    """The command: ends with the evaluation's exit code."""
+    overrides = args.overrides
     output = Path.cwd() / (args.output or f"outputs/evaluation-{time.strftime('%Y%m%d-%H%M%S')}")
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         parser.error(f"--output {output} exists already: expected a new folder")
-    run = Path(args.model_or_run)
-    is_run = (run / "environment.json").is_file()
+    source = Path(args.model_or_run)
+    is_run = (source / "environment.json").is_file()
     if args.step is not None and not is_run:
-        parser.error(f"--step {args.step}: expected a run's folder, but {run} is none, so it has no checkpoints")
+        parser.error(f"--step {args.step}: expected a run's folder, but {source} is none, so it has no checkpoints")
     if args.nproc < 1:
         parser.error(f"--nproc {args.nproc}: expected 1 or more")
-    if not run.exists() and run.parent.is_dir():  # otherwise it may be a name on the hub
+    if not source.exists() and source.parent.is_dir():  # otherwise it may be a name on the hub
         parser.error(
-            f"{run.parent.absolute()} has no {run.name}: expected a run's folder, a model folder, or a name on the hub"
+            f"{source.parent.absolute()} has no {source.name}: expected a run's folder, a model folder, or a name on the hub"
         )
     with tempfile.TemporaryDirectory() as folder:
         model, command, caller, adapter = args.model_or_run, [], str(Path.cwd()), []
         if is_run:
             try:
-                model, (command, caller) = f"{folder}/model", command_of(run)
+                model, (command, caller) = f"{folder}/model", command_of(source)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-                parser.error(f"{run}/config.json is not as a run writes it: {type(error).__name__}: {error}")
+                parser.error(f"{source}/config.json is not as a run writes it: {type(error).__name__}: {error}")
             if lost := hidden_options(command) - {option.partition("=")[0] for option in overrides}:
                 parser.error(
                     f"the run's config.json has {HIDDEN} for a secret in {', '.join(sorted(lost))}: pass it again"
@@ -79,7 +63,7 @@ def main() -> None:
                 with chdir(ROOT):  # as the evaluation itself, and before the export, which takes longer
                     os.environ[CALLER_FOLDER] = caller
                     parse_args([*command, *overrides])
-                base = export(run, Path(model), args.step, "float32", merged=False)
+                base = export(source, Path(model), args.step, "float32", merged=False)
             except UserError as error:
                 parser.error(str(error))
             if base:
@@ -116,7 +100,3 @@ def hidden_options(options: list[str]) -> set[str]:
         if HIDDEN in option:
             found.add(name)
     return found
-
-
-if __name__ == "__main__":
-    main()
