@@ -32,7 +32,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.core import device  # noqa: E402  (before torchtitan)
 
 # isort: split
 from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
@@ -211,6 +211,7 @@ def main() -> None:
         most = 1 if name.endswith("share") else MANY
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value <= most:
             parser.error(f"--{name.replace('_', '-')} {value}: expected a number above 0 and at most {most}")
+    device.ON_CPU = device.ON_CPU and args.gpu == "here"  # a config is sized for the machine that is asked about
     try:
         config = load_config(args.config)
         check_fields(config)
