@@ -55,14 +55,3 @@ def debug_moe() -> RunConfig:
     config.model_spec = small_qwen3(vocab_size=320, hidden_dim=128, num_experts=8, top_k=2)
     config.task.warm_start = "torchtitan_rl.library.starts.answer_recipes:expert_sums"
     return config
-
-
-def debug_lora() -> RunConfig:
-    """debug with LoRA: adapters of rank 16 are trained, pushed and proven; the base stays as it was loaded.
-
-    It reached 100 % on the held-out prompts within 50 steps (one seed, on a CPU); docs/lora.md has the details.
-    """
-    config = debug()
-    config.trainer.lora.rank = 16
-    config.trainer.optimizer.lr = 1e-3  # ten times full fine-tuning's
-    return config

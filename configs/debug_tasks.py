@@ -1,10 +1,12 @@
-"""debug on other tasks: generated ones and a file of rows.
+"""debug on other tasks, generated ones and a file of rows, and without rewards: from demonstrations and from a teacher.
 
 Each trains a small starting policy with a habit to unlearn.
 """
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import TokenTruncate
+from torchtitan_rl.core.algorithm import Algorithm, TokenTruncate
+from torchtitan_rl.library.demonstrations import Nll
+from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.tasks import Rows, Task
 from torchtitan_rl.library.tasks.counting import Counting
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
@@ -65,3 +67,33 @@ def debug_rows() -> RunConfig:
         max_prompt_tokens=96,
         max_tokens=48,
     )
+
+
+def debug_sft() -> RunConfig:
+    """Learns two-digit sums from right answers, on one CPU process: debug's start, task and evaluation, with Nll for the loss.
+
+    The held-out prompts are sampled as in debug; --evaluation.sampling.n 0 leaves only their loss, and starts no engine.
+    """
+    config = debug()
+    config.algorithm = Algorithm.Config(loss=Nll.Config())
+    config.sampling.n = 1
+    config.prompts.demonstrate = "torchtitan_rl.library.starts.answer_recipes:right_sum"
+    config.num_prompts_per_step = 64
+    return config
+
+
+def debug_distill() -> RunConfig:
+    """A teacher that only makes right sums instead of rewards: the divergence from it over the whole vocabulary. docs/distillation.md.
+
+    The first run makes the teacher, as it makes the policy's start.
+    """
+    config = debug()
+    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
+    config.teacher = "torchtitan_rl.library.starts.answer_recipes:right_sums"
+    config.num_prompts_per_step = 128
+    config.sampling.n = 1  # nothing is compared within a group: as many samples of more prompts teach more
+    config.num_steps = 8
+    config.trainer.optimizer.lr = 3e-4
+    config.trainer.lr_scheduler.warmup_steps = 1
+    config.evaluation.every = 2
+    return config

@@ -9,8 +9,8 @@ import os
 from configs.debug_tasks import debug_in_flight
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, Grpo, SeqMeanTokenMean, SeqSumConst, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import TokenTruncate
-from torchtitan_rl.library.maxent import MaxEnt
-from torchtitan_rl.library.objectives import Cispo, Gspo
+from torchtitan_rl.library.maxent import MaxEnt, maxent_class_defaults
+from torchtitan_rl.library.objectives import Cispo, Gspo, Rloo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_config import RunConfig
@@ -68,9 +68,19 @@ def cispo() -> RunConfig:
     return config
 
 
+def rloo() -> RunConfig:
+    """RLOO."""
+    return _with(advantage=Rloo.Config())
+
+
 def maxent() -> RunConfig:
-    """MaxEnt-GRPO."""
+    """MaxEnt-GRPO with the authors' recipe for mathematics."""
     return _with(loss=MaxEnt.Config())
+
+
+def maxent_plain() -> RunConfig:
+    """MaxEnt-GRPO with the defaults of the authors' class: no normalisation, no clip."""
+    return _with(loss=maxent_class_defaults())
 
 
 def seed_grpo() -> RunConfig:

@@ -190,7 +190,7 @@ def making(size: str) -> list[Run]:
 
 def arguments(size: str, more: Sequence[str] = ()) -> list[str]:
     """Of a run of this size."""
-    config = "qwen3" if size == "small" else f"qwen3_{size.lower().replace('.', '_')}" if size == "0.6B" else "qwen3"
+    config = "qwen3_0_6b" if size == "0.6B" else "sums"
     small = SMALL if size == "small" else []
     return ["--config", config, "--hf-assets-path", str(checkpoint(size)), *RUN, *small, *more]
 

@@ -43,13 +43,14 @@ from tests.integration.run_checks import (  # noqa: E402
     steps_are,
 )
 
+LORA = ["--trainer.lora.rank", "16", "--trainer.optimizer.lr", "1e-3"]
 SHORT = ["--num-steps", "3", "--evaluation.every", "0"]
 BFLOAT16 = [
     "--generator.dtype", "bfloat16", "--trainer.mixed-precision-param", "bfloat16", "--weight-sync.max-diff", "0.5",
     "--trainer.logprob-gate.max-diff", "None",
 ]  # fmt: skip
 ANY_FOLDER = [
-    "--config", "qwen3", "--hf-assets-path", "{data}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
+    "--config", "sums", "--hf-assets-path", "{data}/start", *SHORT, "--num-steps", "2", "--num-prompts-per-step", "8",
     "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
     "--generator.max-model-len", "512", "--generator.dtype", "float32",
     "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
@@ -92,7 +93,7 @@ SFT = [
 LIKE_STOCK = {
     "1": (1, [*IN_FLIGHT, "--num-steps", "4"], CARRIED),
     "turns": (1, ["--config", "tests/parts/talk.py:talk", "--num-steps", "4"], TURNS),
-    "lora": (1, ["--config", "debug_lora", *SHORT], None),
+    "lora": (1, ["--config", "debug", *LORA, *SHORT], None),
     "2": (2, ["--config", "debug", *SHORT], None),
     "tp2": (2, ["--config", "debug", *SHORT, "--generator.tensor-parallel-degree", "2"], None),
 }
@@ -227,7 +228,7 @@ def build_test_list() -> list[OverrideDefinitions]:
             [same_step(4, "straight", "fork", above={"in_flight/carried_tokens_fraction": 0, "moe/replayed": 0.5})],
         ),
         OverrideDefinitions(
-            [run("--config", "debug_lora")], "LoRA: accuracy rises", "debug_lora", 1,
+            [run("--config", "debug", *LORA)], "LoRA: accuracy rises", "debug_lora", 1,
             [steps_are(50), sampler_agrees(1e-3), accuracy_rises(0.30, 0.98), evaluation_is_reproduced],
         ),
         OverrideDefinitions(

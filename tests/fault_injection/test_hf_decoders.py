@@ -34,7 +34,15 @@ def test_killed_run_resumes_bitwise_and_its_export_has_the_same_logprobs(tmp_pat
     assert weights_of(tmp_path / "run", 4) == weights_of(tmp_path / "whole", 4)
     sampler_agrees()(tmp_path / "run")
 
-    command = ["-m", "torchtitan_rl.setup.offline", "export", "--run", str(tmp_path / "run"), "--output", str(tmp_path / "exported")]
+    command = [
+        "-m",
+        "torchtitan_rl.setup.offline",
+        "export",
+        "--run",
+        str(tmp_path / "run"),
+        "--output",
+        str(tmp_path / "exported"),
+    ]
     subprocess.run([sys.executable, *command, "--dtype", "float32"], cwd=ROOT, check=True, capture_output=True)
     assert export_difference(tmp_path) <= 2e-5
 

@@ -195,8 +195,6 @@ def _whole(name: str, layout: Layout) -> Rehearsal | str:
     config.model_spec = config.model_spec or models.qwen3("1.7B")
     if config.teacher:
         config.teacher = _folder(config.model_spec)  # a recipe's model is the policy's
-    if config.trainer.lora.rank:
-        config.generator.dtype = "bfloat16"  # a GPU refuses debug_lora's float32
     if name == "debug_moe":
         config.trainer.mixed_precision_param = "bfloat16"  # the one dtype of torch's description of a grouped product
     if name not in FULL_DEPTH:

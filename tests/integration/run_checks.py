@@ -137,7 +137,15 @@ def exported_adapter_names_its_base(name: str) -> Callable[[Path], None]:
     """The exported adapter names its base by a path that holds from any folder."""
 
     def check(folder: Path) -> None:
-        command = ["-m", "torchtitan_rl.setup.offline", "export", "--run", str(folder / name), "--output", str(folder / "adapter")]
+        command = [
+            "-m",
+            "torchtitan_rl.setup.offline",
+            "export",
+            "--run",
+            str(folder / name),
+            "--output",
+            str(folder / "adapter"),
+        ]
         subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
         base = Path(json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"])
         assert base.is_absolute()
@@ -165,7 +173,17 @@ def exported_model_equals_policy(folder: Path) -> None:
     from tests.parts.exported import greedy_accuracy
 
     exported = folder / "exported"
-    command = ["-m", "torchtitan_rl.setup.offline", "export", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    command = [
+        "-m",
+        "torchtitan_rl.setup.offline",
+        "export",
+        "--run",
+        str(folder),
+        "--output",
+        str(exported),
+        "--dtype",
+        "float32",
+    ]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
     found = greedy_accuracy(exported, num_prompts=256)
@@ -177,7 +195,17 @@ def export_is_whole(folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     exported = folder / "exported"
-    command = ["-m", "torchtitan_rl.setup.offline", "export", "--run", str(folder), "--output", str(exported), "--dtype", "float32"]
+    command = [
+        "-m",
+        "torchtitan_rl.setup.offline",
+        "export",
+        "--run",
+        str(folder),
+        "--output",
+        str(exported),
+        "--dtype",
+        "float32",
+    ]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not (info["missing_keys"] | info["unexpected_keys"]), info
@@ -189,7 +217,16 @@ def export_is_whole(folder: Path) -> None:
 def evaluation_is_reproduced(folder: Path) -> None:
     """torchtitan-rl evaluate gives, on two ranks, the very file that the run wrote on one after its last step."""
     last = max((folder / "evaluation").glob("step-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
-    command = ["-m", "torchtitan_rl.setup.offline", "evaluate", str(folder), "--nproc", "2", "--output", str(folder / "alone")]
+    command = [
+        "-m",
+        "torchtitan_rl.setup.offline",
+        "evaluate",
+        str(folder),
+        "--nproc",
+        "2",
+        "--output",
+        str(folder / "alone"),
+    ]
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (folder / "alone" / "evaluation" / "step-0.json").read_text() == last.read_text()

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from configs.debug_algorithms import debug_maxent
 from configs.debug_conversations import debug_guess
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, SeqMeanTokenMean, Truncation
 from torchtitan_rl.library.agents import AgentEnvironment
 from torchtitan_rl.library.agents.calculator_agent import openai_client
 from torchtitan_rl.library.environments import Context, Environment, Turn
+from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.models import new_hf_model, small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import GuessNumber
@@ -168,5 +168,6 @@ def talk_agent_traces():
 def talk_maxent():
     """A listwise loss: a prompt's conversations in one micro-batch, weighed by rewards and a reference."""
     config = talk()
-    config.algorithm = debug_maxent().algorithm
+    controller = TauController.Config(target=1.5)
+    config.algorithm = Algorithm.Config(loss=MaxEnt.Config(beta=0.05, tau_controller=controller))
     return config

@@ -172,6 +172,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         most = 1 if name.endswith("share") else MANY
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value <= most:
             parser.error(f"--{name.replace('_', '-')} {value}: expected a number above 0 and at most {most}")
+    device.ON_CPU = device.ON_CPU and args.gpu == "here"  # a config is sized for the machine that is asked about
     try:
         config = load_config(args.config)
         check_fields(config)

@@ -11,7 +11,7 @@ from torchtitan_rl.setup.node import environment_kind, gpu_count
 EVALUATE = """Evaluate a model or a run's checkpoint as in training: accuracy, mean@n, pass@k, confidence intervals, and failures.
 
     torchtitan-rl evaluate outputs/debug-20261120-130000 [--step 40]
-    torchtitan-rl evaluate /models/Qwen3-0.6B --config qwen3 --evaluation.num-prompts 500
+    torchtitan-rl evaluate /models/Qwen3-0.6B --config sums --evaluation.num-prompts 500
 
 A run is evaluated with the options it was started with, a model with the given --config. Further options override the
 config, as with run_train.sh. For a run, relative paths in options are relative to the folder the run was started from.

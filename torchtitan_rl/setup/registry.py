@@ -23,7 +23,7 @@ from torchtitan_rl.setup.config_paths import check_paths, resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
 from torchtitan_rl.setup.identity import described
-from torchtitan_rl.setup.other_names import OTHER_NAMES
+from torchtitan_rl.setup.other_names import FORMER_CONFIGS, OTHER_NAMES
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ def config_function(name: str) -> ConfigFunction:
     if _is_reference(name):
         return load_function(name, "--config")
     known = config_functions()
-    remedy = f"{did_you_mean(name, known)}--list-configs shows all."
+    now = FORMER_CONFIGS.get(name)
+    remedy = f"It is now --config {now}." if now else f"{did_you_mean(name, known)}--list-configs shows all."
     expect(name in known, "--config", name, "a registered name or path/to/file.py:function", remedy)
     return known[name]
 

@@ -153,7 +153,7 @@ def check_same_model(folder: Path, found: "ModelSpec", spec: "ModelSpec") -> Non
     from torchtitan_rl.library.models.families import beyond_torchtitan
     from torchtitan_rl.library.models.hf_decoder import HFDecoder
 
-    remedy = "Pass the folder of that model, or --config qwen3, which fits any."
+    remedy = "Pass the folder of that model, or --config sums, which fits any."
     beyond = beyond_torchtitan(found.model.hf) if isinstance(found.model, HFDecoder.Config) else []
     expect(
         not beyond or isinstance(spec.model, HFDecoder.Config), "hf_assets_path", str(folder),

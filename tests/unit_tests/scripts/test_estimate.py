@@ -98,8 +98,8 @@ def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys
     ("options", "says"),
     [
         (["--config", "debgu"], "--config = 'debgu': expected a registered name"),
-        (["--config", "qwen3"], "--config qwen3 reads its model from a folder"),
-        (["--config", "qwen3", "--model", "Qwen/Qwen3-8B"], "model_spec = 'Qwen/Qwen3-8B': expected a size of Qwen3"),
+        (["--config", "sums"], "--config sums reads its model from a folder"),
+        (["--config", "sums", "--model", "Qwen/Qwen3-8B"], "model_spec = 'Qwen/Qwen3-8B': expected a size of Qwen3"),
         (["--config", "debug", "--gpus", "0"], "--gpus 0: expected a number above 0"),
         (["--config", "debug", "--sync-share", "nan"], "--sync-share nan: expected a number above 0"),
         (["--config", "debug", "--train-share", "2"], "--train-share 2.0: expected a number above 0 and at most 1"),

@@ -30,9 +30,9 @@ def test_help_of_every_config_is_one_screen_of_80_by_40(name, shown):
 
 
 def test_help_has_the_values_of_the_config_and_of_the_command_line(shown):
-    lines = shown("--config", "debug_lora", "--num-steps", "7", "--help")
+    lines = shown("--config", "debug_distill", "--num-steps", "7", "--help")
     assert 10 <= len(MOST_CHANGED) <= 15
-    for option in ("--num-steps 7 ", "--trainer.optimizer.lr 0.001 ", "--sampling.n 8 "):
+    for option in ("--num-steps 7 ", "--trainer.optimizer.lr 0.0003 ", "--sampling.n 1 "):
         assert sum(option in line for line in lines) == 1
 
 

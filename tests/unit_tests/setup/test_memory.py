@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import configs.qwen3 as shipped
+from configs.tasks import sums
 from tests.parts.tiny import save_tiny_checkpoint
+from torchtitan_rl.core import device
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.distillation import ExactDistill
@@ -33,9 +35,15 @@ H100 = int(79.2 * GIB)
 H200 = int(139.8 * GIB)
 
 
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch):
+    """Configs are sized for a GPU."""
+    monkeypatch.setattr(device, "ON_CPU", False)
+
+
 def sized(size, *, rank=0):
-    """qwen3 for a model of that size, and with LoRA if `rank` is not 0."""
-    config = shipped.qwen3()
+    """sums for a model of that size, and with LoRA if `rank` is not 0."""
+    config = sums()
     config.model_spec = qwen3(size)
     config.trainer.lora.rank = rank
     return config

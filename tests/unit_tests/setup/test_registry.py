@@ -2,13 +2,14 @@ import os
 
 import pytest
 
+from torchtitan_rl.core import device
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup.other_names import OTHER_NAMES
+from torchtitan_rl.setup.other_names import FORMER_CONFIGS, OTHER_NAMES
 from torchtitan_rl.setup.registry import _options, config_functions, load_config, parse_args
 
 EXPECTED = {
-    "debug", "qwen3", "qwen3_0_6b", "qwen3_8b", "qwen3_30b_a3b", "debug_moe",
-    "debug_dapo", "debug_dr_grpo", "debug_rloo", "debug_gspo", "debug_cispo", "debug_maxent", "debug_seed_grpo", "debug_distill", "debug_lora", "debug_sft", "sft",
+    "debug", "qwen3_0_6b", "qwen3_8b", "qwen3_30b_a3b", "debug_moe", "debug_distill", "debug_sft",
+    "sums", "rows", "gsm8k", "math", "countdown", "reasoning_gym", "sft",
 }  # fmt: skip
 
 
@@ -27,6 +28,26 @@ def test_every_config_builds(name):
 def test_an_unknown_name_is_answered_with_the_closest():
     with pytest.raises(UserError, match="--config = 'debgu': expected a registered name or .* Did you mean debug"):
         load_config("debgu")
+
+
+def test_a_former_name_is_answered_with_what_replaces_it():
+    for name, now in FORMER_CONFIGS.items():
+        with pytest.raises(UserError, match=f"--config = '{name}': expected a registered name or .*now --config {now}"):
+            load_config(name)
+        parse_args(["--config", *now.split()])
+
+
+@pytest.mark.parametrize("name", ["sums", "rows", "gsm8k", "math", "countdown", "reasoning_gym", "sft"])
+def test_a_task_is_sized_for_the_machine(name, monkeypatch):
+    sizes = []
+    for on_cpu in (True, False):
+        monkeypatch.setattr(device, "ON_CPU", on_cpu)
+        config = load_config(name)
+        longest = {one.max_tokens for one in (config.sampling, config.evaluation.sampling, config.evaluation.sampled)}
+        lengths = (max(longest), config.generator.max_model_len - config.prompts.max_prompt_tokens)
+        sizes.append((config.num_prompts_per_step, *lengths))
+    assert sizes[0] == (16, 256, 256)
+    assert all(small < large for small, large in zip(*sizes, strict=True))
 
 
 def test_relative_paths_start_where_the_caller_is(tmp_path, monkeypatch):
@@ -104,10 +125,17 @@ def test_a_function_of_a_module():
 
 def test_dotted_overrides_reach_the_chosen_pieces():
     name, config = parse_args(
-        ["--config", "debug_gspo", "--algorithm.loss.eps-high", "0.01", "--trainer.optimizer.lr", "1e-5"]
+        [
+            "--config",
+            "scripts/results_cells.py:gspo",
+            "--algorithm.loss.eps-high",
+            "0.01",
+            "--trainer.optimizer.lr",
+            "1e-5",
+        ]
         + ["--trainer.parallelism.tensor-parallel-degree", "2", "--evaluation.sampling.n", "4"]
     )
-    assert name == "debug_gspo"
+    assert name == "scripts/results_cells.py:gspo"
     assert type(config.algorithm.loss).__qualname__ == "Gspo.Config"
     assert config.algorithm.loss.eps_high == 0.01
     assert config.trainer.optimizer.lr == 1e-5
@@ -159,8 +187,8 @@ def test_an_option_of_another_name_or_place_is_an_error_that_names_ours(option, 
         (["--dryrun"], "--dryrun: expected --dry-run, as it is called here. Use that."),
         (["--print_configs"], "--print_configs: expected --print-config, as it is called here. Use that."),
         (
-            ["--config", "debug", "--config=debug_lora"],
-            "--config = 'debug_lora': expected one config, and not 2. Name one.",
+            ["--config", "debug", "--config=debug_moe"],
+            "--config = 'debug_moe': expected one config, and not 2. Name one.",
         ),
     ],
 )

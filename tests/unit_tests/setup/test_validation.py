@@ -64,31 +64,31 @@ def test_what_the_config_function_must_set_is_named():
 
 
 def test_a_model_read_from_its_folder_is_checked_once_it_is_known():
-    config = load_config("qwen3")
+    config = load_config("countdown")
     validate(config, world_size=1)
     config.model_spec = small_qwen3(vocab_size=320, head_dim=16, max_seq_len=4096)
     with pytest.raises(UserError, match="head_dim is one of .* but it is 16"):
         check_model(config, world_size=1)
     config.model_spec = small_qwen3(vocab_size=320)
-    with pytest.raises(UserError, match="max_model_len = 768: expected at most the model's 512 positions"):
+    with pytest.raises(UserError, match=r"max_model_len = \d+: expected at most the model's 512 positions"):
         check_model(config, world_size=1)
 
 
 def test_all_lengths_of_a_small_model_are_named_at_once_and_the_options_fit():
-    config = load_config("qwen3")
+    config = load_config("countdown")
     config.model_spec = small_qwen3(vocab_size=320, max_seq_len=64)
     with pytest.raises(UserError) as raised:
         check_model(config, world_size=1)
     named = ("generator.max_model_len = ", "prompts.max_prompt_tokens = ")
     assert all(field in str(raised.value) for field in named)
     words = str(raised.value).partition(" Use ")[2].rstrip(".").split()
-    _, config = parse_args(["--config", "qwen3", *words])
+    _, config = parse_args(["--config", "countdown", *words])
     config.model_spec = small_qwen3(vocab_size=320, max_seq_len=64)
     validate(config, world_size=1)
 
 
 def test_lengths_for_a_folder_whose_model_is_not_read_yet_are_left_to_the_check_of_the_model(tmp_path):
-    config = load_config("qwen3")
+    config = load_config("countdown")
     config.prompts.max_prompt_tokens, config.hf_assets_path = 100_000, str(tmp_path)
     validate(config, world_size=1)
     config.model_spec = small_qwen3(vocab_size=320)

@@ -2,4 +2,4 @@
 
 from torchtitan_rl.library.maxent.controllers import BetaController, MetaController, TauController
 from torchtitan_rl.library.maxent.listwise import ListwiseLoss
-from torchtitan_rl.library.maxent.loss import MaxEnt
+from torchtitan_rl.library.maxent.loss import MaxEnt, maxent_class_defaults

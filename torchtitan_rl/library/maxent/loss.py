@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
+from statistics import correlation, fmean
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.library.maxent.controllers import BetaController, Controllers, MetaController, TauController
 from torchtitan_rl.library.maxent.listwise import MASS, ListwiseLoss
-from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution
+from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution, softmax
 from torchtitan_rl.library.objectives import Gspo
 
 Q_MASS = "q_mass"
@@ -28,32 +28,32 @@ class MaxEnt(ListwiseLoss):
     """L = mean over groups of -sum_i w_i log softmax_i(s), where s_i = log pi(y_i) is the sequence log-probability.
 
     w is the group's target distribution (`weights.py`), computed when advantages are assigned. clip_coef > 0 adds
-    clip_coef times a clip loss with advantage w_i - 1/G.
+    clip_coef times a clip loss with advantage w_i - 1/G. The defaults are the authors' recipe for mathematics.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(ListwiseLoss.Config):
-        tau: float = number(1.0, above=0)
+        tau: float = number(0.5, above=0)
         """Temperature of the weights; the initial value if a controller moves it."""
         beta: float = number(0.0, least=0)
         """Weight of the reference's log-probability; the initial value if a controller moves it. 0: no reference
         model."""
-        q_temperature: float = number(1.0, least=0)
+        q_temperature: float = number(2.0, least=0)
         """T_q, temperature of the distribution over rewards, in units of reward."""
         q_floor: float = number(1e-6, least=0)
         """Minimum mass of a completion in the distribution over rewards."""
         normalize_reference: bool = True
         """Divide the reference's log-probability of a completion by its length."""
-        normalize_policy: bool = False
-        """Divide s_i by the completion's length."""
+        normalize_policy: bool = True
+        """Divide s_i by the completion's length. Otherwise 1 / (tau T_q) must exceed the spread of s_i in a group."""
         neutral: Literal["skip", "uniform"] = "skip"
         """Handling of a group whose rewards are all equal. skip: leave it out of the loss. uniform: pull the policy
         towards the uniform distribution over its completions."""
-        clip_coef: float = number(0.0, least=0)
+        clip_coef: float = number(1.0, least=0)
         """Weight of the additional clip loss."""
         clip: Clip.Config = field(default_factory=Clip.Config)
         """The additional clip loss."""
-        clip_ratio: Literal["token", "sequence"] = "token"
+        clip_ratio: Literal["token", "sequence"] = "sequence"
         """Ratio in the clip loss. token: each token's ratio, combined by algorithm.aggregation. sequence: the ratio
         exp(s_i - s_i old), summed over the group's completions and averaged over groups, as the authors do it."""
         tau_controller: TauController.Config | None = None
@@ -167,8 +167,28 @@ class MaxEnt(ListwiseLoss):
         metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
         learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
         metrics |= describe("maxent/weight_entropy", [value for _, value in learning])
+        metrics |= describe("maxent/push_reward_correlation", self._push_reward_correlations(members), ("mean",))
         shares = [value / math.log(size) for size, value in learning if size > 1]
         return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
+
+    def _push_reward_correlations(self, groups: list[list[Episode]]) -> list[float]:
+        """Returns, for each group in the loss, the correlation of the push w_i - softmax_i(s) with the reward; s is the sampler's.
+
+        A group without it, whose rewards or pushes are all equal, is left out.
+        """
+        found = []
+        for members in groups:
+            scores = [self._score(episode) for episode in members]
+            masses = [episode.credit.columns[MASS] for episode in members]
+            pushes = [mass - share for mass, share in zip(masses, softmax(scores, 1.0), strict=True)]
+            rewards = [episode.credit.shaped_reward for episode in members]
+            if members[0].in_loss and len(set(pushes)) > 1 and len(set(rewards)) > 1:
+                found.append(correlation(pushes, rewards))
+        return found
+
+    def _score(self, episode: Episode) -> float:
+        of_sampled = episode.completion.sampler_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
+        return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_policy else 1)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         return self.controllers.after_update(stats)
@@ -180,6 +200,11 @@ class MaxEnt(ListwiseLoss):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores what `state_dict` returned; a value that no controller moves keeps its configured value."""
         self.controllers.load(state)
+
+
+def maxent_class_defaults() -> MaxEnt.Config:
+    """Returns the defaults of the authors' class, which their recipe for MBPP uses too."""
+    return MaxEnt.Config(tau=1.0, q_temperature=1.0, normalize_policy=False, clip_coef=0.0, clip_ratio="token")
 
 
 class SequenceClip(Gspo):

@@ -368,7 +368,7 @@ def test_folder_without_adapter_files_is_named(build, tmp_path):
 
 
 def test_an_adapter_folder_is_checked_before_anything_starts(foreign, folder):
-    config = load_config("debug_lora")
+    config = load_config("debug")
     config.model_spec, config.trainer.lora.start = tiny_spec(), str(foreign(without_k))
     config.trainer.lora.rank = 8
     with pytest.raises(UserError, match="k_proj.lora_A.weight with shape"):

@@ -1,18 +1,19 @@
 """Controllers of tau and beta: rules in closed form, warm-up, state, and which is active."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group
 from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
+from torchtitan_rl.library.maxent import BetaController, MetaController, TauController, maxent_class_defaults
 
 ENTROPY, KL = "maxent/weight_entropy_with_neutral/mean", "reference/kl_k3"
 
 
 def algorithm_with(**kwargs) -> Algorithm:
-    return Algorithm.Config(loss=MaxEnt.Config(**kwargs)).build(max_completion_tokens=MAX_TOKENS)
+    return Algorithm.Config(loss=replace(maxent_class_defaults(), **kwargs)).build(max_completion_tokens=MAX_TOKENS)
 
 
 def values(metrics) -> dict[str, float]:

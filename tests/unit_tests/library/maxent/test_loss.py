@@ -1,6 +1,7 @@
 """MaxEnt-GRPO's listwise loss through `Algorithm`."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.parts.algorithm import (
     spread_logprobs,
 )
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, SeqMeanTokenMean, TokenTruncate
-from torchtitan_rl.library.maxent import MaxEnt, MetaController
+from torchtitan_rl.library.maxent import MaxEnt, MetaController, maxent_class_defaults
 from torchtitan_rl.library.objectives import Reinforce
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
@@ -27,7 +28,9 @@ SIGMOID_1 = math.e / (math.e + 1)
 
 
 def maxent(**kwargs) -> Algorithm:
-    return Algorithm.Config(loss=MaxEnt.Config(q_floor=0.0, **kwargs)).build(max_completion_tokens=MAX_TOKENS)
+    """The defaults of the authors' class, with `kwargs`."""
+    loss = replace(maxent_class_defaults(), q_floor=0.0, **kwargs)
+    return Algorithm.Config(loss=loss).build(max_completion_tokens=MAX_TOKENS)
 
 
 def packed(algorithm, episodes, **kwargs):
@@ -193,7 +196,7 @@ def test_a_step_without_any_preference_gives_a_finite_loss_with_zero_gradient():
 )
 def test_settings_without_effect_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
-        Algorithm.Config(loss=MaxEnt.Config(), **config)
+        Algorithm.Config(loss=maxent_class_defaults(), **config)
     Algorithm.Config(loss=Reinforce.Config(), **config)
 
 
@@ -231,8 +234,24 @@ def test_weight_metrics_of_a_step():
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
+def test_scores_that_spread_further_than_the_weights_push_against_the_reward():
+    scored_group = group(0, [1.0, 0.0, 1.0], logprobs=[(-0.1,), (-0.1,) * 30, (-0.1,) * 40])
+    recipe = Algorithm.Config(loss=MaxEnt.Config()).build(max_completion_tokens=MAX_TOKENS)
+    found = {}
+    for name, algorithm in {"plain": maxent(), "recipe": recipe}.items():
+        metrics = algorithm.group_metrics(episodes_of(algorithm, scored_group).groups)
+        found[name] = metrics["maxent/push_reward_correlation/mean"].value
+    w = torch.softmax(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), 0)
+    push = w - torch.softmax(torch.tensor([-0.1, -3.0, -4.0], dtype=torch.float64), 0)
+    plain = torch.corrcoef(torch.stack([push, w]))[0, 1].item()
+    assert plain < 0
+    assert found == pytest.approx({"plain": plain, "recipe": 1.0}, abs=1e-6)
+
+
 def test_underflowing_weight_is_handled():
-    algorithm = Algorithm.Config(loss=MaxEnt.Config(tau=0.001)).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = Algorithm.Config(loss=replace(maxent_class_defaults(), tau=0.001)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
     episodes = episodes_of(algorithm, group_of(0, *(scored(i, r) for i, r in enumerate([1.0, 1.0, 0.0, 0.0, None]))))
     assert [episode.credit.columns["mass"] for episode in episodes] == [0.5, 0.5, 0.0, 0.0, 0.0]
     metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}

@@ -1,0 +1,116 @@
+"""Any model's folder, or its name on the hub, on a task: --hf-assets-path FOLDER. docs/models.md says which models.
+
+On a GPU the sizes suit 0.6B to 1.7B on one of 80 GB. A larger model needs a lower learning rate and, from 8B on,
+--generator.tensor-parallel-degree 2. Without a GPU they suit SmolLM2-135M on two cores: a step within a minute.
+The data of gsm8k and math comes from the Hugging Face hub, or from a local copy: --task.path FOLDER, with files such as
+train.jsonl and test.jsonl. No GPU has run these configs.
+
+- Learning rate: 1e-6, usual for full fine-tuning with GRPO; 1e-5 for the small model that a machine without a GPU trains.
+- bfloat16: the two implementations round differently, and log-probabilities of single tokens differ by tenths. Token-level
+  truncated importance sampling corrects the difference.
+"""
+
+from torchtitan_rl.core import device
+from torchtitan_rl.core.algorithm import Algorithm, GroupMean, TokenTruncate
+from torchtitan_rl.core.evaluation import Evaluation
+from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.trainer.optimizer import AdamW
+from torchtitan_rl.core.trainer.trainer_config import LRSchedule, TrainerConfig
+from torchtitan_rl.library.demonstrations import Nll
+from torchtitan_rl.library.prompts.stream import PromptStream
+from torchtitan_rl.library.tasks import Rows, SumDigits, Task
+from torchtitan_rl.library.tasks.countdown import Countdown
+from torchtitan_rl.library.tasks.gsm8k import Gsm8k
+from torchtitan_rl.library.tasks.math_problems import Math
+from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.setup.run_config import RunConfig
+
+
+def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 1024, lr: float = 1e-6) -> RunConfig:
+    """Returns a run of any model; `max_tokens` and `lr` are those on a GPU."""
+    config = RunConfig(
+        model_spec=None,
+        num_steps=200,
+        num_prompts_per_step=32,
+        task=task,
+        prompts=PromptStream.Config(max_prompt_tokens=max_prompt_tokens),
+        sampling=SamplingConfig(n=8, max_tokens=max_tokens),
+        generator=Generator.Config(max_model_len=max_prompt_tokens + max_tokens),
+        algorithm=Algorithm.Config(advantage=GroupMean.Config(), mismatch=TokenTruncate.Config()),
+        trainer=TrainerConfig(
+            optimizer=AdamW.Config(lr=lr),
+            lr_scheduler=LRSchedule(warmup_steps=10, decay_ratio=0.0),
+            activation_checkpoint="auto",
+        ),
+        evaluation=Evaluation.Config(
+            every=20,
+            num_prompts=256,
+            sampling=SamplingConfig(n=1, max_tokens=max_tokens, temperature=0),
+            sampled=SamplingConfig(n=0, max_tokens=max_tokens),
+        ),
+    )
+    if device.ON_CPU:
+        _fit_two_cores(config)
+    return config
+
+
+def _fit_two_cores(config: RunConfig) -> None:
+    """Set the sizes for a small model on a machine without a GPU: 16 prompts x 8 completions of at most 256 tokens."""
+    for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
+        sampling.max_tokens = 256
+    config.generator.max_model_len = config.prompts.max_prompt_tokens + 256
+    config.num_steps = 50
+    config.num_prompts_per_step = 16
+    config.evaluation.num_prompts = 64
+    config.trainer.max_tokens_per_microbatch = 4096
+    config.trainer.optimizer.lr = 1e-5
+
+
+def sums() -> RunConfig:
+    """Any model adds two to four integers; needs no data. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores."""
+    return _on(SumDigits.Config(min_integers=2, max_integers=4), max_prompt_tokens=256, max_tokens=512)
+
+
+def rows() -> RunConfig:
+    """Any model on your own rows: --task.path data.jsonl. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
+
+    docs/data.md describes the file.
+    """
+    return _on(Rows.Config(answer_kind="tag"))
+
+
+def gsm8k() -> RunConfig:
+    """Any model on gsm8k. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores."""
+    return _on(Gsm8k.Config())
+
+
+def math() -> RunConfig:
+    """Any model on competition mathematics, judged by math-verify. Sized for up to 1.7B on one 80 GB GPU; two cores try its parts."""
+    return _on(Math.Config(), max_tokens=2048)
+
+
+def countdown() -> RunConfig:
+    """Any model reaches a number with the four operations; needs no data. Sized for up to 1.7B on one 80 GB GPU, or two cores."""
+    return _on(Countdown.Config())
+
+
+def reasoning_gym() -> RunConfig:
+    """Any model on five reasoning_gym tasks. Sized for up to 1.7B on one 80 GB GPU, or SmolLM2-135M on two cores.
+
+    --task.tasks NAME WEIGHT ... names others.
+    """
+    names = ("chain_sum", "spell_backward", "number_sorting", "knights_knaves", "mini_sudoku")
+    return _on(ReasoningGym.Config(tasks=[(name, 1.0) for name in names]))
+
+
+def sft() -> RunConfig:
+    """Any model learns from completions in your own rows: --task.path data.jsonl. Sized for one 80 GB GPU, or two cores.
+
+    Rows have a prompt and a completion, or messages, of which the last assistant turn is learned. No engine is started.
+    """
+    config = _on(Rows.Config(demonstrations="last"), max_prompt_tokens=1024, lr=1e-5)
+    config.algorithm = Algorithm.Config(loss=Nll.Config())
+    config.sampling.n = 1
+    config.evaluation.sampling.n = 0  # only the held-out loss; 1 samples, too
+    return config
