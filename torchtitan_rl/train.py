@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.common.secret_variables import hide_from_proc
-from torchtitan_rl.resilience.parent import PhaseForParent, begin_reading, end_reading, fork_rank, say_done
+from torchtitan_rl.resilience.parent import fork_rank
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
@@ -73,17 +73,15 @@ def main(args: Sequence[str] | None = None) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     status_file = StatusFile(int(os.environ["RANK"]))
-    status_file.update(phase=READING_CONFIG)
+    status_file.update(phase=READING_CONFIG, since=time.monotonic())
+    events.listen(status_file)
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
     mask_output(masked)
     limit_streams()
 
     def config_is_read() -> None:
-        status_file.update(phase="start", since=time.monotonic())
-        end_reading()
+        status_file.update(phase="start", since=time.monotonic(), importing="")
 
-    events.listen(PhaseForParent())
-    begin_reading()
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
         from torchtitan_rl.setup.registry import parse_args
@@ -91,16 +89,14 @@ def main(args: Sequence[str] | None = None) -> None:
         # Only parse_args may exit: for --help, --list-configs and unknown options.
         name, config = parse_args(sys.argv[1:] if args is None else args, on_read=config_is_read)
         try:
-            train_run(name, config, output)
+            train_run(name, config, output, status_file)
         except SystemExit as request:  # for example in a reward function: the run is not done
             raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the run") from request
     except SystemExit:
-        say_done()
         status_file.update(outcome="done", since=time.monotonic())
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
         output.fail(*_message_and_code(error))
-    say_done()
     output.end(0)
 
 
@@ -164,11 +160,10 @@ def _memory_line(error: BaseException) -> list[str]:
     return [f"This process was refused memory{f' in {phase}' if phase else ''}. {memory_remedy(phase)}"]
 
 
-def train_run(name: str, config: "RunConfig", output: RankOutput) -> None:
-    status_file = StatusFile(int(os.environ["RANK"]))
+def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:
     status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
     phases = Phases()
-    for listener in (status_file, Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler(), phases):
+    for listener in (Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler(), phases):
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.resilience.replicated import check_config

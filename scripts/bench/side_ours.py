@@ -17,7 +17,6 @@ import torch  # noqa: E402
 
 from configs.debug import debug  # noqa: E402
 from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
-from torchtitan_rl.core.controller import Controller  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.setup.run_config import RunConfig  # noqa: E402
 from torchtitan_rl.train import build_run  # noqa: E402
@@ -48,19 +47,14 @@ def config_of(job: dict) -> RunConfig:
     return config
 
 
-def start(config: RunConfig) -> Controller:
-    """As train.py does it: in this process alone, or as one of torchrun's ranks."""
-    controller = build_run(config, Path(config.dump_folder))
-    controller.sync_weights()
-    return controller
-
-
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print goes to the log
     job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(job["threads"])
-    controller = start(config_of(job))
+    config = config_of(job)
+    controller = build_run(config, Path(config.dump_folder))
+    controller.sync_weights()
     if not job["ragged"]:
         controller.generator.end_token_ids = []  # every completion has the full length
     recorder, values = controller.services.observer.recorder, {}

@@ -78,6 +78,5 @@ def record_run(run, n=4, calls=1):
         record_metric("evaluation/samples", rows_of(groups[0], step=step, split="eval"), Reduce.TABLE)
         record_metric("evaluation/accuracy", 0.5)
         run.flush(step)
-    run.show_overview()
     run.close()
     assert not any(sink_thread.disabled for sink_thread in run.sinks.values())

@@ -16,6 +16,7 @@ from torchtitan_rl import train
 from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.library.references import load_function
+from torchtitan_rl.resilience.rank_status import StatusFile
 from torchtitan_rl.resilience.run_end import Phases
 from torchtitan_rl.setup import start_checkpoint
 from torchtitan_rl.setup.registry import config_functions, parse_args
@@ -61,7 +62,7 @@ def raising(error):
 def test_known_secrets_are_hidden_on_the_terminal_and_in_the_log(run, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "sk-12345678")
 
-    def training(name, config, output):
+    def training(name, config, output, status_file):
         output.to_file(tmp_path / "run")
         print("with sk-12345678")
         logging.getLogger("torchtitan_rl").warning("by sk-12345678")
@@ -77,7 +78,7 @@ def test_known_secrets_are_hidden_on_the_terminal_and_in_the_log(run, tmp_path, 
 
 
 def test_a_finished_run_ends_with_0(run):
-    assert run(lambda name, config, output: print(name)) == (0, "debug\n")
+    assert run(lambda name, *_: print(name)) == (0, "debug\n")
 
 
 def test_two_runs_without_torchrun_use_different_ports(run, monkeypatch):
@@ -101,7 +102,7 @@ def test_training_that_stops_itself_ends_with_3(run):
 
 
 def test_a_run_whose_folder_is_gone_still_says_why_it_stops(run, tmp_path):
-    def training(name, config, output):
+    def training(name, config, output, status_file):
         output.to_file(tmp_path / "run")
         shutil.rmtree(tmp_path / "run")
         raise TrainingStopped("the run folder has vanished")
@@ -238,7 +239,7 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
     monkeypatch.setattr(start_checkpoint, "prepare_start", made)
     monkeypatch.setattr(events, "_listeners", [])
     with pytest.raises(UserError, match=message):
-        train.train_run(*parse_args(options), output=None)
+        train.train_run(*parse_args(options), output=None, status_file=StatusFile(0))
 
 
 @pytest.mark.parametrize(

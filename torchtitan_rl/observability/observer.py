@@ -95,7 +95,5 @@ class RunObserver:
         self.recorder.flush(step)
 
     def close(self) -> None:
-        if self._unfinished.is_empty:
-            self.recorder.show_overview()
         self.recorder.write_unfinished(self._unfinished)
         self.recorder.close()

@@ -17,11 +17,9 @@ from typing import Any, Literal
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.events import progress
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.line_file import LineFile
-from torchtitan_rl.observability.overview_figure import is_installed, overview_picture
 from torchtitan_rl.observability.sample_rows import Row, Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sink_thread import SinkThread
@@ -158,7 +156,6 @@ class Recorder(Configurable):
         self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}
         """This rank's sinks by name."""
-        self._picturing: list[SinkThread] = []
         if config.enabled:
             self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
         collecting.activate(self.collector if self.config.enabled else None)
@@ -218,21 +215,6 @@ class Recorder(Configurable):
             os.link(path, target)  # fails if another rank was first
         path.unlink()
 
-    def show_overview(self) -> None:
-        """Shows the run's curves as a picture in the sinks that show pictures. Never raises. Call it at the end of a run."""
-        shows = [sink for sink in self._picturing if sink.mode == "global_reduce" and not sink.disabled]
-        jsonl = self.sinks.get("jsonl")
-        if not shows or jsonl is None or jsonl.mode != "global_reduce" or not jsonl.drain(CHECKPOINT_SECONDS):
-            return
-        if not is_installed():
-            progress("no picture of the curves in the sinks: matplotlib is not installed (pip install matplotlib)")
-            return
-        image = self._or_after_error(
-            "drawing the curves", lambda: overview_picture(self._run_folder, self._run_name), None
-        )
-        for sink_thread in shows if image is not None else ():
-            sink_thread.picture("overview", image, self._next_step - 1)
-
     def close(self) -> None:
         """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.
 
@@ -262,8 +244,6 @@ class Recorder(Configurable):
             streams = mode == "per_rank_no_reduce"
             most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
             sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
-            if sink.picture is not Sink.picture:
-                self._picturing.append(sink_thread)
             if streams:
                 self.collector.listeners.append(
                     lambda key, value, sink_thread=sink_thread: sink_thread.stream(key, value, self._next_step)

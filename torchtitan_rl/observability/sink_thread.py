@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -50,10 +48,6 @@ class SinkThread:
     def submit(self, record: StepRecord) -> None:
         """Queues one step for the sink. Returns immediately; never raises."""
         self.put(Job(lambda sink: sink.write(record), record.num_rows))
-
-    def picture(self, name: str, image: np.ndarray, step: int) -> None:
-        """Queues a picture, uint8 [height, width, 3]. Returns immediately; never raises."""
-        self.put(Job(lambda sink: sink.picture(name, image, step)))
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Queues one unreduced value for the sink. Returns immediately; never raises."""

@@ -34,11 +34,6 @@ class UnfinishedStep:
         """The split's samples are recorded like those of every step."""
         self._groups = {key: group for key, group in self._groups.items() if key[0] != split}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the last step is whole."""
-        return not self._groups
-
     def rows(self) -> list[Row]:
         """A row for each kept sample, marked as "unfinished".
 

@@ -12,15 +12,16 @@ from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 from torchtitan_rl.setup.build_grader import find_scorers
-from torchtitan_rl.setup.start_checkpoint import check_tokenizer
-from torchtitan_rl.setup.trial import credited_groups
-from torchtitan_rl.setup.validation import check_task, validate
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer, missing_start
+from torchtitan_rl.setup.trial import credited_groups, try_optimizer
+from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.core.grading.grader import Scorers
     from torchtitan_rl.library.environments.factory import Conversations
+    from torchtitan_rl.library.starts.warm_start import MissingStartError
     from torchtitan_rl.setup.run_config import RunConfig
 
 
@@ -30,10 +31,15 @@ class Prepared(NamedTuple):
     task: Task
     scorers: "dict[str, Scorers]"
     """See `build_grader.find_scorers`."""
+    missing: "MissingStartError | None"
+    """The start that the run makes first; None if it is there."""
 
 
 def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
-    """Check the config, as far as it needs no model, and build its task. Raises UserError as `validate`."""
+    """Make the checks that need no weights, the quickest first, and build the task. Sets `hf_assets_path` and `model_spec`.
+
+    Raises UserError as `validate`.
+    """
     validate(config, world_size=world_size)
     task = build_task(config.task)
     samples = config.samples_training
@@ -41,7 +47,10 @@ def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
         config.grader, task, required=samples, only_watched=bool(config.teacher) or config.eval_only or not samples
     )
     check_task(config, task)
-    return Prepared(task, scorers)
+    missing = missing_start(config)
+    check_model(config, world_size=world_size)
+    try_optimizer(config)
+    return Prepared(task, scorers, missing)
 
 
 def build_task(config: Task.Config) -> Task:

@@ -36,9 +36,9 @@ from torchtitan_rl.setup.memory import (
 )
 from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start, logprobs_at_start
-from torchtitan_rl.setup.start_checkpoint import load_tokenizer, missing_start
+from torchtitan_rl.setup.start_checkpoint import load_tokenizer
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
-from torchtitan_rl.setup.trial import try_objective, try_optimizer
+from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, learning_warnings
 
 if TYPE_CHECKING:
@@ -60,17 +60,22 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     Raises the errors of a run.
     """
     dtypes = choose_dtypes(config)
-    task, scorers = check_parts(config, world_size=world_size)
-    tokenizer = _tokenizer(config)
+    task, scorers, missing = check_parts(config, world_size=world_size)
+    tokenizer = load_tokenizer(config.hf_assets_path) if missing is None else missing.tokenizer()
+    if missing is not None:
+        _show(
+            "start",
+            f"{missing.folder} is not there yet: the run first trains this starting checkpoint, {missing.recipe.steps} steps of "
+            f"{missing.recipe.batch_size} examples, which takes a minute or two on two cores",
+        )
     if config.teacher:
         _show("teacher", _teacher(config, tokenizer))
-    check_model(config, world_size=world_size)
+        check_model(config, world_size=world_size)  # with the teacher's memory
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size, dtypes))
     if config.hf_assets_path and (compared := compare_start(config)):
         _show("model", compared)
-    try_optimizer(config)
     parts = build_prompts(config, task, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
@@ -159,19 +164,6 @@ def _ending(conversation: Conversation) -> str:
         return "goes on"
     failed = f": {conversation.error}" if conversation.error else ""
     return f"is over ({conversation.finish_reason}){failed}"
-
-
-def _tokenizer(config: "RunConfig") -> PreTrainedTokenizerBase:
-    """Set `model_spec` as a run does. Returns the start's tokenizer. Says which start the run would make first."""
-    missing = missing_start(config)
-    if missing is None:
-        return load_tokenizer(config.hf_assets_path)
-    _show(
-        "start",
-        f"{missing.folder} is not there yet: the run first trains this starting checkpoint, {missing.recipe.steps} steps of "
-        f"{missing.recipe.batch_size} examples, which takes a minute or two on two cores",
-    )
-    return missing.tokenizer()
 
 
 def _teacher(config: "RunConfig", tokenizer: PreTrainedTokenizerBase) -> str:

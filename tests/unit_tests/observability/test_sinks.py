@@ -5,22 +5,16 @@ import importlib.util
 import io
 import json
 import os
-import random
 import sqlite3
 import struct
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.parts.observability import FORK, NASTY, RECORD_STEPS, group, record_run, rows_of, sample
-from tests.parts.report_runs import metrics_of
 from torchtitan_rl.observability import Recorder, Reduce, record_metric
-from torchtitan_rl.observability.overview_figure import overview_picture
 
 
 def tensorboard_events(folder):
@@ -300,41 +294,3 @@ def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeyp
         table = {line[0].removeprefix("<pre>").removesuffix("</pre>"): line[1:] for line in lines[2:]}
         shown = zip(lines[0], table["prompt_idx"], table["sample_idx"], strict=True)
         assert (reason, str(prompt), str(member)) in set(shown)
-
-
-def shows_a_curve(picture: Path) -> bool:
-    """Whether a PNG has the size of the overview and is not all of one colour."""
-    pixels = np.asarray(Image.open(picture).convert("RGB"))  # [height, width, 3]
-    return pixels.shape[1] == 1260 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
-
-
-def test_every_charting_sink_shows_the_overview_at_the_end(recorder, tmp_path, wandb_run, trackio_rows):
-    files, _, history = wandb_run
-    [logged] = [line["overview"] for line in history if "overview" in line]
-    assert shows_a_curve(files / logged["path"])
-    metrics, _ = trackio_rows()
-    [(step, logged)] = [(step, line["overview"]) for step, line in metrics if "overview" in line]
-    assert step == RECORD_STEPS
-    assert shows_a_curve(next((tmp_path / "trackio").rglob(Path(logged["file_path"]).name)))
-    record_run(recorder(sinks=["jsonl", "tensorboard"], folder=tmp_path / "t"))
-    [event] = tensorboard_events(tmp_path / "t" / "tensorboard").Images("overview")
-    (tmp_path / "overview.png").write_bytes(event.encoded_image_string)
-    assert event.step == RECORD_STEPS
-    assert shows_a_curve(tmp_path / "overview.png")
-
-
-def test_the_overview_has_the_steps_before_a_resume_and_odd_values_do_not_spoil_it(tmp_path):
-    lines = [metrics_of(step, 40, random.Random(0)) for step in range(41)]
-    lines[3] |= {"reward/mean": None, "optimizer/grad_norm": "odd"}
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    Image.fromarray(overview_picture(tmp_path, "a $ name_{of a run")).save(tmp_path / "overview.png")
-    assert shows_a_curve(tmp_path / "overview.png")
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
-    assert overview_picture(tmp_path, "one step") is None
-
-
-def test_without_matplotlib_a_run_ends_as_usual_and_says_what_is_missing(recorder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torchtitan_rl.observability.recorder.is_installed", lambda: False)
-    record_run(recorder(sinks=["jsonl", "tensorboard"]))
-    assert "matplotlib is not installed (pip install matplotlib)" in capsys.readouterr().out
-    assert tensorboard_events(tmp_path / "tensorboard").Tags()["images"] == []

@@ -12,7 +12,20 @@ import pytest
 from torchtitan_rl.resilience import job_processes
 
 ROOT = Path(__file__).resolve().parents[3]
-BEGIN = "import os, signal, sys, time; from torchtitan_rl.resilience.parent import fork_rank, say_done; fork_rank(); "
+BEGIN = """
+import os, signal, sys, time
+from torchtitan_rl.core import events
+from torchtitan_rl.resilience.parent import fork_rank
+from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile
+
+fork_rank(reading_limit_s=1)
+status = StatusFile(0)
+events.listen(status)
+
+def say_done():
+    status.update(outcome="done")
+
+"""
 
 
 def start(code, **env):
@@ -85,44 +98,33 @@ def test_under_the_launcher_there_is_no_parent(tmp_path):
     assert end("print(os.getppid()); os._exit(0)", TORCHTITAN_RL_WATCH=str(tmp_path)) == (0, "")
 
 
+@pytest.mark.parametrize("begins", ["", "status.update(phase=READING_CONFIG, since=time.monotonic()); "])
 @pytest.mark.parametrize("code", [0, 3])
-def test_file_that_exits_at_import_is_named(tmp_path, code):
+def test_file_that_exits_at_import_is_named(tmp_path, code, begins):
     (tmp_path / "mine.py").write_text(f"import os\nos._exit({code})\n")
     ended, said = end(
-        "from torchtitan_rl.core import events; from torchtitan_rl.library.references import load_function; "
-        f"from torchtitan_rl.resilience.parent import PhaseForParent; events.listen(PhaseForParent()); "
+        f"from torchtitan_rl.library.references import load_function; {begins}"
         f"load_function({str(tmp_path / 'mine.py:f')!r}, '--config')"
     )
     assert ended == (code or 1)
     assert f"in: import of {tmp_path}/mine.py: something called os._exit({code})" in said
 
 
-READS = (
-    "import os, time; from torchtitan_rl.resilience.parent import begin_reading, end_reading, fork_rank, say_done; "
-    "fork_rank(reading_limit_s=1); begin_reading(); "
-)
+READS = "status.update(phase=READING_CONFIG, since=time.monotonic())\n"
 
 
-def test_a_config_whose_import_loops_ends_with_its_stack_and_a_sentence():
+def test_a_config_whose_import_loops_ends_with_its_stack_and_a_sentence(tmp_path):
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", f"{READS}\ndef loops():\n    while True: pass\nloops()"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=30,
-    )  # fmt: skip
-    assert done.returncode == 1
+    code, said = end(f"{READS}\ndef loops():\n    while True: pass\nloops()", TMPDIR=str(tmp_path))
+    assert code == 1
     assert time.monotonic() - began < 20
-    assert "in loops" in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        "rank 0 has read the config for 1 s: an import in it loops or waits. It is ended."
-    )
+    assert "in loops" in said
+    assert said.splitlines()[-1] == "rank 0 has read the config for 1 s: an import in it loops or waits. It is ended."
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_time_limit_covers_only_the_config_import():
-    done = subprocess.run(
-        [sys.executable, "-c", f"{READS}end_reading(); time.sleep(4); say_done()"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, timeout=30,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    assert end(f"{READS}status.update(phase='start'); time.sleep(4); say_done(); os._exit(0)") == (0, "")
 
 
 def test_ctrl_c_during_imports_prints_no_traceback(tmp_path):

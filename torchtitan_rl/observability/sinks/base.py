@@ -81,9 +81,6 @@ class Sink(ABC):
     def write(self, record: StepRecord) -> int | None:
         """Writes one step. Returns the number of rows left out, if any. An exception disables only this sink."""
 
-    def picture(self, name: str, image: np.ndarray, step: int) -> None:
-        """Shows a picture, uint8 [height, width, 3]. Called before `close`, at the end of a run."""
-
     def stream(self, key: str, value: Any, step: int) -> None:
         """Writes one value (or the rows) of `key` as recorded during `step`, in order."""
 

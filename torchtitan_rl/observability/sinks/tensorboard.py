@@ -3,8 +3,6 @@
 import html
 from typing import Any
 
-import numpy as np
-
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.observability.cell_text import compact_number, flat_cell, utf8
 from torchtitan_rl.observability.sample_rows import Row
@@ -46,9 +44,6 @@ class TensorboardSink(Sink):
             writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
         self._last |= record.values
         writer.flush()
-
-    def picture(self, name: str, image: np.ndarray, step: int) -> None:
-        self._open(step).add_image(name, image, step, dataformats="HWC")
 
     def stream(self, key: str, value: Any, step: int) -> None:
         """Adds a scalar; other values are ignored."""

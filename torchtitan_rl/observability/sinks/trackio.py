@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
@@ -50,9 +48,6 @@ class TrackioSink(Sink):
         if record.traces:
             logged[TRACES] = [self._trace(row, record.step) for row in record.traces]
         self._run.log(logged, step=record.step)
-
-    def picture(self, name: str, image: np.ndarray, step: int) -> None:
-        self._run.log({name: self._trackio.Image(image)}, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -3,8 +3,6 @@
 import sys
 from typing import Any
 
-import numpy as np
-
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
@@ -52,9 +50,6 @@ class WandbSink(Sink):
         for key, rows in record.tables.items():
             logged[key] = self._extended(key, rows)
         self._run.log(logged)
-
-    def picture(self, name: str, image: np.ndarray, step: int) -> None:
-        self._run.log({name: self._wandb.Image(image), "step": step})
 
     def close(self) -> None:
         """Logs the whole tables and ends the run."""
