@@ -171,7 +171,9 @@ class Teacher:
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
+        from torchtitan_rl.core.trainer.episode_scores import episode_logprobs
+
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
-            logprobs = self.trainer.scorer.logprobs(self.model, groups)
+            logprobs = episode_logprobs(self.trainer, self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):
             episode.credit.token_columns[LOGPROBS] = values

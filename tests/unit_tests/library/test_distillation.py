@@ -19,6 +19,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN, Sequences
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer import minibatches, packing
+from torchtitan_rl.core.trainer.episode_scores import mean_divergence
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
@@ -203,7 +204,7 @@ def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_hel
     made = trainer_of(student, ExactDistill.Config(), max_tokens_per_microbatch=40)
     made.load_teacher(spec, teacher)
     groups = draft_episodes(scored_step(num_prompts=3))
-    found = made.scorer.mean_divergence(groups)
+    found = mean_divergence(made, groups)
     assert found == pytest.approx(dense_exact(folders, 1.0)[0], rel=1e-6)
     model, total, count = AutoModelForCausalLM.from_pretrained(teacher).double(), 0.0, 0
     for one in groups:

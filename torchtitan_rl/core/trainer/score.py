@@ -3,7 +3,7 @@
 The model's output module computes them where it has its gathered weight, and so they come out of the model.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -15,11 +15,13 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
+from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
 from torchtitan_rl.core.trainer.attention import attention_masks
 from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.core.trainer.experts import route
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.core.trainer.packing import completion_values
+from torchtitan_rl.core.types import SegmentLayout, TrainBatch
 
 Result = TypeVar("Result")
 
@@ -237,3 +239,23 @@ def _run_model(
     # The decoder ends with `return lm_head(hidden)`. Inside `computing` that is of_head(HeadInput(...)).
     with model.lm_head.computing(of_head):
         return model(token_ids[None], layout.positions[None], masks)
+
+
+def comparison(scores: TokenScores) -> Tensor:
+    """Returns divergence and teacher's token, [T] each, as one tensor for the way to the host: [2, T] float64."""
+    divergence = scores.divergence.double()  # [T]
+    teacher_token = scores.teacher_token.double()  # [T]
+    return torch.stack([divergence, teacher_token])
+
+
+def keep_comparisons(
+    batches: Sequence[TrainBatch], comparisons: Sequence[Tensor], share_prompts_from: int
+) -> None:
+    """Give the batches' episodes their part of each `comparison` [2, T], which is on the host now."""
+    for batch, values in zip(batches, comparisons, strict=True):
+        for name, of_tokens in zip((DIVERGENCE, TEACHER_TOKEN), values, strict=True):
+            found = completion_values(
+                batch, of_tokens, share_prompts_from=share_prompts_from
+            )  # [L] each
+            for member, of_member in zip(batch.members, found, strict=True):
+                member.episode.credit.token_columns[name] = of_member

@@ -19,9 +19,7 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
-from torchtitan_rl.core.trainer.episode_scores import EpisodeScorer, comparison, keep_comparisons
 from torchtitan_rl.core.trainer.experts import routing_metrics
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import (
@@ -31,13 +29,16 @@ from torchtitan_rl.core.trainer.gate import (
     share_logprob_diffs,
 )
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import Batcher, MiniBatch, split_groups
 from torchtitan_rl.core.trainer.norms import StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.policy import build_policy, defer_reduction, model_config
 from torchtitan_rl.core.trainer.score import (
     TokenScores,
+    comparison,
     forget_forwards,
+    keep_comparisons,
     score,
     score_only,
     teacher_output,
@@ -144,7 +145,6 @@ class Trainer(Configurable):
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )
-        self.scorer = EpisodeScorer(self)
 
     def _find_ranks(self) -> None:
         """Set this rank's place among the data-parallel and tensor-parallel ranks, and their groups."""

@@ -10,17 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import last_tagged
-from torchtitan_rl.library.task import RESERVED_COLUMNS, Example
+from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
-
-if TYPE_CHECKING:
-    from torchtitan_rl.library.tasks.rows import Rows
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
@@ -33,7 +30,7 @@ _NO_UTF8 = "has characters that UTF-8 cannot encode (lone surrogates)"
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(self, table: Table, config: "Rows.Config", read_answer: Callable[[str], str | None]) -> None:
+    def __init__(self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None]) -> None:
         """Reads every row once. Raises UserError with the numbers of the invalid rows."""
         self.table = table
         self._config = config
