@@ -1,19 +1,15 @@
-"""Forwards over a step's episodes without an update: another model's log-probabilities, the divergence from the teacher."""
+"""Forwards over a step's episodes without an update: another model's log-probabilities, a teacher's measures."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.evaluation import HELD_OUT_LOSS
 from torchtitan_rl.core.trainer.packing import completion_values
 from torchtitan_rl.core.trainer.score import (
-    comparison,
-    forget_forwards,
-    keep_comparisons,
     score_only,
 )
 from torchtitan_rl.core.types import (
@@ -59,26 +55,6 @@ def episode_logprobs(
     return scored
 
 
-@torch.no_grad()
-def mean_divergence(trainer: "Trainer", groups: Sequence[Group[Episode]]) -> float | None:
-    """Returns the mean divergence from the teacher over sampled tokens; None if the loss reads none. Collective.
-
-    The episodes of this rank's micro-batches keep the divergence of their tokens.
-    """
-    if trainer.teacher is None:
-        return None
-    share_from = trainer.batcher.share_prompts_from
-    total = count = 0.0
-    for batch in trainer.batcher.forward_only(groups):
-        scores = trainer.score(batch)  # [T] each
-        keep_comparisons([batch], [comparison(scores).cpu()], share_from)
-        total += float((scores.divergence * batch.loss_mask).sum())
-        count += float(batch.loss_mask.sum())
-        forget_forwards(trainer.model)
-    trainer.free_teacher()
-    return trainer.sum(total) / max(trainer.sum(count), 1.0)
-
-
 def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, float]:
     """Returns the mean -log pi of the demonstrations' tokens to learn; nothing without demonstrations. Collective."""
     groups: list[Group[Episode]] = []
@@ -96,13 +72,12 @@ def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, fl
     return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
 
 
-def held_out_divergence(
+def held_out_teacher(
     trainer: "Trainer", sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]
 ) -> dict[str, float]:
-    """Returns the mean divergence from the teacher over each pass's tokens; nothing if none is read. Collective."""
-    divergences: dict[str, float] = {}
-    for evaluation_pass, groups in sampled.items():
-        divergence = mean_divergence(trainer, groups)
-        if divergence is not None:
-            divergences[f"{evaluation_pass.prefix}/divergence"] = divergence
-    return divergences
+    """Returns what the trainer's teacher measures of each pass's samples; nothing without one. Collective."""
+    measured: dict[str, float] = {}
+    for evaluation_pass, groups in sampled.items() if trainer.teacher else ():
+        for name, value in trainer.teacher.measure(groups).items():
+            measured[f"{evaluation_pass.prefix}/{name}"] = value
+    return measured
