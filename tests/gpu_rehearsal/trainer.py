@@ -30,13 +30,13 @@ from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
-from torchtitan_rl.core.trainer.divergence import TeacherOutput
 from torchtitan_rl.core.trainer.experts import mixtures
 from torchtitan_rl.core.trainer.reference import Reference
-from torchtitan_rl.core.trainer.score import TokenScores
+from torchtitan_rl.core.trainer.score import HeadReader, TokenScores
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.library.distillation import Teacher
+from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.resilience.checkpointer import policy_state
 from torchtitan_rl.setup.build_parts import build_trainer
@@ -145,7 +145,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     trainer = build_trainer(config, algorithm, Path(""))
     sources = [Reference(trainer)] if algorithm.needs_reference else []
     if algorithm.policy_loss.divergence_beta is not None:
-        trainer.load_teacher(teacher_spec(config), Path(config.teacher))
+        trainer.teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
     elif algorithm.policy_loss.needs_teacher:
         sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
     phase("build")
@@ -236,20 +236,20 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, the gradient's norm, lists
     of other ranks."""
     kept = trainer_module.score, trainer_module.load_hf_weights, comm.all_gather_lists
-    clip, teacher_output = trainer_module.clip_grad_norm_, trainer_module.teacher_output
+    clip, teacher_reader = trainer_module.clip_grad_norm_, ExactTeacher.reader
 
     def score(*args: object, **kwargs: object) -> TokenScores:
         record.forwards += 1
         scores = kept[0](*args, **kwargs)
-        for tensor, value in zip(scores, (-1.0, 1.0, 0.5, 7), strict=True):
-            if tensor is not None:
-                with _disable_current_modes():
-                    tensor._true = torch.full(tuple(tensor.shape), value, dtype=tensor.dtype)
+        tensors = scores.logprobs, scores.entropy, *scores.columns.values()
+        for tensor, value in zip(tensors, (-1.0, 1.0, 0.5, 7)):
+            with _disable_current_modes():
+                tensor._true = torch.full(tuple(tensor.shape), value, dtype=tensor.dtype)
         return scores
 
-    def counted(*args: object, **kwargs: object) -> TeacherOutput:
+    def counted(*args: object) -> HeadReader:
         record.forwards += 1
-        return teacher_output(*args, **kwargs)
+        return teacher_reader(*args)
 
     def all_gather_lists(mine: list) -> list:
         ranks = tuple(range(dist.get_world_size()))
@@ -263,14 +263,14 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
         return norm
 
     score_module.score = trainer_module.score = score
-    trainer_module.teacher_output = counted
+    ExactTeacher.reader = counted
     trainer_module.clip_grad_norm_ = clip_grad_norm_
     trainer_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
     try:
         yield
     finally:
         score_module.score = trainer_module.score = kept[0]
-        trainer_module.teacher_output = teacher_output
+        ExactTeacher.reader = teacher_reader
         trainer_module.clip_grad_norm_ = clip
         trainer_module.load_hf_weights, comm.all_gather_lists = kept[1:]
 

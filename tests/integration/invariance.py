@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.library.exact_teacher import ExactTeacher
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -114,7 +115,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         policy_lora=Lora.of(lora),
     )
     if algorithm.policy_loss.needs_teacher:
-        trainer.load_teacher(tiny_spec(), Path(folder, "teacher"))
+        trainer.teacher = ExactTeacher(trainer, tiny_spec(), Path(folder, "teacher"))
     change_adapters(trainer.model, 1)
     caught: dict[str, torch.Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""The house: imports lead inwards, no rooms in a circle, no two names alike."""
+"""The house: imports lead inwards, no rooms and no files in a circle, no two names alike."""
 
 import ast
 from collections import Counter
@@ -84,8 +84,28 @@ def rooms(package: Path = PACKAGE) -> dict[str, set[str]]:
     return found
 
 
+def file_of(module: str, package: Path) -> str:
+    """The file that defines a dotted name, without its suffix. Example: "core/types" for "core.types.Prompt"."""
+    path = package.joinpath(*module.split("."))
+    while path != package:
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return str(file.relative_to(package).with_suffix(""))
+        path = path.parent
+    return ""
+
+
+def file_imports(package: Path = PACKAGE) -> dict[str, set[str]]:
+    """Each file's imports of other files, also for types alone."""
+    found: dict[str, set[str]] = {}
+    for file, _ in files(package):
+        name = str(file.relative_to(package).with_suffix(""))
+        found[name] = {file_of(module, package) for _, module in imports_of(file, types=True)} - {name, ""}
+    return found
+
+
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of rooms each of which imports, directly or not, every other one."""
+    """Groups of rooms or files each of which imports, directly or not, every other one."""
     reached = {room: set() for room in graph}
     for room in graph:
         todo = [room]
@@ -129,6 +149,18 @@ def test_imports_lead_inwards():
 
 def test_packages_have_no_import_cycle():
     assert circles(rooms()) == []
+
+
+def test_files_have_no_import_cycle_not_even_for_types():
+    assert circles(file_imports()) == []
+
+
+def test_an_import_cycle_of_files_for_type_checkers_is_found(tmp_path):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "a.py").write_text("import torchtitan_rl.core.b")
+    code = "if TYPE_CHECKING:\n    from torchtitan_rl.core.a import A"
+    (tmp_path / "core" / "b.py").write_text(code)
+    assert circles(file_imports(tmp_path)) == [("core/a", "core/b")]
 
 
 def test_generator_and_trainer_do_not_import_each_other():

@@ -16,7 +16,7 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import SamplerFault
-from torchtitan_rl.core.evaluation import Evaluation, held_out_divergence, held_out_loss
+from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
@@ -294,6 +294,9 @@ class Controller(Configurable):
 
     def _evaluate(self) -> dict[str, float]:
         """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
+        # Here, because `--help` needs the settings alone, and the trainer's imports take seconds.
+        from torchtitan_rl.core.trainer.episode_scores import held_out_loss, held_out_teacher
+
         self.services.check_replicated(self.state.step, self.held_out)
         sampled = {}
         for its_pass, sampling in self.evaluation.passes.items():
@@ -307,7 +310,7 @@ class Controller(Configurable):
             sampled[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
             measured = held_out_loss(self.trainer, self.held_out)
-            measured |= held_out_divergence(self.trainer, sampled)
+            measured |= held_out_teacher(self.trainer, sampled)
         return self.services.observer.evaluation(sampled, self.state, measured)
 
     def close(self) -> None:

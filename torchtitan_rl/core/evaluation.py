@@ -1,60 +1,18 @@
 """Evaluation on held-out prompts: its schedule, its sampling, and the decisions made from the results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.types import Episode, FloatArray, Group, Prompt, ScoredCompletion
-
-if TYPE_CHECKING:
-    from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import EvaluationPass
 
 HELD_OUT_LOSS = "evaluation/loss"
-"""The metric of `held_out_loss`."""
-
-
-def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Returns the mean -log pi of the demonstrations' tokens to learn; nothing without demonstrations. Collective."""
-    groups: list[Group[Episode]] = []
-    for prompt in prompts:
-        if prompt.demonstration is not None:
-            scored = ScoredCompletion(completion=prompt.demonstration, reward=None)
-            groups.append(Group(prompt=prompt, samples=[Episode(scored=scored)]))
-    if not groups:
-        return {}
-    scored = trainer.scorer.logprobs(trainer.model, groups)  # [L] each
-    learned: list[FloatArray] = []
-    for group, logprobs in zip(groups, scored, strict=True):
-        learned.append(logprobs[group.prompt.demonstration.loss_mask])  # [tokens to learn]
-    losses = -np.concatenate(learned)  # [tokens to learn of all]
-    return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
-
-
-def held_out_divergence(
-    trainer: "Trainer", sampled: "Mapping[EvaluationPass, Sequence[Group[Episode]]]"
-) -> dict[str, float]:
-    """Returns the mean divergence from the teacher over each pass's tokens; nothing if none is read. Collective."""
-    divergences: dict[str, float] = {}
-    for evaluation_pass, groups in sampled.items():
-        divergence = trainer.scorer.mean_divergence(groups)
-        if divergence is not None:
-            divergences[f"{evaluation_pass.prefix}/divergence"] = divergence
-    return divergences
-
-
-class EvaluationPass(NamedTuple):
-    """The names of one pass over the held-out prompts."""
-
-    prefix: str
-    """Prefix of its metrics and its sample table, such as "evaluation"."""
-    split: str
-    """The split in its rows: eval_greedy or eval_sampled."""
+"""The metric of demonstrations' held-out loss."""
 
 
 class Evaluation(Configurable):

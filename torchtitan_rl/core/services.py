@@ -1,14 +1,14 @@
 """Interfaces to the rings: the core calls these objects, and `train.py` hands it the real ones."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torchtitan_rl.core.types import (
     Completion,
     Episode,
+    EvaluationPass,
     FloatArray,
     Group,
     IntArray,
@@ -18,14 +18,8 @@ from torchtitan_rl.core.types import (
 )
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torchtitan.models.common.decoder import Decoder
-    from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
-    from vllm import LLM, RequestOutput
-    from vllm.lora.request import LoRARequest
+    from torch import Tensor
 
-    from torchtitan_rl.core.evaluation import EvaluationPass
     from torchtitan_rl.core.generator.generator import Generator
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
@@ -117,7 +111,7 @@ class Observer(Protocol):
 
     def evaluation(
         self,
-        passes: Mapping["EvaluationPass", Sequence[Group[Episode]]],
+        passes: Mapping[EvaluationPass, Sequence[Group[Episode]]],
         state: "RunState",
         measured: Mapping[str, float],
     ) -> dict[str, float]:
@@ -128,48 +122,6 @@ class Observer(Protocol):
 
     def close(self) -> None:
         """Write everything that is still pending."""
-
-
-class PolicyLora(Protocol):
-    """The policy's LoRA adapters: `library.lora.adapters.Lora`."""
-
-    def convert(self, config: "Decoder.Config") -> "Decoder.Config":
-        """A copy of the model's config with frozen weights and adapters."""
-
-    def attach(self, model: "Decoder", state_dict_adapter: "BaseStateDictAdapter") -> None:
-        """Start the adapters of the loaded model."""
-
-    def weights(self, dtype: "torch.dtype") -> "Iterator[tuple[str, Tensor]]":
-        """Yields (name, full tensor in `dtype`) for every matrix of the adapters. Collective."""
-
-    def off(self, model: "nn.Module") -> AbstractContextManager[None]:
-        """Within this context the model computes with its base alone."""
-
-
-class EngineLora(Protocol):
-    """The policy's LoRA adapters in this rank's engine: `library.lora.engine.EngineAdapter`."""
-
-    def engine_options(self) -> dict[str, Any]:
-        """Further keyword arguments of `vllm.LLM`."""
-
-    def request(self) -> "LoRARequest":
-        """What every request carries."""
-
-    def load(self, llm: "LLM", tensors: "dict[str, Tensor]") -> None:
-        """Replace the adapters with `PolicyLora.weights`."""
-
-    def faults(self, sent: Collection[str]) -> list[str]:
-        """One sentence for each way in which the engine's adapters differ from the policy's. Collective."""
-
-
-class EngineStatistics(Protocol):
-    """What the engine reports of its work: `observability.engine_stats.EngineStats`."""
-
-    def begin(self) -> None:
-        """Begin to count, for one call of the generator."""
-
-    def metrics(self, outputs: "Sequence[RequestOutput]") -> dict[str, Metric]:
-        """The metrics since `begin`, with the outputs of all requests."""
 
 
 class Checkpoints(Protocol):

@@ -481,6 +481,15 @@ class TrainBatch:
     """[T] float32 each, those of `Credit.token_columns` that the loss asks for."""
 
 
+class EvaluationPass(NamedTuple):
+    """The names of one pass over the held-out prompts."""
+
+    prefix: str
+    """Prefix of its metrics and its sample table, such as "evaluation"."""
+    split: str
+    """The split in its rows: eval_greedy or eval_sampled."""
+
+
 class Metric(NamedTuple):
     """One value for the recorder, and its merge over micro-batches and ranks.
 

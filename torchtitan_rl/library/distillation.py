@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.kl import kl_estimate
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE, Clip, LossInputs, TokenLoss
+from torchtitan_rl.core.algorithm.losses import Clip, LossInputs, TokenLoss
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, flat
+from torchtitan_rl.library.divergence import DIVERGENCE
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
@@ -111,7 +112,7 @@ class ExactDistill(TokenLoss):
     """l_t = D_beta(pi || nu) over the whole vocabulary at each position: pi the policy, nu the teacher.
 
     D_1 is the reverse KL(pi || nu), D_0 the forward KL(nu || pi); between them is the generalised Jensen-Shannon
-    divergence of core/trainer/divergence.py. It learns from no reward.
+    divergence of library/divergence.py. It learns from no reward.
     """
 
     needs_teacher = True
@@ -171,7 +172,9 @@ class Teacher:
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
+        from torchtitan_rl.core.trainer.episode_scores import episode_logprobs
+
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
-            logprobs = self.trainer.scorer.logprobs(self.model, groups)
+            logprobs = episode_logprobs(self.trainer, self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):
             episode.credit.token_columns[LOGPROBS] = values

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.events import record_metrics
-from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
+from torchtitan_rl.core.types import Completion, Episode, EvaluationPass, Group, ScoredCompletion
 from torchtitan_rl.observability.evaluation_results import failures_of, write_results
 from torchtitan_rl.observability.metrics.efficiency import Footprint
 from torchtitan_rl.observability.metrics.idle import IdleNotice
@@ -19,7 +19,6 @@ from torchtitan_rl.observability.unfinished import UnfinishedStep
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
-    from torchtitan_rl.core.evaluation import EvaluationPass
     from torchtitan_rl.core.services import Prompts
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
@@ -67,7 +66,7 @@ class RunObserver:
 
     def evaluation(
         self,
-        passes: "Mapping[EvaluationPass, Sequence[Group[Episode]]]",
+        passes: Mapping[EvaluationPass, Sequence[Group[Episode]]],
         state: "RunState",
         measured: Mapping[str, float],
     ) -> dict[str, float]:

@@ -26,6 +26,7 @@ from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher
+from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.library.models.hf_decoder import longest_window
@@ -157,7 +158,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         trainer = build_trainer(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         if algorithm.policy_loss.divergence_beta is not None:
-            trainer.load_teacher(teacher_spec(config), Path(config.teacher))
+            trainer.teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
         elif config.teacher:
             sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
     generator, weight_sync = NoEngine(), None

@@ -12,10 +12,10 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.divergence import TILES
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.policy import model_config
+from torchtitan_rl.library.divergence import TILES
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import room_for
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder

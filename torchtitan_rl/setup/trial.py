@@ -16,7 +16,6 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.packing import pack
@@ -32,6 +31,7 @@ from torchtitan_rl.core.types import (
     flat,
 )
 from torchtitan_rl.library.distillation import LOGPROBS
+from torchtitan_rl.library.divergence import DIVERGENCE
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.references import correctable, is_users_file, tried
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows

@@ -39,7 +39,7 @@ class Run:
 
     run_folder = Path("runs/mine")
     number = rank_in_replica = optimizer_steps = 0
-    dtype = holds_base = token_logprobs = None
+    dtype = holds_base = token_logprobs = teacher = None
     trained_tokens = 8
     needs_engine = True
 
@@ -85,11 +85,6 @@ class Run:
 
     def hf_weights(self, dtype, *, adapters_only):
         return iter(())
-
-    @property
-    def scorer(self):
-        """There is no teacher."""
-        return SimpleNamespace(mean_divergence=lambda groups: None)
 
     def update(self, groups):
         self.say("update with", len(groups), "groups")

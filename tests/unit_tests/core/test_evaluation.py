@@ -5,9 +5,9 @@ import pytest
 from tests.parts.grading import group
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.evaluation import Evaluation, EvaluationPass
+from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.types import Group, ScoredCompletion
+from torchtitan_rl.core.types import EvaluationPass, Group, ScoredCompletion
 from torchtitan_rl.observability.evaluation_results import failures_of, print_results, write_results
 from torchtitan_rl.observability.metrics.step import record_evaluation
 

@@ -18,6 +18,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.library import demonstrations, distillation, maxent, objectives, seed_grpo
 from torchtitan_rl.library.distillation import Teacher
+from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.validation import validate
 
@@ -55,7 +56,7 @@ def trainers(one_rank, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
     found = {taught: tiny_trainer(str(folder), num_steps=1000) for taught in (False, True)}
-    found[True].load_teacher(tiny_spec(), folder)
+    found[True].teacher = ExactTeacher(found[True], tiny_spec(), folder)
     return found
 
 

@@ -16,13 +16,15 @@ from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN, Sequences
+from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN, Sequences
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer import minibatches, packing
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.distillation import LOGPROBS, Distill, ExactDistill, Teacher, _by_quarter
+from torchtitan_rl.library.divergence import DIVERGENCE
+from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
@@ -125,7 +127,7 @@ def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torc
     """Loss, mean divergence and gradients, by their Hugging Face names, of one update over a step of 12 samples."""
     student, teacher, spec = folders
     made = trainer_of(student, ExactDistill.Config(beta=beta), **trainer)
-    made.load_teacher(spec, teacher)
+    made.teacher = ExactTeacher(made, spec, teacher)
     caught: dict[str, torch.Tensor] = {}
 
     def catch(*_: object) -> None:
@@ -201,9 +203,9 @@ def test_the_exact_loss_and_gradient_are_a_dense_float64_references(folders, bet
 def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_held_out_samples(folders):
     student, teacher, spec = folders
     made = trainer_of(student, ExactDistill.Config(), max_tokens_per_microbatch=40)
-    made.load_teacher(spec, teacher)
+    made.teacher = ExactTeacher(made, spec, teacher)
     groups = draft_episodes(scored_step(num_prompts=3))
-    found = made.scorer.mean_divergence(groups)
+    found = made.teacher.measure(groups)[DIVERGENCE]
     assert found == pytest.approx(dense_exact(folders, 1.0)[0], rel=1e-6)
     model, total, count = AutoModelForCausalLM.from_pretrained(teacher).double(), 0.0, 0
     for one in groups:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.parts.observability import group, rows_of, sample
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE, TEACHER_TOKEN
+from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
 from torchtitan_rl.core.types import LogprobDiff, TurnRecord
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.observability.tokens import TokenPayload
@@ -83,7 +83,7 @@ def test_a_demonstration_has_no_probability_because_nobody_sampled_it(stored):
 
 def test_tokens_say_how_far_the_teacher_is_and_what_it_would_have_said(stored):
     far = sample(0, 1.0, loss_mask=[True, False, True])
-    far.credit.token_columns |= {DIVERGENCE: np.float32([0.25, 0, 1e-3]), TEACHER_TOKEN: np.array([6, 0, 5])}
+    far.credit.token_columns |= {"divergence": np.float32([0.25, 0, 1e-3]), TEACHER_TOKEN: np.array([6, 0, 5])}
     (row,) = stored(group(0, far))
     assert row["tokens"]["divergence"] == [0.25, None, 0.001]
     assert row["tokens"]["teacher_token"] == ["+", None, "4"]

@@ -2,17 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.algorithm.episodes import differ, turn_returns
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.losses import Loss
 from torchtitan_rl.core.algorithm.nonfinite import episode_fault, leave_out
 from torchtitan_rl.core.algorithm.returned import numbers_from
+from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Member, ScoredCompletion
-
-if TYPE_CHECKING:
-    from torchtitan_rl.core.algorithm.algorithm import Algorithm
 
 ZERO_VARIANCE = "zero variance"
 """`Credit.left_out` of a group whose rewards are all equal."""
@@ -23,13 +20,14 @@ class CreditAssignment:
 
     def __init__(
         self,
-        config: "Algorithm.Config",
+        config: OwnConfig.Config,
         *,
         loss: Loss,
         kl: KL,
         needs_reference: bool,
         max_completion_tokens: int,
     ) -> None:
+        """`config`: the objective's, an `Algorithm.Config`."""
         self.loss = loss
         self.kl = kl
         self.needs_reference = needs_reference

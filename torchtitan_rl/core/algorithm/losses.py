@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,13 +12,6 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric, Normalizers, TrainBatch
 
-if TYPE_CHECKING:
-    from torchtitan_rl.core.algorithm.algorithm import Algorithm
-
-
-DIVERGENCE = "divergence"
-"""The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
-episodes keep it for the sample tables."""
 TEACHER_TOKEN = "teacher_token"
 """The token column of episodes with the teacher's most likely token, where it is known."""
 
@@ -174,8 +167,8 @@ class Loss(OwnConfig, ABC):
 
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
-        def check_objective(self, objective: "Algorithm.Config") -> None:
-            """Raise UserError if a setting of the objective has no effect with this loss."""
+        def check_objective(self, objective: OwnConfig.Config) -> None:
+            """Raise UserError if a setting of the objective, an `Algorithm.Config`, has no effect with this loss."""
 
     uses_rewards: bool = True
     """Whether it learns from rewards. If not, an episode without a reward is in the loss, and a group may have one
@@ -191,7 +184,7 @@ class Loss(OwnConfig, ABC):
     """Whether it learns from a teacher: its log-probabilities, a token column of the credit, or the divergence."""
     divergence_beta: float | None = None
     """The beta of the exact divergence from the teacher that the loss reads from `LossInputs.token_columns`, as
-    `trainer.divergence.chunked_divergence` has it. None: it reads none."""
+    `library.divergence.chunked_divergence` has it. None: it reads none."""
     whole_groups: bool = False
     """Whether all sequences of a group must be in one micro-batch."""
     sequence_columns: tuple[str, ...] = ()

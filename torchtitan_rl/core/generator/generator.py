@@ -29,8 +29,7 @@ from torchtitan_rl.core.generator.routing import SlotRecords, output_records
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.sampling_round import SamplingRound
 from torchtitan_rl.core.generator.scheduler import scheduler_class
-from torchtitan_rl.core.generator.turn_engine import TurnEngine
-from torchtitan_rl.core.services import EngineLora, EngineStatistics
+from torchtitan_rl.core.generator.turn_engine import EngineLora, EngineStatistics, TurnEngine
 from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
 
 if TYPE_CHECKING:
@@ -215,7 +214,17 @@ class Generator(Configurable):
             for prompt in mine
         ]
         self._check_cache(groups)
-        return SamplingRound(self, mine, groups, self._turn_engine(seed_of), seeded=seeded)
+        return SamplingRound(
+            mine,
+            groups,
+            self._turn_engine(seed_of),
+            environments=self.environments,
+            stats=self.stats,
+            share=self.share,
+            is_first=self.rank_in_replica == 0,
+            policy_version=self.policy_version,
+            seeded=seeded,
+        )
 
     def _check_cache(self, groups: Sequence[Sequence[Conversation]]) -> None:
         """Print once that the sequences that run at once may outgrow the KV cache, if they may. vLLM then computes some of

@@ -3,16 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.events import output_of, record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
-from torchtitan_rl.core.generator.rollout import roll_out
-from torchtitan_rl.core.generator.turn_engine import TurnEngine
+from torchtitan_rl.core.generator.rollout import EnvironmentFactory, Share, roll_out
+from torchtitan_rl.core.generator.turn_engine import EngineStatistics, TurnEngine
 from torchtitan_rl.core.types import Completion, Group, Prompt
-
-if TYPE_CHECKING:
-    from torchtitan_rl.core.generator.generator import Generator
 
 
 class SamplingRound:
@@ -20,27 +16,40 @@ class SamplingRound:
 
     def __init__(
         self,
-        generator: "Generator",
         prompts: Sequence[Prompt],
         groups: list[list[Conversation]],
         engine: TurnEngine,
         *,
+        environments: EnvironmentFactory | None,
+        stats: EngineStatistics | None,
+        share: Share,
+        is_first: bool,
+        policy_version: int,
         seeded: bool,
     ) -> None:
+        """
+        Args:
+            is_first: whether this is the engine's first rank, which calls the environments and records the statistics.
+            policy_version: of the engine's weights.
+        """
         self.prompts = prompts
         self.groups = groups
         """Each prompt's conversations. A conversation that has tokens already goes on after them."""
         self._conversations = list(chain.from_iterable(groups))
-        self._generator = generator
         self._engine = engine
+        self._environments = environments
+        self._stats = stats
+        self._share = share
+        self._is_first = is_first
+        self._policy_version = policy_version
         self._seeded = seeded
 
     def whole_groups(self) -> Iterator[Group[Completion]]:
         """Sample all conversations. Yields each group when its last conversation has ended."""
         if not self.groups:
             return
-        generator, factory = self._generator, self._generator.environments
-        if factory is None or generator.rank_in_replica > 0:
+        factory = self._environments
+        if factory is None or not self._is_first:
             pool = nullcontext()
         else:
             pool = closing(factory.start(self._conversations))
@@ -51,14 +60,14 @@ class SamplingRound:
                     self._conversations,
                     self._engine,
                     environments,
-                    generator.share,
+                    self._share,
                     wait_for_answers=wait,
                     seeded=self._seeded,
                 )
                 yield from self._as_they_end(ended)
         finally:
-            if generator.stats is not None and generator.rank_in_replica == 0:
-                record_metrics(generator.stats.metrics(self._engine.outputs))
+            if self._stats is not None and self._is_first:
+                record_metrics(self._stats.metrics(self._engine.outputs))
 
     def cut(self) -> None:
         """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far."""
@@ -79,5 +88,5 @@ class SamplingRound:
             # A failed reset leaves a prompt without the environment's first messages.
             prompts = [conversation.prompt for conversation in conversations]
             prompt = max(prompts, key=lambda prompt: len(prompt.token_ids))
-            samples = [c.completion(self._generator.policy_version) for c in conversations]
+            samples = [c.completion(self._policy_version) for c in conversations]
             yield Group(prompt=prompt, samples=samples)

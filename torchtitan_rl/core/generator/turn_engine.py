@@ -1,17 +1,44 @@
 """Adapter to vLLM's engine in this process: requests can be added at any time, and turns are returned when they end."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.scheduler import pass_on_waiting
-from torchtitan_rl.core.types import RecordArray
+from torchtitan_rl.core.types import Metric, RecordArray
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
     from vllm import LLM, RequestOutput
     from vllm.lora.request import LoRARequest
+
+
+class EngineLora(Protocol):
+    """The policy's LoRA adapters in this rank's engine: `library.lora.engine.EngineAdapter`."""
+
+    def engine_options(self) -> dict[str, Any]:
+        """Further keyword arguments of `vllm.LLM`."""
+
+    def request(self) -> "LoRARequest":
+        """What every request carries."""
+
+    def load(self, llm: "LLM", tensors: "dict[str, Tensor]") -> None:
+        """Replace the adapters with `PolicyLora.weights`."""
+
+    def faults(self, sent: Collection[str]) -> list[str]:
+        """One sentence for each way in which the engine's adapters differ from the policy's. Collective."""
+
+
+class EngineStatistics(Protocol):
+    """What the engine reports of its work: `observability.engine_stats.EngineStats`."""
+
+    def begin(self) -> None:
+        """Begin to count, for one call of the generator."""
+
+    def metrics(self, outputs: "Sequence[RequestOutput]") -> dict[str, Metric]:
+        """The metrics since `begin`, with the outputs of all requests."""
 
 
 class TurnEngine:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+from torchtitan_rl.core.trainer.episode_scores import episode_logprobs
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group, flat
 
@@ -23,6 +24,6 @@ class Reference:
         """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
         lora = self.trainer.lora
         with lora.off(self.model) if lora else nullcontext():
-            logprobs = self.trainer.scorer.logprobs(self.model, groups)
+            logprobs = episode_logprobs(self.trainer, self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):
             episode.reference_logprobs = values

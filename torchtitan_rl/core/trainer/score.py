@@ -3,10 +3,10 @@
 The model's output module computes them where it has its gathered weight, and so they come out of the model.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,10 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
 from torchtitan_rl.core.trainer.attention import attention_masks
-from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.core.trainer.experts import route
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.core.trainer.packing import completion_values
+from torchtitan_rl.core.types import Episode, Group, SegmentLayout, TrainBatch
 
 Result = TypeVar("Result")
 
@@ -100,23 +100,35 @@ class TokenScores(NamedTuple):
     """[T] log pi(label) at the sampling temperature."""
     entropy: Tensor
     """[T] H(pi) in nats."""
-    divergence: Tensor | None = None
-    """[T] the divergence from a teacher; None without one."""
-    teacher_token: Tensor | None = None
-    """[T] int64, the teacher's most likely token; None without a teacher."""
+    columns: dict[str, Tensor] = {}
+    """[T] each, by name: what a `Companion` reads of the head; empty without one."""
 
-    def detached(self) -> "TokenScores":
-        """The same values without gradient."""
-        return TokenScores(*(None if values is None else values.detach() for values in self))
+    def each(self, change: Callable[[Tensor], Tensor]) -> "TokenScores":
+        """The same with every tensor changed."""
+        columns = {name: change(values) for name, values in self.columns.items()}
+        return TokenScores(change(self.logprobs), change(self.entropy), columns)
 
     def spread(self, positions: Tensor, size: int) -> "TokenScores":
         """[M] -> [size]: the values at `positions` [M], and 0 elsewhere."""
-        spread: list[Tensor | None] = []
-        for values in self:
-            if values is not None:
-                values = values.new_zeros(size).index_copy(0, positions, values)
-            spread.append(values)
-        return TokenScores(*spread)
+        return self.each(lambda values: values.new_zeros(size).index_copy(0, positions, values))
+
+
+HeadReader = Callable[[HeadInput, dict[str, Any]], dict[str, Tensor]]
+"""Returns columns [M] of the policy's head at M wanted positions. Its second argument says in which tiles, as keywords of
+`chunked_logprobs`."""
+
+
+class Companion(Protocol):
+    """A frozen model that each forward of the policy is compared with: `library.exact_teacher.ExactTeacher`."""
+
+    def reader(self, batch: TrainBatch) -> HeadReader:
+        """Run its own forward over a micro-batch. Returns what reads the policy's head at `batch.loss_positions`."""
+
+    def free(self) -> None:
+        """Free what the policy's backward reads of it."""
+
+    def measure(self, groups: Sequence[Group[Episode]]) -> dict[str, float]:
+        """Returns means over held-out samples, by name. Collective."""
 
 
 def score(
@@ -128,18 +140,16 @@ def score(
     only: Tensor | None = None,
     records: Tensor | None = None,
     *,
-    teacher: TeacherOutput | None = None,
-    beta: float = 1.0,
+    reader: HeadReader | None = None,
 ) -> TokenScores:
-    """Returns log pi(label) and entropy at the sampling temperature, and the divergence from a teacher if there is one.
+    """Returns log pi(label) and entropy at the sampling temperature, and the columns of `reader` if there is one.
 
     Args:
         token_ids, labels: [T] int64.
         layout: the places of the segments.
         only: [M] int64, the positions whose results are wanted; the others are 0 and take no work. None: all.
         records: [T, R] uint8, what the sampler recorded (`TrainBatch.sampler_records`); None: the model alone decides.
-        teacher: of the wanted positions, [M, Dt].
-        beta: as `chunked_divergence` has it.
+        reader: gets the head's input at the wanted positions alone.
     """
     head = model.lm_head
 
@@ -156,25 +166,13 @@ def score(
         logprobs, entropy = chunked_logprobs(
             hidden, weight, _at(labels, only), compile=head.compile_chunks, **tiles
         )  # [M] each
-        divergence = teacher_token = None
-        if teacher is not None:
-            weight, known = _shared_rows(weight, teacher)  # [Vs', D]
-            divergence, teacher_token = chunked_divergence(
-                hidden, weight, known, beta=beta, **tiles
-            )  # [M] each
-        found = TokenScores(logprobs, entropy, divergence, teacher_token)
+        columns: dict[str, Tensor] = {}  # [M] each
+        if reader is not None:
+            columns = reader(head_input._replace(hidden=hidden), tiles)
+        found = TokenScores(logprobs, entropy, columns)
         return found if only is None else found.spread(only, len(labels))
 
-    return _run_model(model, token_ids, layout, token_scores, records)
-
-
-def _shared_rows(weight: Tensor, teacher: TeacherOutput) -> tuple[Tensor, TeacherOutput]:
-    """The rows of the vocabulary that both heads have. A head may be padded with rows of no token, and a family's
-    sizes are padded differently."""
-    rows = min(len(weight), len(teacher.weight))
-    if rows < len(weight):
-        weight = weight[:rows]
-    return weight, teacher._replace(weight=teacher.weight[:rows])
+    return run_model(model, token_ids, layout, token_scores, records)
 
 
 def _at(tensor: Tensor, only: Tensor | None) -> Tensor:
@@ -208,23 +206,7 @@ def forget_forwards(model: Decoder) -> None:
     model.reset_iter_state()
 
 
-@torch.no_grad()
-def teacher_output(
-    model: Decoder, token_ids: Tensor, layout: SegmentLayout, temperature: float, only: Tensor
-) -> TeacherOutput:
-    """Returns what the divergence reads of a frozen model at the positions `only` [M]. Its head stays gathered until
-    `forget_forwards(model)`, so that the student's backward can read it."""
-
-    def read(head_input: HeadInput) -> TeacherOutput:
-        hidden = _at(head_input.hidden, only)  # [M, Dt]
-        return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
-
-    output = _run_model(model, token_ids, layout, read)
-    model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
-    return output
-
-
-def _run_model(
+def run_model(
     model: Decoder,
     token_ids: Tensor,
     layout: SegmentLayout,
@@ -237,3 +219,24 @@ def _run_model(
     # The decoder ends with `return lm_head(hidden)`. Inside `computing` that is of_head(HeadInput(...)).
     with model.lm_head.computing(of_head):
         return model(token_ids[None], layout.positions[None], masks)
+
+
+def on_one_row(columns: dict[str, Tensor]) -> Tensor:
+    """Returns the columns, [T] each, as one tensor for the way to the host: [columns, T] float64."""
+    return torch.stack([values.detach().double() for values in columns.values()])
+
+
+def keep_columns(
+    batches: Sequence[TrainBatch],
+    names: Sequence[str],
+    rows: Sequence[Tensor],
+    share_prompts_from: int,
+) -> None:
+    """Give the batches' episodes their part of each `on_one_row` [columns, T], which is on the host now."""
+    for batch, values in zip(batches, rows, strict=True):
+        for name, of_tokens in zip(names, values, strict=True):
+            found = completion_values(
+                batch, of_tokens, share_prompts_from=share_prompts_from
+            )  # [L] each
+            for member, of_member in zip(batch.members, found, strict=True):
+                member.episode.credit.token_columns[name] = of_member

@@ -17,12 +17,9 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
-from torchtitan_rl.core.algorithm.losses import DIVERGENCE
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.events import advanced
-from torchtitan_rl.core.services import PolicyLora
 from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
-from torchtitan_rl.core.trainer.episode_scores import EpisodeScorer, comparison, keep_comparisons
 from torchtitan_rl.core.trainer.experts import routing_metrics
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import (
@@ -32,16 +29,19 @@ from torchtitan_rl.core.trainer.gate import (
     share_logprob_diffs,
 )
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import Batcher, MiniBatch, split_groups
 from torchtitan_rl.core.trainer.norms import StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.policy import build_policy, defer_reduction, model_config
 from torchtitan_rl.core.trainer.score import (
+    Companion,
     TokenScores,
     forget_forwards,
+    keep_columns,
+    on_one_row,
     score,
     score_only,
-    teacher_output,
 )
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
@@ -120,7 +120,8 @@ class Trainer(Configurable):
         self.model = self.load_policy()
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
-        self.teacher: Decoder | None = None
+        self.teacher: Companion | None = None
+        """Set by whoever builds a loss that reads the divergence from it (`Loss.divergence_beta`)."""
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
         self._norms = StepNorms(self.optimizer)
@@ -145,7 +146,6 @@ class Trainer(Configurable):
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )
-        self.scorer = EpisodeScorer(self)
 
     def _find_ranks(self) -> None:
         """Set this rank's place among the data-parallel and tensor-parallel ranks, and their groups."""
@@ -171,10 +171,6 @@ class Trainer(Configurable):
         """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
         dtype = self.config.mixed_precision_param
         return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
-
-    def load_teacher(self, model_spec: ModelSpec, folder: Path) -> None:
-        """Load the frozen model from which a loss with `divergence_beta` takes the policy's divergence. Collective."""
-        self.teacher = self.load_frozen(model_spec, folder)
 
     def _load(
         self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
@@ -327,9 +323,10 @@ class Trainer(Configurable):
             ep_enabled=self.parallel_dims.ep_enabled,
         )  # 0-d
         numbers = [forward.out.tally.numbers() for forward in forwards]
-        compared: list[Tensor] = []  # [2, T] each
-        if self.teacher is not None:
-            compared = [comparison(forward.scores) for forward in forwards]
+        names = [*forwards[0].scores.columns]
+        compared: list[Tensor] = []  # [columns, T] each
+        if names:
+            compared = [on_one_row(forward.scores.columns) for forward in forwards]
         rows: list[Tensor] = []  # [5, T] each
         if check_logprobs:
             for batch, forward in zip(minibatch.batches, forwards, strict=True):
@@ -343,7 +340,9 @@ class Trainer(Configurable):
         for forward, values in zip(forwards, numbers_on_host, strict=True):
             metrics.append(forward.out.read(values))
         if compared:
-            keep_comparisons(minibatch.batches, compared_on_host, self.batcher.share_prompts_from)
+            keep_columns(
+                minibatch.batches, names, compared_on_host, self.batcher.share_prompts_from
+            )
         if check_logprobs:
             self._check_logprobs(minibatch.batches, rows_on_host, ["entropy"])
         applied = self.finite.allows(total_loss, grad_norm)
@@ -369,17 +368,16 @@ class Trainer(Configurable):
             defer_reduction(self.model, self._keeps_weights and not is_last)
             # FSDP2 sums gradients over ranks (torchtitan sets its divisor to 1), as the shares of a loss add up.
             forward.out.loss.backward()
-            forwards.append(_Forward(forward.out, forward.scores.detached()))
-        self.free_teacher()
+            forwards.append(_Forward(forward.out, forward.scores.each(Tensor.detach)))
+        if self.teacher is not None:
+            self.teacher.free()
         return forwards
 
     def _forward_and_loss(self, batch: TrainBatch) -> _Forward:
         """The policy's forward over a micro-batch, and the objective's."""
         scores = self.score(batch)  # [T] each
         advanced()
-        if scores.divergence is not None:
-            columns = {**batch.token_columns, DIVERGENCE: scores.divergence}
-            batch = replace(batch, token_columns=columns)
+        batch = replace(batch, token_columns={**batch.token_columns, **scores.columns})
         return _Forward(self.algorithm.loss(batch, scores.logprobs, scores.entropy), scores)
 
     def _inputs(self, batch: TrainBatch) -> tuple[Any, ...]:
@@ -394,21 +392,10 @@ class Trainer(Configurable):
         )
 
     def score(self, batch: TrainBatch) -> TokenScores:
-        """Returns what the policy says of a micro-batch's loss tokens: one forward, and one of the teacher if the loss
-        reads the divergence from it."""
-        inputs = self._inputs(batch)
-        if self.teacher is None:
-            return score(self.model, *inputs)
-        beta = self.algorithm.policy_loss.divergence_beta
-        output = teacher_output(
-            self.teacher, batch.token_ids, batch.layout, self.temperature, batch.loss_positions
-        )
-        return score(self.model, *inputs, teacher=output, beta=beta)
-
-    def free_teacher(self) -> None:
-        """Free the memory of the teacher's head, which `score` keeps for the backward."""
-        if self.teacher is not None:
-            forget_forwards(self.teacher)
+        """Returns what the policy says of a micro-batch's loss tokens: one forward, and one of the teacher if there is
+        one."""
+        reader = None if self.teacher is None else self.teacher.reader(batch)
+        return score(self.model, *self._inputs(batch), reader=reader)
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.

@@ -7,7 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torchtitan.config import Configurable
 
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import TrainingStopped
@@ -25,9 +27,6 @@ from torchtitan_rl.library.environments.interface import Environment, Message, T
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import CallResult, Worker, resolve
 from torchtitan_rl.library.references import users_line
-
-if TYPE_CHECKING:
-    from torchtitan_rl.library.environments.factory import Conversations
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,7 @@ class EnvironmentSession:
     """The environment of one conversation. `open`, `step` and `close` run in the conversation's own thread."""
 
     def __init__(
-        self, conversation: Conversation, make: Make, template: ChatTemplate, limits: "Conversations.Config"
+        self, conversation: Conversation, make: Make, template: ChatTemplate, limits: Configurable.Config
     ) -> None:
         self.conversation = conversation
         self.worker = Worker()
@@ -170,7 +169,7 @@ class EnvironmentPool:
     At most `max_open` environments are open at once. The next one is made when another has been closed.
     """
 
-    def __init__(self, limits: "Conversations.Config") -> None:
+    def __init__(self, limits: Configurable.Config) -> None:
         self._limits = limits
         self._call_seconds = limits.call_seconds or math.inf
         self._has_warned = False

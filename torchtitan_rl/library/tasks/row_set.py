@@ -10,19 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import last_tagged
 from torchtitan_rl.library.chat_messages import Message
-from torchtitan_rl.library.task import RESERVED_COLUMNS, Example
+from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
 from torchtitan_rl.library.tasks.row_messages import is_text, prompt_messages, read_messages, read_tools, without_nulls
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
-
-if TYPE_CHECKING:
-    from torchtitan_rl.library.tasks.rows import Rows
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "instruction")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
@@ -51,7 +48,7 @@ class _UnreadableAnswer(RowError):
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(self, table: Table, config: "Rows.Config", read_answer: Callable[[str], str | None]) -> None:
+    def __init__(self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None]) -> None:
         """Reads every row once. Raises UserError with the numbers of the invalid rows."""
         self.table = table
         self._config = config

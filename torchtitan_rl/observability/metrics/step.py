@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from torchtitan_rl.core.events import record_metric, record_metrics
-from torchtitan_rl.core.types import Metric, flat
+from torchtitan_rl.core.types import EvaluationPass, Metric, flat
 from torchtitan_rl.observability.collector import elapsed
 from torchtitan_rl.observability.machine import measured_speeds, peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.observability.metrics import completions as of_completions
@@ -21,7 +21,6 @@ from torchtitan_rl.observability.sample_rows import episode_rows
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
-    from torchtitan_rl.core.evaluation import EvaluationPass
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.trainer import UpdateReport
 
@@ -85,7 +84,7 @@ def record_step(
     record_metric("rollout/samples", rows, Reduce.TABLE)
 
 
-def record_evaluation(groups: Groups, evaluation_pass: "EvaluationPass", *, step: int) -> dict[str, float]:
+def record_evaluation(groups: Groups, evaluation_pass: EvaluationPass, *, step: int) -> dict[str, float]:
     """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank.
 
     Returns: the metrics, over all tasks and of each task.

@@ -6,9 +6,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from torchtitan_rl.core.algorithm.losses import LossInputs, Sequences
-from torchtitan_rl.core.trainer.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.core.types import Normalizers
 from torchtitan_rl.library.distillation import LOG_RATIOS, Distill
+from torchtitan_rl.library.divergence import TeacherOutput, chunked_divergence
 
 T, D, DT, V = 13, 8, 5, 37
 BETAS = [1.0, 0.0, 0.5, 0.1]

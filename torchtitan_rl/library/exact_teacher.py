@@ -1,0 +1,75 @@
+"""The teacher of `ExactDistill`: each forward of the policy reads the divergence from it at the head."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
+from torchtitan_rl.core.trainer.score import HeadInput, HeadReader, forget_forwards, keep_columns, on_one_row, run_model
+from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.types import Episode, Group, TrainBatch
+from torchtitan_rl.library.divergence import DIVERGENCE, TeacherOutput, chunked_divergence
+
+
+class ExactTeacher:
+    """A frozen model, sharded as the policy. The policy's forward reads the divergence from it: `Trainer.teacher`."""
+
+    def __init__(self, trainer: Trainer, model_spec: ModelSpec, folder: Path) -> None:
+        """Load the folder's weights. Collective."""
+        self.trainer = trainer
+        self.model = trainer.load_frozen(model_spec, folder)
+
+    @torch.no_grad()
+    def reader(self, batch: TrainBatch) -> HeadReader:
+        """Run the teacher's forward. Its head stays gathered until `free`, so that the student's backward can read it."""
+        temperature = self.trainer.temperature
+
+        def read(head_input: HeadInput) -> TeacherOutput:
+            hidden = head_input.hidden.index_select(0, batch.loss_positions)  # [M, Dt]
+            return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
+
+        teacher = run_model(self.model, batch.token_ids, batch.layout, read)
+        self.model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
+        beta = self.trainer.algorithm.policy_loss.divergence_beta
+
+        def divergence(head_input: HeadInput, tiles: dict[str, Any]) -> dict[str, Tensor]:
+            weight, known = _shared_rows(head_input.weight, teacher)  # [Vs', D]
+            found = chunked_divergence(head_input.hidden, weight, known, beta=beta, **tiles)
+            return {DIVERGENCE: found.values, TEACHER_TOKEN: found.best}
+
+        return divergence
+
+    def free(self) -> None:
+        """Free the memory of the teacher's head."""
+        forget_forwards(self.model)
+
+    @torch.no_grad()
+    def measure(self, groups: Sequence[Group[Episode]]) -> dict[str, float]:
+        """Returns the mean divergence over sampled tokens. Collective.
+
+        The episodes of this rank's micro-batches keep the columns of their tokens.
+        """
+        trainer = self.trainer
+        total = count = 0.0
+        for batch in trainer.batcher.forward_only(groups):
+            columns = trainer.score(batch).columns  # [T] each
+            row = on_one_row(columns).cpu()  # [columns, T]
+            keep_columns([batch], [*columns], [row], trainer.batcher.share_prompts_from)
+            total += float((columns[DIVERGENCE] * batch.loss_mask).sum())
+            count += float(batch.loss_mask.sum())
+            forget_forwards(trainer.model)
+        self.free()
+        return {DIVERGENCE: trainer.sum(total) / max(trainer.sum(count), 1.0)}
+
+
+def _shared_rows(weight: Tensor, teacher: TeacherOutput) -> tuple[Tensor, TeacherOutput]:
+    """The rows of the vocabulary that both heads have. A head may be padded with rows of no token, and a family's
+    sizes are padded differently."""
+    rows = min(len(weight), len(teacher.weight))
+    if rows < len(weight):
+        weight = weight[:rows]
+    return weight, teacher._replace(weight=teacher.weight[:rows])
