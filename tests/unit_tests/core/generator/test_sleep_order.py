@@ -42,6 +42,7 @@ def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
     made._sleeps, made._asleep, made.policy_version, made.lora = sleeps, False, -1, None
+    made.wide_head = None
     return made
 
 

@@ -182,7 +182,7 @@ def test_logged_tau_is_the_value_used_in_the_step(build):
         deltas.append(found["maxent/tau_delta"])
     assert logged == used
     assert deltas[1] < 0.0 == deltas[0]
-    assert used == pytest.approx([1.0, 1.0, 1.0 + deltas[1]])
+    assert used == pytest.approx([0.5, 0.5, 0.5 + deltas[1]])
 
 
 def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
