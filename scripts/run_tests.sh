@@ -5,7 +5,8 @@
 #   scripts/run_tests.sh runs       whole runs on up to 8 ranks; further arguments go to tests/integration_tests.py
 #   scripts/run_tests.sh faults     real runs that are killed, stopped, starved and damaged; further arguments go to pytest
 #   scripts/run_tests.sh rehearsal  what GPUs run, on a pretended device (docs/gpu.md); further arguments are configs
-#   scripts/run_tests.sh all        all four, each whole
+#   scripts/run_tests.sh real       a published model from PyPI: trained, killed, resumed, forked, exported
+#   scripts/run_tests.sh all        all five, each whole
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,6 +30,7 @@ processes() {
 unit() { OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest --numprocesses "$(processes)" --dist loadfile "$@"; }
 faults() { .venv/bin/python -m pytest tests/fault_injection "$@"; }
 rehearsal() { .venv/bin/python -m tests.gpu_rehearsal long "$@"; }
+real() { .venv/bin/python -m pytest tests/real_model "$@"; }
 runs() { .venv/bin/python tests/integration_tests.py "$@"; }
 # With the instructions that most users' CPUs have, whatever this one has.
 quick_runs() { ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 runs --quick "$@"; }
@@ -40,9 +42,9 @@ try() { "$@" || failed+=("$1"); }
 
 case $part in
   default) try unit -m "not long"; try faults -m quick; try quick_runs ;;
-  unit | runs | faults | rehearsal) try "$part" "$@" ;;
-  all) try unit; try faults; try runs; try rehearsal ;;
-  *) echo "run_tests.sh: no part '$part': unit, runs, faults, rehearsal, all, or nothing for the default" >&2 && exit 2 ;;
+  unit | runs | faults | rehearsal | real) try "$part" "$@" ;;
+  all) try unit; try faults; try runs; try rehearsal; try real ;;
+  *) echo "run_tests.sh: no part '$part': unit, runs, faults, rehearsal, real, all, or nothing for the default" >&2 && exit 2 ;;
 esac
 if ((${#failed[@]})); then
   echo "run_tests.sh: failed: ${failed[*]}" >&2

@@ -144,13 +144,16 @@ def start(
     launcher: Sequence[str] = (),
     prefix: Sequence[str] = (),
     program: str = "torchtitan_rl.resilience.launch",
+    base: Sequence[str] = tuple(QUICK),
     **env: str,
 ) -> Run:
     """Start a training run in `folder`/run on `ranks` ranks.
 
     `launcher`: torchrun's arguments; `prefix`: a command before; `program`: what starts the ranks, "" for no torchrun at all.
+    `base`: the first arguments of the run.
     """
-    make_start()
+    if base == tuple(QUICK):
+        make_start()
     path = folder / log
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1",
@@ -158,7 +161,7 @@ def start(
     }  # fmt: skip
     command = [*prefix, sys.executable]
     command += ["-m", program, *(launcher or ["--standalone"]), f"--nproc_per_node={ranks}"] if program else []
-    command += ["-m", "torchtitan_rl.train", *QUICK]
+    command += ["-m", "torchtitan_rl.train", *base]
     if "--dump-folder" not in args:
         command += ["--dump-folder", str(folder / "run")]
     with path.open("w") as stream:
