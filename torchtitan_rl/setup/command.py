@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.setup.node import check_build_tools, environment_kind, gpu_count
 
-QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run"}
+QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
 """Options of `train` that one process answers, without a launcher."""
 
 _TOOLS = "torchtitan_rl.setup.offline"

@@ -87,7 +87,7 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
         f"All groups. --help trainer shows one of them, --help {ALL} everything:",
         *named,
         "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names.",
-        "--dry-run: what a run would do; --print-config: the whole config.",
+        "--dry-run: what a run would do; --preview: what the start answers; --print-config: the whole config.",
     ]
     return [_cut(line, width) for line in lines]
 

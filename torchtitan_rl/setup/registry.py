@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ConfigFunction = Callable[[], "RunConfig"]
 
-_SWITCHES = ("--list-configs", "--print-config", "--dry-run")
+_SWITCHES = ("--list-configs", "--print-config", "--dry-run", "--preview")
 """Options that are no fields of a config, and end the program after what they show."""
 
 
@@ -102,7 +102,7 @@ def load_config(name: str) -> "RunConfig":
 def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: None) -> "tuple[str, RunConfig]":
     """(config name, config with overrides) from command-line arguments.
 
-    Prints and exits for --help, --list-configs, --print-config and --dry-run.
+    Prints and exits for --help, --list-configs, --print-config, --dry-run and --preview.
 
     Args:
         on_read: called when the config is read. A dry run, which may download a model, comes after it.
@@ -139,6 +139,11 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     if lora.start != default.trainer.lora.start:
         lora.start = from_caller(lora.start)
     on_read()
+    if given.preview:
+        from torchtitan_rl.setup.preview import show_preview  # imports the trainer and the engine
+
+        show_preview(config)
+        raise SystemExit(0)
     if given.print_config or given.dry_run:
         if os.environ.get("RANK", "0") == "0":
             _show(config, dry_run=given.dry_run)

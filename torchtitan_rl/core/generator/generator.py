@@ -55,8 +55,8 @@ class Generator(Configurable):
         this."""
 
         dtype: Literal["float32", "bfloat16", "auto"] = "bfloat16"
-        """Type of the engine's weights and activations. "auto": bfloat16 on a GPU, and on a CPU that multiplies it
-        faster than float32."""
+        """Type of the engine's weights and activations. "auto": bfloat16 on a GPU, and on a CPU that has
+        instructions for it."""
 
         max_model_len: int = number(2048, least=1)
         """Maximum length of a prompt plus its completion, in tokens."""
