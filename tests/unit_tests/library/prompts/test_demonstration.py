@@ -126,6 +126,14 @@ def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
         assert part in told
 
 
+@pytest.mark.parametrize("demonstrations", ["last", "all"])
+def test_a_turn_that_says_nothing_is_no_completion(stream, capsys, demonstrations):
+    silent = [USER, {"role": "assistant", "content": " "}]
+    rows = [{"messages": TALK}, {"messages": silent}, {"messages": [*TALK, *silent]}]
+    stream(rows, demonstrations=demonstrations)
+    assert "2 without a completion (rows 2, 3)" in capsys.readouterr().out
+
+
 def test_a_turn_that_the_template_does_not_end_is_refused(stream, tokenizer):
     tokenizer.chat_template = FORGETFUL.replace("<|endoftext|>", "")
     with pytest.raises(UserError, match="'It is 6.' has none of the end tokens"):
