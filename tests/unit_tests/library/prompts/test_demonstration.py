@@ -96,6 +96,20 @@ def test_all_turns_or_the_last_are_learned_and_the_user_is_not(stream, tokenizer
     assert "And 3 + 3?" in last.text
 
 
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3_5_nothink", "qwen3_instruct_2507"])
+def test_answers_of_two_tools_are_read_as_the_template_writes_them(stream, tokenizer, template):
+    """Some write them as one turn, which is not what they write for the first one alone."""
+    tokenizer.chat_template = (files("trl") / "chat_templates" / f"{template}.jinja").read_text()
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    told = [{"role": "tool", "content": "4"}, {"role": "tool", "content": "6"}]
+    talk = [USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}, *told, TALK[-1]]
+    shown = stream([{"messages": talk}], demonstrations="all", max_completion_tokens=500).at(0)
+    both = [*shown.token_ids.tolist(), *shown.demonstration.token_ids.tolist()]
+    assert tokenizer.apply_chat_template(talk, tokenize=False) == f"{tokenizer.decode(both)}\n"
+    assert learned(tokenizer, shown.demonstration)[-1] == "It is 6.<|im_end|>"
+
+
 def test_a_template_that_changes_earlier_turns_is_refused_for_all_turns_only(stream, tokenizer):
     tokenizer.chat_template = FORGETFUL
     with pytest.raises(UserError, match="there are examples whose earlier turns the chat template changes"):
