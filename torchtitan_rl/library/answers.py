@@ -4,6 +4,7 @@ They read what follows the thinking (</think>), where there is some.
 """
 
 import functools
+import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 
 _LONGEST_NUMBER = 100
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _PLAIN_FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -25,6 +27,7 @@ _PLAIN_FORMS = tuple(
         ),
         (r"\\[dtc]?frac\s?(?:\{\s?([-+]?\d{1,99})\s?\}|(\d))\s?(?:\{\s?(\d{1,99})\s?\}|(\d))", r" \1\2/\3\4"),
         (r"-\s+(?=\d{1,99}/)", "-"),
+        (rf"(?<=\d)\s?\\text\{{\s*({'|'.join(_SCALES)})s?\s*\}}", r" \1"),
         (
             "[\u00b2\u00b3\u00b9\u2070-\u2079\u207b]+",
             lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("\u2212", "-"),
@@ -38,8 +41,9 @@ _PLAIN_FORMS = tuple(
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:\ \d{3})+(?!\d)|\d+)"
 _NUMBER = re.compile(
     rf"""(?P<sign>(?<![\w)}}\]])[-+])? [$€£]? (?P<inner>[-+])?
-    (?: (?:(?P<whole>\d+)\ +)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
-      | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )""",
+    (?: (?:(?P<whole>\d+)\ +(?:and\ +)?)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
+      | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )
+    (?P<scale>(?:\ +(?i:{"|".join(_SCALES)})s?\b)*)""",
     re.VERBOSE,
 )
 _IN_TEXT = re.compile(
@@ -50,7 +54,7 @@ _IN_TEXT = re.compile(
 )
 """A number in a text, or a longer expression, such as the range 15-20 or \\sqrt{2}, whose parts are no answer."""
 
-_BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _MARK = re.compile(r"(?:####|answer\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE)
 _CHOICE = re.compile(
     r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]:]|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
@@ -122,7 +126,7 @@ def final_answer(text: str) -> str:
 def as_number(text: str) -> Fraction | None:
     """Parses a number, ignoring "$" and "%"; None for other text. A comma separates thousands alone.
 
-    Example: as_number("$1,200.50") == Fraction("1200.5"), and as_number("24,5") is None.
+    Example: as_number("$1,200.50") == Fraction("1200.5"), as_number("3 and 1/2") == Fraction(7, 2), and as_number("24,5") is None.
     """
     if len(text) > _LONGEST_NUMBER:
         return None
@@ -136,6 +140,7 @@ def as_number(text: str) -> Fraction | None:
             value = Fraction(_digits(number["decimal"]) + (number["exponent"] or ""))
     except ZeroDivisionError:
         return None
+    value *= math.prod(_SCALES[word.removesuffix("s")] for word in number["scale"].lower().split())
     return -value if "-" in (number["sign"], number["inner"]) else value
 
 
@@ -179,7 +184,7 @@ def _marked(text: str) -> str | None:
 def _boxed(text: str) -> str | None:
     """Returns what the last box holds, "" if it does not end, None without a box."""
     start = None
-    for box in _BOX.finditer(text):
+    for box in BOX.finditer(text):
         start = box.end()
     if start is None:
         return None

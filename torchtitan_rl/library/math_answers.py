@@ -29,6 +29,8 @@ _LONGEST_ANSWER = 1000
 _UNITS = re.compile(r"(?<=\d)(?! (?:and|or|to) )(?: (?!\w*(?:llion|thousand|hundred|dozen))[a-z]{2,})+$")
 """Words after a number: math-verify expects them in \\text{}, except units that it knows."""
 
+_TINY = 1e-5
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -91,7 +93,18 @@ def _compare(answer: str, expected: str) -> bool:
     config = [LatexExtractionConfig(boxed_match_priority=0)]
     pair = [_UNITS.sub(r"\\text{\g<0>}", text) for text in (answer, expected)]
     found, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
-    return bool(found and right) and verify(right, found)
+    return bool(found and right) and verify(right, found) and not _are_tiny_and_differ(found[0], right[0])
+
+
+def _are_tiny_and_differ(left: object, right: object) -> bool:
+    """Returns whether one of two numbers is nearly 0 and they differ: math-verify rounds, so that 2^{-98} is 2^{-99}."""
+    from sympy import Expr
+
+    if not all(isinstance(one, Expr) and one.is_number for one in (left, right)):
+        return False
+    left, right = left.doit(), right.doit()
+    least = min(abs(one.evalf()) for one in (left, right))
+    return 0 < least < _TINY and abs((left / right).evalf() - 1) > _TINY
 
 
 def _end_with_parent() -> None:

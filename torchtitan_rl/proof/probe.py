@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.core.trainer.hf import blocks_of
 from torchtitan_rl.core.types import FloatArray, IntArray
 
 DRAWS = 4
@@ -48,8 +47,7 @@ def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
         error = (torch.rand_like(output, dtype=torch.float32) - 0.5) * eps
         return (output * (1 + error)).to(output.dtype)
 
-    layers = [block for prefix, block in blocks_of(model) if prefix.startswith("layers.")]
-    hooks = [layer.register_forward_hook(off) for layer in layers]
+    hooks = [layer.register_forward_hook(off) for layer in model.layers.children()]
     try:
         yield
     finally:

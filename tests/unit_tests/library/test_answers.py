@@ -61,6 +61,9 @@ WRAPPED = {
         ("1e-05", "0.00001", "5"),
         ("+7", "7", "-7"),
         ("1/2", "0.5", "2"),
+        ("3 and 1/2", "3.5", "0.5"),
+        ("$5 million", "5000000", "5"),
+        (r"2.5\text{ thousand}", "2500", "2.5"),
     ],
 )
 def test_number_is_the_same_as_gold_and_as_answer(earns, kind, written, plain, other):
@@ -113,6 +116,17 @@ COMPLETIONS = [
     ("math", "18", r"\boxed{18 dollars}", True),
     ("math", "18", r"\boxed{18 million}", False),
     ("math", "1.0000001", r"\boxed{1.0000002}", False),
+    ("math", r"\frac{1}{2^{99}}", r"\boxed{\frac{1}{2^{98}}}", False),
+    ("math", r"\frac{1}{2004!}", r"\boxed{\frac{1}{2006!}}", False),
+    ("math", r"\frac{2^{2005}+1}{3 \cdot 2^{2006}}", r"\boxed{\frac{1}{3 \cdot 2^{2006}}}", False),
+    ("math", r"\frac{1}{2^{99}}", r"\boxed{2^{-99}}", True),
+    ("math", "0", r"\boxed{\sqrt{2}^2 - 2}", True),
+    ("math", "1331 and 1728", r"\boxed{1728}", False),
+    ("math", "1331 and 1728", r"\boxed{1728, 1331}", True),
+    ("math", "3x+4y+14=0", r"\boxed{3x-y+13=0}", False),
+    ("math", "4", r"\boxed{4\sqrt(2)}", False),
+    ("math", r"\pm 2021", r"\boxed{2021}", False),
+    ("math", "12:00", r"\boxed{1:00}", False),
     ("math_answer", "204", "The answer is $204$. I hope it is correct.", True),
     ("math_answer", "5", r"so we get \boxed{5", False),
     ("numeric", "113", r"m + n = \boxed{113}. So the check takes 2 steps.", True),
@@ -142,6 +156,11 @@ COMPLETIONS = [
     ("number", "5", r"so we get \boxed{5", False),
     ("number", "5", r"$\boxed 5$ after 2 steps", True),
     ("number", "5", "<think>it is 5</think>", False),
+    ("number", "500000", "It has 5 hundred thousand.", True),
+    ("number", "73", "\u2705 Final Answer: **73**", True),
+    ("number", "5", "It weighs 5 hundredths.", True),
+    ("gsm8k", "x\n#### 42", f"#### 42\n{'That is consistent. ' * 20}", True),
+    ("gsm8k", "x\n#### 2000000", "#### $2 million", True),
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import torch
 
 from tests.integration.parity import SEQUENCES
 from tests.parts.tiny import sampled, save_odd_checkpoint
-from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair, begin_anew, module
+from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair, module
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.generator import generator as generator_module
 from torchtitan_rl.proof.checksum import INTEGERS
@@ -35,7 +35,7 @@ def pair(one_rank, tmp_path_factory):
 def _restored(pair):
     yield
     pair.restore()
-    begin_anew(pair)
+    pair.begin_anew()
     pair.sync()
 
 
@@ -68,7 +68,7 @@ def old_values(pair) -> dict:
 def push_with(pair, other: dict) -> str:
     """Push the policy with these tensors in place of its own, as a run's first push. Returns the error."""
     weights = {name: tensor.clone() for name, tensor in pair.weights()} | other
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError) as caught:
         pair.sync(iter(weights.items()))
     return str(caught.value)
@@ -105,7 +105,7 @@ def test_permuted_rows_or_columns_are_named(pair, name, axis):
 def test_omitted_expert_is_named(pair):
     weights = old_values(pair)
     del weights[DOWN]
-    begin_anew(pair)
+    pair.begin_anew()
     with pytest.raises(WeightSyncError, match=f"{DOWN} {NOT_SENT}"):
         pair.sync(iter(weights.items()))
 

@@ -71,6 +71,13 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
     return sorted(ends - {None})
 
 
+def hidden_token_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
+    """Returns the special tokens that a completion's text leaves out: all but the tags that rewards read."""
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    added = tokenizer.added_tokens_decoder.items()
+    return {token_id for token_id, token in added if token.special and token.content not in tags}
+
+
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
     n: int = number(8, least=0, most=65536)

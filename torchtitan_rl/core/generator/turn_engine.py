@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
+from torchtitan_rl.core.generator.sampling import hidden_token_ids
 from torchtitan_rl.core.generator.scheduler import pass_on_waiting
 from torchtitan_rl.core.types import Metric, RecordArray
 
@@ -63,6 +64,7 @@ class TurnEngine:
         self._engine = llm.llm_engine
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
+        self._hidden = hidden_token_ids(tokenizer)
         self._seed, self._lora_request = seed, lora_request
         self._records = records
         self._under_way: dict[str, Conversation] = {}
@@ -143,7 +145,9 @@ class TurnEngine:
             conversation_idx=int(output.request_id),
             token_ids=turn.token_ids,
             sampler_logprobs=turn.logprobs.logprobs,
-            text=self._tokenizer.decode([*before, *turn.token_ids], skip_special_tokens=True),
+            text=self._tokenizer.decode(
+                [token for token in (*before, *turn.token_ids) if token not in self._hidden]
+            ),
             finish_reason=turn.finish_reason,
             records=self._records and self._records(output, self._names[output.request_id]),
         )

@@ -46,6 +46,8 @@ def chat_segments(
         following = demonstration[place + 1 : place + 2]
         opens = any(one["role"] == "assistant" for one in following)
         learned = message["role"] == "assistant"
+        if following and not (opens or learned):
+            continue  # templates write several answers of tools as one turn
         for header in (False, True) if opens else (False,):
             whole = render(said, add_generation_prompt=header)
             if not whole.startswith(written):

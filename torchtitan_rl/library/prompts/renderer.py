@@ -216,6 +216,9 @@ class PromptRenderer(Configurable):
         ids = self.tokenizer([one.text for one in rendered], add_special_tokens=not is_chat)["input_ids"]
         if not is_chat and self._num_appended:
             ids = [token_ids[: -self._num_appended] for token_ids in ids]
+        begins = self.tokenizer.bos_token_id
+        if begins is not None:  # a plain text that begins with it, such as a chat format, has it already
+            ids = [token_ids[1:] if token_ids[:2] == [begins, begins] else token_ids for token_ids in ids]
         decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
         return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
 
@@ -324,9 +327,12 @@ class PromptRenderer(Configurable):
             found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
         except TurnBeginsOtherwiseError as error:
             rows = ("without", "leave out") if self.config.enable_thinking else ("with", "pass")
-            remedy = f": for rows {rows[0]} thinking {rows[1]} --prompts.enable-thinking" if self._switches else ""
+            remedy = f"for rows {rows[0]} thinking {rows[1]} --prompts.enable-thinking"
+            remedy = (
+                remedy if self._switches else "its chat_template must write a turn's thinking, and after that opening"
+            )
             raise _not_learnable(
-                f"whose turn does not begin as the prompt ends, with {str(error)!r}{remedy}"
+                f"whose turn does not begin as the prompt ends, with {str(error)!r}: {remedy}"
             ) from error
         except TemplateRewritesError as error:
             raise _not_learnable(

@@ -1,6 +1,6 @@
 """Rewards for a right answer, compared as text, number or mathematical expression: 1 for right, 0 for wrong.
 
-The reward is None if the expected answer cannot be used.
+The reward is None if the expected answer is empty, or for `numeric` no number.
 """
 
 import functools
@@ -18,7 +18,7 @@ _math_judge = functools.cache(MathJudge)
 def exact_match(completions, expected_answer, **_):
     """1 if the answer equals the expected text, ignoring case and white space; for a choice E, "E: its text" too."""
     pairs = _answers(completions, expected_answer)
-    return [float(equal_texts(_plain(answer), _plain(expected))) for answer, expected in pairs]
+    return [float(equal_texts(_plain(answer), _plain(expected))) if expected else None for answer, expected in pairs]
 
 
 def numeric(completions, expected_answer, **_):
@@ -38,13 +38,14 @@ def math_answer(completions, expected_answer, **_):
     A comparison is killed after 10 s; if several hang, after less (see MathJudge).
     """
     judge = _math_judge()
-    return [float(judge.equal(answer, expected)) for answer, expected in _answers(completions, expected_answer)]
+    pairs = _answers(completions, expected_answer)
+    return [float(judge.equal(answer, expected)) if expected else None for answer, expected in pairs]
 
 
 def _answers(completions: Sequence, expected_answer: Sequence[str]) -> list[tuple[str, str]]:
-    """(final answer, expected one) of each completion."""
+    """(final answer, expected one without surrounding spaces) of each completion."""
     answers = [final_answer(completion_text(completion)) for completion in completions]
-    return list(zip(answers, expected_answer, strict=True))
+    return [(answer, expected.strip()) for answer, expected in zip(answers, expected_answer, strict=True)]
 
 
 def _plain(text: str) -> str:

@@ -5,16 +5,16 @@ import re
 from collections.abc import Callable, Sequence
 
 from torchtitan_rl.common.typed_arguments import typed
-from torchtitan_rl.library.answers import last_boxed
+from torchtitan_rl.library.answers import BOX, last_boxed
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 from torchtitan_rl.library.task import completion_text
 
 
 def boxed(completions, **_):
-    """1 for exactly one non-empty \\boxed{...} after the thinking, where there is some."""
+    """1 for exactly one non-empty \\boxed{...} or \\fbox{...} after the thinking, where there is some."""
 
     def has(text: str) -> bool:
-        return without_thinking(text).count("\\boxed{") == 1 and bool((last_boxed(text) or "").strip())
+        return len(BOX.findall(without_thinking(text))) == 1 and bool((last_boxed(text) or "").strip())
 
     return [float(has(completion_text(completion))) for completion in completions]
 

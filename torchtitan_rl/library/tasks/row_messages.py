@@ -18,6 +18,8 @@ _SHAREGPT_ROLES = {
     "function_response": "tool",
 }
 """Names of `from` in ShareGPT's form that are no roles."""
+_WEIGHTS = ("weight", "loss_weight", "loss_mask", "loss", "train", "training", "trainable")
+"""Fields by which other trainers say whether an assistant's turn is learned."""
 
 
 def prompt_messages(given: list[Any]) -> list[Message]:
@@ -25,7 +27,9 @@ def prompt_messages(given: list[Any]) -> list[Message]:
     messages = read_messages(given)
     if not messages:
         raise RowError("no message of the user's before the assistant's turn")
-    if messages[-1]["role"] in ("assistant", "system"):
+    if messages[-1]["role"] == "system":
+        raise RowError("a system message last, in place of the user's turn")
+    if messages[-1]["role"] == "assistant":
         raise RowError(
             "messages do not end with the user's turn (task.demonstrations last, as in the config sft, learns the assistant's)"
         )
@@ -49,8 +53,11 @@ def _message(given: Any) -> Message:
         raise RowError(f"a message with the role {role!r}, which is none of {', '.join(ROLES)}")
     if given.get("function_call"):
         raise RowError("a message with function_call, of OpenAI's first form; write tool_calls")
-    if given.get("weight") == 0:
-        raise RowError("a message with weight 0, which would be learned; leave out weight")
+    for field in _WEIGHTS:
+        if role == "assistant" and given.get(field) not in (None, 1):
+            raise RowError(
+                f"an assistant's message with {field} {given[field]!r}, which would be learned as any other; leave {field} out"
+            )
     message = {
         field: value for field, value in given.items() if value is not None
     }  # Arrow has null for a missing field
@@ -59,9 +66,21 @@ def _message(given: Any) -> Message:
         message["tool_calls"] = _read_list(calls, _call, "tool_calls")
     if "content" not in message and (calls or any(message.get(field) for field in REASONING)):
         message["content"] = ""
+    if isinstance(message.get("content"), list):
+        message["content"] = "".join(map(_part, message["content"]))
     if not all(is_text(message.get(field, "")) for field in REASONING) or not is_text(message.get("content")):
         raise RowError("a message whose content is not text")
     return message
+
+
+def _part(given: Any) -> str:
+    """Returns the text of a part, {"type": "text", "text": "Hi"}. Raises RowError for another, such as an image."""
+    kind = given.get("type") if isinstance(given, dict) else type(given).__name__
+    if kind != "text" or not is_text(given.get("text")):
+        raise RowError(
+            f"a message with a part of type {kind!r}; expected parts of type 'text', as policies read text alone"
+        )
+    return given["text"]
 
 
 def _from_sharegpt(given: dict[str, Any]) -> Message:

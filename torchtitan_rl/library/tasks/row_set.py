@@ -16,7 +16,7 @@ import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import last_tagged
-from torchtitan_rl.library.chat_messages import Message
+from torchtitan_rl.library.chat_messages import REASONING, Message
 from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
 from torchtitan_rl.library.tasks.row_messages import is_text, prompt_messages, read_messages, read_tools, without_nulls
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
@@ -196,7 +196,7 @@ class RowSet:
         Example: "data.jsonl: ShareGPT: conversations; not in the prompt: id, source"
         """
         used = {self.prompt_column, self.completion_column, self.answer_column.partition(".")[0], "id", "tools"}
-        used |= {"input"} if self._joins_input else set()
+        used |= self._joined
         known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
         parts = [f"{known[0]}: {', '.join(FORMATS[known[0]])}"] if known else []
         parts += [f"the answer is {self.answer_column}"] if "." in self.answer_column else []
@@ -207,9 +207,11 @@ class RowSet:
         return f"{self.table.name}: {'; '.join(parts)}" if parts else ""
 
     @property
-    def _joins_input(self) -> bool:
-        """Whether the prompt is Alpaca's: an instruction, and the input that it is about."""
-        return self.prompt_column == "instruction" and not self._config.prompt_column and "input" in self.columns
+    def _joined(self) -> set[str]:
+        """The columns of which the prompt of a known format is made, besides its own."""
+        known = {"instruction": {"input", "system", "history"}, "conversations": {"system"}}
+        named = self._config.prompt_column or self._config.template
+        return set() if named else known.get(self.prompt_column, set()) & {*self.columns}
 
     def _refuse(self, faults: dict[str, list[str]]) -> None:
         """Raises UserError with the row numbers for each fault, if there are any."""
@@ -275,6 +277,7 @@ class RowSet:
         tools = row.get("tools") if "{tools" not in self._config.template else None
         if self.table.is_arrow:
             prompt, tools = without_nulls(prompt), without_nulls(tools)
+        prompt = self._after_columns(prompt, row)
         demonstration = None
         if self._demonstrates:
             prompt, demonstration = self._divided(prompt, row)
@@ -292,6 +295,21 @@ class RowSet:
             tools=read_tools(tools),
             demonstration=demonstration,
         )
+
+    def _after_columns(self, prompt: Any, row: Row) -> Any:
+        """Returns the prompt after what LLaMA-Factory's columns `system` and `history` say, if they say anything."""
+        system, history = (row.get(name) if name in self._joined else None for name in ("system", "history"))
+        if not (system or history):
+            return prompt
+        asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": self._text(prompt, row)}]
+        said = [{"role": "system", "content": system}] * bool(system)
+        if said and read_messages(asked[:1])[0]["role"] == "system":
+            raise RowError("a system message in 'conversations' and one in 'system'; leave out one")
+        for pair in history or ():
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise RowError("'history' is no list of pairs, each a question and its answer")
+            said += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
+        return said + asked
 
     def _divided(self, prompt: Any, row: Row) -> tuple[Any, list[Message]]:
         """Returns the row's prompt and the messages to learn from, up to the last assistant turn; [] if there are none."""
@@ -312,9 +330,12 @@ class RowSet:
         if not turns:
             return prompt, []
         least = len(prompt) if self.completion_column else 0
-        learned = [place for place in turns if place >= least]
-        begin = learned[0 if self._config.demonstrations == "all" else -1] if learned else len(prompt)
-        return whole[:begin], whole[begin : turns[-1] + 1]
+        learned = [place for place in turns if place >= least][0 if self._config.demonstrations == "all" else -1 :]
+        begin = learned[0] if learned else len(prompt)
+        says_nothing = any(
+            not (whole[place].keys() & {*REASONING, "tool_calls"} or _said(whole[place])[1]) for place in learned
+        )
+        return whole[:begin], [] if says_nothing else whole[begin : turns[-1] + 1]
 
     def _apart(self, prompt: Any, whole: list[Message]) -> tuple[list[Message], list[Message]]:
         """Returns the prompt and what follows it, of a completion that repeats the prompt, as those of preference pairs."""
@@ -341,7 +362,7 @@ class RowSet:
             raise RowError(f"{self.prompt_column!r} {_NO_UTF8}")
         if not is_text(prompt):
             raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
-        if self._joins_input and is_text(row.get("input")) and row["input"].strip():
+        if "input" in self._joined and is_text(row.get("input")) and row["input"].strip():
             prompt = f"{prompt}\n\n{row['input']}"
         if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
             raise RowError(f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet")

@@ -96,6 +96,20 @@ def test_all_turns_or_the_last_are_learned_and_the_user_is_not(stream, tokenizer
     assert "And 3 + 3?" in last.text
 
 
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3_5_nothink", "qwen3_instruct_2507"])
+def test_answers_of_two_tools_are_read_as_the_template_writes_them(stream, tokenizer, template):
+    """Some write them as one turn, which is not what they write for the first one alone."""
+    tokenizer.chat_template = (files("trl") / "chat_templates" / f"{template}.jinja").read_text()
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    told = [{"role": "tool", "content": "4"}, {"role": "tool", "content": "6"}]
+    talk = [USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}, *told, TALK[-1]]
+    shown = stream([{"messages": talk}], demonstrations="all", max_completion_tokens=500).at(0)
+    both = [*shown.token_ids.tolist(), *shown.demonstration.token_ids.tolist()]
+    assert tokenizer.apply_chat_template(talk, tokenize=False) == f"{tokenizer.decode(both)}\n"
+    assert learned(tokenizer, shown.demonstration)[-1] == "It is 6.<|im_end|>"
+
+
 def test_a_template_that_changes_earlier_turns_is_refused_for_all_turns_only(stream, tokenizer):
     tokenizer.chat_template = FORGETFUL
     with pytest.raises(UserError, match="there are examples whose earlier turns the chat template changes"):
@@ -124,6 +138,14 @@ def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
         "1 with the name of a special token in their text (prompts.special_tokens) (row 5)",
     ):
         assert part in told
+
+
+@pytest.mark.parametrize("demonstrations", ["last", "all"])
+def test_a_turn_that_says_nothing_is_no_completion(stream, capsys, demonstrations):
+    silent = [USER, {"role": "assistant", "content": " "}]
+    rows = [{"messages": TALK}, {"messages": silent}, {"messages": [*TALK, *silent]}]
+    stream(rows, demonstrations=demonstrations)
+    assert "2 without a completion (rows 2, 3)" in capsys.readouterr().out
 
 
 def test_a_turn_that_the_template_does_not_end_is_refused(stream, tokenizer):

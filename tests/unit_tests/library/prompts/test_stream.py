@@ -304,6 +304,17 @@ def test_a_plain_prompt_has_no_end_token_although_the_tokenizer_appends_one(toke
         assert tokenizer.decode(prompt.token_ids) == "".join([*opening, "2+0="])
 
 
+@pytest.mark.parametrize("text", ["2+0=", "<|pad|>2+0="])
+def test_a_plain_prompt_begins_with_one_bos_also_where_its_text_has_it(tokenizer, text):
+    tokenizer.bos_token = "<|pad|>"
+    special = [("<|pad|>", tokenizer.bos_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|pad|> $A", special_tokens=special
+    )
+    [prompt] = stream(tokenizer, task=_with(text=text), special_tokens="allow").next_batch(1)
+    assert tokenizer.decode(prompt.token_ids) == "<|pad|>2+0="
+
+
 def test_special_tokens_of_the_chat_template_are_allowed(tokenizer):
     tokenizer.chat_template = CHAT_TEMPLATE + "<|endoftext|>"
     [prompt] = stream(tokenizer).next_batch(1)

@@ -73,7 +73,7 @@ def test_endless_math_comparison_is_killed_and_the_next_succeeds():
     assert judge.equal("0.5", r"\frac{1}{2}")
     started = time.perf_counter()
     assert not judge.equal("9^{9^{9^9}}", "7")
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 30
     assert judge.equal("0.25", r"\frac{1}{4}")
 
 

@@ -171,13 +171,74 @@ def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, n
             "a call of 'add' whose arguments are no JSON object",
         ),
         ({"role": "assistant", "content": "2", "function_call": {"name": "add"}}, "function_call.*; write tool_calls"),
-        ({"role": "assistant", "content": "2", "weight": 0}, "a message with weight 0, which would be learned"),
+        ({"role": "assistant", "content": "2", "weight": 0}, "with weight 0, which would be learned"),
+        ({"role": "assistant", "content": "2", "train": False}, "with train False, .*; leave train out"),
+        ({"role": "assistant", "content": "2", "loss_mask": 0}, "with loss_mask 0, which would be learned"),
+        ({"role": "assistant", "content": "2", "loss": 0.5}, "with loss 0.5, which would be learned"),
+        ({"role": "user", "content": [{"type": "image"}]}, "a part of type 'image'; expected parts of type 'text'"),
+        ({"role": "user", "content": ["2"]}, "a part of type 'str'; expected parts of type 'text'"),
         ({"from": "bot", "value": "2"}, "the role 'bot', which is none of"),
     ],
 )
 def test_messages_that_cannot_be_read_are_refused_by_name(build, message, told_of_it):
     with pytest.raises(UserError, match=f"row 1: .*{told_of_it}"):
         build([{"messages": [TWO[0], message, TWO[0]]}])
+
+
+def test_contents_in_parts_of_text_are_read(build):
+    parts = [{"type": "text", "text": "1 + 1"}, {"type": "text", "text": "?"}]
+    rows = [{"messages": [{"role": "user", "content": [{"type": "text", "text": f"{i}"}, *parts]}]} for i in "ab"]
+    [example] = build(rows).held_out_examples(1)
+    assert example.messages[0]["content"].endswith("1 + 1?")
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+@pytest.mark.parametrize(
+    ("row", "first"),
+    [
+        ({"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": "Be brief."}, ["Be brief."]),
+        (
+            {"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": None, "history": [["a", "b"]]},
+            ["a", "b"],
+        ),
+        (
+            {"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": "Be brief.", "history": [["a", "b"]]},
+            ["Be brief.", "a", "b"],
+        ),
+        ({"conversations": SHAREGPT, "system": "Be brief."}, ["Be brief."]),
+    ],
+)
+def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, capsys, name, row, first):
+    rows = [json.loads(json.dumps(row).replace("1 + 1", f"{i} + 1")) for i in range(2)]
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    [example] = Rows.Config(path=str(tmp_path / name), demonstrations="all").build().held_out_examples(1)
+    assert [one["content"] for one in example.messages[:-1]] == first
+    assert example.messages[-1]["content"].endswith(" + 1?")
+    assert example.demonstration == TWO[1:]
+    assert "not in the prompt" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "told_of_it"),
+    [
+        ({"instruction": "a", "output": "b", "history": "c"}, "'history' is no list of pairs"),
+        ({"instruction": "a", "output": "b", "system": 7}, "a message whose content is not text"),
+        (
+            {"conversations": [{"role": "system", "content": "a"}, *TWO], "system": "b"},
+            "a system message in 'conversations' and one in 'system'",
+        ),
+        (
+            {"conversations": [{"from": "system", "value": "a"}, SHAREGPT[1]]},
+            "a system message last, in place of the user's",
+        ),
+    ],
+)
+def test_what_comes_before_the_prompt_is_refused_by_name_if_it_cannot_be_read(build, row, told_of_it):
+    with pytest.raises(UserError, match=f"row 1: {told_of_it}"):
+        build([row], demonstrations="last")
 
 
 def test_tools_that_are_no_functions_are_refused_by_name(build):
@@ -375,7 +436,10 @@ def test_duplicate_row_id_is_reported(build, capsys):
             "row 3: 'prompt' is text that lists messages; write a list",
         ),
         (lines(*sums(2)) + b'\n{"prompt": "a", "answer": ' + b"1" * 5000 + b"}", "row 3: Exceeds the limit"),
-        (lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}), "row 3: messages do not end with the user"),
+        (
+            lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}),
+            "row 3: a system message last, in place of",
+        ),
         (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' has characters that UTF-8 cannot"),
         (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
         (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
