@@ -55,14 +55,6 @@ def test_documented_agent_that_compacts_has_a_trace_for_each_history(files):
     assert completion.traces[1].reason == "began with other messages"
 
 
-def test_documented_sub_agents_have_a_trace_each(files):
-    task = {"question": "Where?", "answer": "there"}
-    one = rollout_of(files, "my_sub_agents", task, "two things", "left", "right", "there")
-    assert (one.finish_reason, one.turns[-1].reward) == ("stop", 1.0)
-    assert [turn.trace for turn in one.turns] == [0, 1, 2, 3]
-    assert "Helpers found: [" in one.traces[3].origin.messages[0]["content"]
-
-
 def test_documented_variables_and_finish_reasons_match_the_code():
     from torchtitan_rl.library.agents import running
 
