@@ -79,7 +79,7 @@ def debug_seed_grpo() -> RunConfig:
 
 
 def debug_distill() -> RunConfig:
-    """A teacher that only makes right sums instead of rewards: the divergence from it over the whole vocabulary. docs/distillation.md.
+    """A teacher that only makes right sums instead of rewards: the divergence from it over the whole vocabulary. docs/imitation.md.
 
     The first run makes the teacher, as it makes the policy's start.
     """

@@ -42,7 +42,7 @@ def debug_chain_sum() -> RunConfig:
 def debug_in_flight() -> RunConfig:
     """Counts from one number to another, with half as many prompts again in flight: a few answers are long.
 
-    The starting policy often answers with the last number instead of the next one. docs/in_flight.md has the details.
+    The starting policy often answers with the last number instead of the next one. docs/performance.md has the details.
     """
     task = Counting.Config(warm_start="torchtitan_rl.library.starts.answer_recipes:counting")
     config = _debug_on(task, max_prompt_tokens=32, max_tokens=160)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the policy learns from completions in the data. docs/demonstrations.md has the details."""
+"""Supervised fine-tuning: the policy learns from completions in the data. docs/imitation.md has the details."""
 
 from configs.debug import debug
 from configs.qwen3 import qwen3
