@@ -50,7 +50,7 @@ def debug() -> RunConfig:
 
 
 def debug_moe() -> RunConfig:
-    """debug with a mixture of experts: 8 in each layer, of which a token uses 2; docs/moe.md has the details."""
+    """debug with a mixture of experts: 8 in each layer, of which a token uses 2; docs/models.md has the details."""
     config = debug()
     config.model_spec = small_qwen3(vocab_size=320, hidden_dim=128, num_experts=8, top_k=2)
     config.task.warm_start = "torchtitan_rl.library.starts.answer_recipes:expert_sums"

@@ -44,7 +44,7 @@ def debug_chain_sum() -> RunConfig:
 def debug_in_flight() -> RunConfig:
     """Counts from one number to another, with half as many prompts again in flight: a few answers are long.
 
-    The starting policy often answers with the last number instead of the next one. docs/in_flight.md has the details.
+    The starting policy often answers with the last number instead of the next one. docs/performance.md has the details.
     """
     task = Counting.Config(warm_start="torchtitan_rl.library.starts.answer_recipes:counting")
     config = _debug_on(task, max_prompt_tokens=32, max_tokens=160)
@@ -83,7 +83,7 @@ def debug_sft() -> RunConfig:
 
 
 def debug_distill() -> RunConfig:
-    """A teacher that only makes right sums instead of rewards: the divergence from it over the whole vocabulary. docs/distillation.md.
+    """A teacher that only makes right sums instead of rewards: the divergence from it over the whole vocabulary. docs/imitation.md.
 
     The first run makes the teacher, as it makes the policy's start.
     """

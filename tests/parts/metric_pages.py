@@ -1,17 +1,19 @@
-"""The keys of docs/metrics.md and docs/metrics_algorithm.md."""
+"""The keys of docs/metrics.md."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 OF_A_LINE = {"step", "time"}
 """What a line of metrics.jsonl has besides metrics."""
 
 
-def documented_keys(*pages: str) -> list[str]:
-    """The keys in the first column of the pages' tables, with placeholders such as <function>."""
-    text = "".join((DOCS / page).read_text() for page in pages or ("metrics.md", "metrics_algorithm.md"))
+RUN, OF_ALGORITHM = PAGE.read_text().split("\n## Metrics of the algorithm\n")
+
+
+def documented_keys(text: str = RUN + OF_ALGORITHM) -> list[str]:
+    """The keys in the first column of the tables of a text, with placeholders such as <function>."""
     return [
         key for cell in re.findall(r"^\| (`[^|]+`) \|", text, re.MULTILINE) for key in re.findall(r"`([^`]+)`", cell)
     ]
@@ -25,7 +27,7 @@ def pattern(key: str) -> re.Pattern[str]:
 
 
 def undocumented(keys: Iterable[str]) -> list[str]:
-    """The keys that no page has. evaluation/X stands for evaluation/sampled/X and evaluation/<task>/X too."""
+    """The keys that the page lacks. evaluation/X stands for evaluation/sampled/X and evaluation/<task>/X too."""
     known = [pattern(key) for key in documented_keys() if not key.endswith("...")]
 
     def forms(key: str) -> list[str]:

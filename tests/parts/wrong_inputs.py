@@ -550,7 +550,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
 }
 
 
-SHOWN = 4
+SHOWN = 2
 """The most rows of a section on the page."""
 
 

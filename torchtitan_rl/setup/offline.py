@@ -42,7 +42,7 @@ with groups in flight, from the lengths of its own completions:
 
     torchtitan-rl estimate --config debug --gpus 1 --run outputs/debug-20261122-230949
 
-With --curve it prints a config's step from 1 to 1,024 H100 by parts, each with its best layout (docs/scaling.md). The lengths are
+With --curve it prints a config's step from 1 to 1,024 H100 by parts, each with its best layout (docs/performance.md). The lengths are
 log-normal with the mean --completion-tokens:
 
     torchtitan-rl estimate --config qwen3_8b --curve --completion-tokens 2048 --sequences 4096

@@ -1,6 +1,6 @@
 """What options of other libraries are called here: those of transformers, TRL, verl, OpenRLHF, vLLM and PEFT."""
 
-_OBJECTIVE = "a part of config.algorithm, set in a config function (docs/algorithms.md)"
+_OBJECTIVE = "a part of config.algorithm, set in a config function (docs/papers.md#what-the-settings-mean-together)"
 
 _BY_OURS = {
     "--algorithm.entropy-coef": "entropy_coeff entropy_loss_coef",

@@ -1,4 +1,4 @@
-"""The seconds of a step by parts, at any number of GPUs: what `torchtitan-rl estimate --curve` and docs/scaling.md print.
+"""The seconds of a step by parts, at any number of GPUs: what `torchtitan-rl estimate --curve` and docs/performance.md print.
 
 A part is the larger of what the GPUs need and what the host needs, plus the communication that computation cannot hide. Every
 constant is a data sheet's, or was measured, and says where. The collectives' calls and bytes are those of real runs

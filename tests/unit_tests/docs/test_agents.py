@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit_tests.docs.test_conversations import play, talk
-from torchtitan_rl.library.agents import AgentEnvironment
+from tests.unit_tests.docs.test_conversations import talk
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
@@ -37,30 +36,6 @@ def test_documented_agent_runs_and_its_reward_is_trained_on(files):
     ]  # fmt: skip
     assert (scored.reward, scored.correct, scored.completion.finish_reason) == (1.0, True, "stop")
     assert scored.completion.turns[-1].columns == {"guesses": 3}
-
-
-def rollout_of(files, name: str, task, *texts: str):
-    """The rollout of one of the page's agents with a policy that says these texts."""
-    command = [f"{files}/agent_venv/bin/python", f"{files}/{name}.py"]
-    return play(AgentEnvironment(command, task=task), *texts)
-
-
-def test_documented_agent_that_compacts_has_a_trace_for_each_history(files):
-    task = {"start": "57", "numbers": [8, 4, 9, 5], "total": "83"}
-    one = rollout_of(files, "my_compacting_agent", task, "65", "69", "78", "83")
-    completion = one.completion(0)
-    assert (one.finish_reason, one.turns[-1].reward) == ("stop", 1.0)
-    assert len(completion.traces) == 2
-    assert completion.traces[1].messages[0]["content"].startswith("Sum ")
-    assert completion.traces[1].reason == "began with other messages"
-
-
-def test_documented_sub_agents_have_a_trace_each(files):
-    task = {"question": "Where?", "answer": "there"}
-    one = rollout_of(files, "my_sub_agents", task, "two things", "left", "right", "there")
-    assert (one.finish_reason, one.turns[-1].reward) == ("stop", 1.0)
-    assert [turn.trace for turn in one.turns] == [0, 1, 2, 3]
-    assert "Helpers found: [" in one.traces[3].origin.messages[0]["content"]
 
 
 def test_documented_variables_and_finish_reasons_match_the_code():

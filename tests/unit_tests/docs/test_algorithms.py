@@ -1,7 +1,6 @@
-"""docs/metrics_algorithm.md is true: its keys are the keys that objectives emit."""
+"""docs/metrics.md is true: its keys are the keys that objectives emit."""
 
 import re
-from pathlib import Path
 
 from tests.parts.algorithm import (
     episodes_of,
@@ -11,16 +10,15 @@ from tests.parts.algorithm import (
     policy_like,
     run_loss,
 )
+from tests.parts.metric_pages import OF_ALGORITHM
 from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
 
-DOCS = Path(__file__).parents[3] / "docs"
-
 
 def documented() -> dict[re.Pattern, str]:
-    """Each key of docs/metrics_algorithm.md as a pattern (<...> is a placeholder), with its reduction."""
-    rows = re.findall(r"^\| (`.*?) \|.*\| (\w+) \|$", (DOCS / "metrics_algorithm.md").read_text(), re.MULTILINE)
+    """Each key of docs/metrics.md as a pattern (<...> is a placeholder), with its reduction."""
+    rows = re.findall(r"^\| (`.*?) \|.*\| (\w+) \|$", OF_ALGORITHM, re.MULTILINE)
     patterns = {}
     for keys, reduction in rows:
         for key in re.findall(r"`(.*?)`", keys):
@@ -62,6 +60,6 @@ def test_every_metric_is_documented_with_its_reduction_and_every_documented_one_
     keys, rows = emitted(), documented()
     for key, reduction in keys.items():
         matching = [row for pattern, row in rows.items() if pattern.fullmatch(key)]
-        assert reduction in matching, f"{key} ({reduction}) is not in docs/metrics_algorithm.md, which says {matching}"
+        assert reduction in matching, f"{key} ({reduction}) is not in docs/metrics.md, which says {matching}"
     missing = [pattern.pattern for pattern in rows if not any(pattern.fullmatch(key) for key in keys)]
     assert missing == []

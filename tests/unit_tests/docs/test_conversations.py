@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.conversations import conversations, prompts
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
@@ -21,7 +20,7 @@ from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
-MODULES = ("my_tools", "my_environment", "my_start", "my_summaries")
+MODULES = ("my_tools", "my_environment", "my_start")
 
 
 @pytest.fixture
@@ -91,31 +90,6 @@ def test_the_tool_task_answers_calls_until_there_is_none(files):
     assert scored.completion.messages[1]["content"] == str(base**3)
     assert scored.correct
     assert scored.reward == pytest.approx(1.2)
-
-
-def play(environment, *texts: str, **config) -> Conversation:
-    """The conversation of this environment with a policy that says these texts."""
-    made = chat_tokenizer()
-    [prompt] = prompts(made, 1)
-    one = Conversation(
-        prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000, most_tokens=4000
-    )
-    pool = conversations(lambda _: environment, made, **config).start([one])
-    list(roll_out([one], Script(made, *texts), pool, lambda value: value, wait_for_answers=False))
-    pool.close()
-    return one
-
-
-def test_a_summary_takes_the_place_of_a_long_history(files, monkeypatch):
-    import my_summaries
-
-    monkeypatch.setattr(my_summaries, "WINDOW", 4)
-    one = play(my_summaries.Summarised(), "a", "b", "all of it", "c", max_turns=4)
-    completion = one.completion(0)
-    assert one.finish_reason == "max_turns"
-    assert [turn.trace for turn in one.turns] == [0, 0, 0, 1]
-    assert completion.traces[1].messages[0]["content"] == "You have found out so far: all of it\nGo on."
-    assert completion.traces[1].reason == "summarised"
 
 
 def test_the_tool_may_run_in_a_process(files):

@@ -1,9 +1,9 @@
-"""The pages of metrics have every key that runs log, and no other. Integration tests check every line of their runs, too."""
+"""The page of metrics has every key that runs log, and no other. Integration tests check every line of their runs, too."""
 
 import re
 from pathlib import Path
 
-from tests.parts.metric_pages import documented_keys, undocumented
+from tests.parts.metric_pages import RUN, documented_keys, undocumented
 
 PACKAGE = Path(__file__).parents[3] / "torchtitan_rl"
 
@@ -31,7 +31,7 @@ def test_documented_metric_keys_exist_in_the_code():
             texts |= set(re.split(r"[/{}]", text))
     # made of a number or of a field's name: quantiles, pass@k and the ends of intervals, lengths
     made = re.compile(r"p\d+|<\w+>|.*@k.*|\.\.\.|length_<bucket>")
-    lasts = {key.rpartition("/")[2] for key in documented_keys("metrics.md")}
+    lasts = {key.rpartition("/")[2] for key in documented_keys(RUN)}
     missing = {last for last in lasts if not made.fullmatch(last) and last not in texts and not _composed(last, texts)}
     assert missing == set()
 

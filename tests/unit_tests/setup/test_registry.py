@@ -166,7 +166,7 @@ def test_an_unknown_key_is_an_error_with_a_suggestion():
         ("--init_kl_coef", "--algorithm.kl.coef"),
         (
             "--loss_type",
-            "config.algorithm.loss, a part of config.algorithm, set in a config function (docs/algorithms.md)",
+            "config.algorithm.loss, a part of config.algorithm, set in a config function (docs/papers.md#what-the-settings-mean-together)",
         ),
     ],
 )
