@@ -22,6 +22,7 @@ from torchtitan_rl.library.agents.protocol import (
 )
 from torchtitan_rl.library.agents.running import Running, RunningCommand, RunningCoroutine
 from torchtitan_rl.library.agents.settings import NotFollowed
+from torchtitan_rl.library.chat_messages import REASONING
 from torchtitan_rl.library.environments.checks import Context, check_command
 from torchtitan_rl.library.environments.fitted import FittedEnvironment
 from torchtitan_rl.library.environments.interface import Message, Turn
@@ -233,7 +234,7 @@ class AgentEnvironment(FittedEnvironment):
             return message
         if (said := self._said.get(_key(message))) is not None:
             return {"role": "assistant", "content": said}
-        shown = {"role": "assistant", "content": message["content"]}
+        shown = {field: value for field, value in message.items() if field != "tool_calls"}
         if calls := message["tool_calls"]:
             shown["tool_calls"] = [
                 {"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
@@ -272,4 +273,5 @@ def _tool_names(request: ChatRequest) -> dict[str, str]:
 def _key(message: Message) -> str:
     """A message of the policy without its calls' ids, as text."""
     calls = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
-    return json.dumps([message["content"].strip(), calls], sort_keys=True)
+    thinking = [message.get(field) for field in REASONING]
+    return json.dumps([message["content"].strip(), thinking, calls], sort_keys=True)

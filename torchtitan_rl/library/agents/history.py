@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchtitan_rl.common.text import head_and_tail
+from torchtitan_rl.library.chat_messages import REASONING
 from torchtitan_rl.library.environments.interface import Message
 
 UNREADABLE = "unreadable"
@@ -58,6 +59,7 @@ def same(before: Message, now: Message) -> bool:
     calls = list(zip(before["tool_calls"], now["tool_calls"], strict=False))
     return (
         before["content"].strip() == now["content"].strip()
+        and all(before.get(field) == now.get(field) for field in REASONING)
         and len(before["tool_calls"]) == len(now["tool_calls"])
         and all(_same_call(one, other) for one, other in calls)
     )

@@ -11,6 +11,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.library.agents import responses
 from torchtitan_rl.library.agents.history import UNREADABLE
 from torchtitan_rl.library.agents.settings import check_settings
+from torchtitan_rl.library.chat_messages import REASONING
 from torchtitan_rl.library.environments.interface import Message
 from torchtitan_rl.library.environments.tool_calls import ToolCall
 
@@ -57,7 +58,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request. Its messages have only the fields that count: role, content, tool_call_id, tool_calls."""
+    """One request. Its messages have only the fields that count: role, content, thinking, tool_call_id, tool_calls."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -120,6 +121,7 @@ def _read_message(given: Any) -> Message:
         if not isinstance(calls, list):
             raise AgentError("the agent's request has tool_calls that are no list")
         return {
+            **{field: _text(given[field]) for field in REASONING if given.get(field)},
             "role": role,
             "content": _text(given.get("content")),
             "tool_calls": [_read_call(call) for call in calls],

@@ -297,6 +297,16 @@ def test_few_shot_turns_of_the_first_request_are_context():
         assert policy.opening[2] == {"role": "tool", "name": "multiply", "content": "1"}
 
 
+def test_thinking_in_a_field_of_its_own_is_context_and_a_change_of_it_is_named():
+    thought = {**SAID, "reasoning_content": "I multiply."}
+    again = {"messages": [USER, {**thought, "reasoning_content": "I add."}, NEXT]}
+    with Policy(asks({"messages": [USER, thought, NEXT]}, again)) as policy:
+        assert policy.opening[1] == thought
+        context = policy.say("30").messages
+        assert context[1] == again["messages"][1]
+        assert re.match("changed message 2: .*I multiply.* became .*I add", context.reason)
+
+
 @pytest.mark.parametrize("arguments", ['{"INVALID_JSON": "x"}', "{}", "some text", None])
 def test_a_broken_call_is_not_compared_by_its_arguments(arguments):
     def kept(message):
