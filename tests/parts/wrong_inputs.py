@@ -332,7 +332,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         _option("trainer.lr-scheduler.min-lr-factor", "2", "2.0: expected at least 0 and at most 1"),
         _option("trainer.skip-nonfinite-updates", "-1", "-1: expected at least 0. 0 stops at the first."),
-        _option("weight-sync.max-diff", "nan", "nan: expected at least 0. Leave it out for the dtype's own."),
+        _option("weight-sync.max-diff", "nan", "nan: expected at least 0. Leave it out for no limit of one's own."),
         _option("weight-sync.check-interval", "-1", "-1: expected at least 0"),
         _option("trainer.logprob-gate.max-diff", "0", "0.0: expected more than 0. Leave it out for no limit"),
     ],
