@@ -230,6 +230,7 @@ class CountingExecutor(ExecutorWithExternalLauncher):
 class _Tokenizer:
     eos_token_id = END
     chat_template = None
+    added_tokens_decoder: dict = {}
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, ids))

@@ -52,6 +52,7 @@ class TokenizerStandIn:
 
     eos_token_id = 0
     chat_template = None
+    added_tokens_decoder: dict = {}
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return " ".join(map(str, token_ids))

@@ -15,7 +15,6 @@ from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, flat
-from torchtitan_rl.library.divergence import DIVERGENCE
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
     from torchtitan_rl.core.trainer.trainer import Trainer
 
+DIVERGENCE = "divergence"
+"""The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
+episodes keep it for the sample tables."""
 LOGPROBS = "teacher_logprobs"
 """The token column with log nu, which `Teacher` sets."""
 LOG_RATIOS = "teacher_log_ratios"

@@ -23,10 +23,6 @@ from torchtitan_rl.core.trainer.logprobs import (
     wide,
 )
 
-DIVERGENCE = "divergence"
-"""The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
-episodes keep it for the sample tables."""
-
 TILES = 8
 """Tiles that exist at once. On a GPU they share the memory that logprobs.py gives to a few."""
 

@@ -12,7 +12,8 @@ from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
 from torchtitan_rl.core.trainer.score import HeadInput, HeadReader, forget_forwards, keep_columns, on_one_row, run_model
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group, TrainBatch
-from torchtitan_rl.library.divergence import DIVERGENCE, TeacherOutput, chunked_divergence
+from torchtitan_rl.library.distillation import DIVERGENCE
+from torchtitan_rl.library.divergence import TeacherOutput, chunked_divergence
 
 
 class ExactTeacher:

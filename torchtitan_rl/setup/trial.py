@@ -30,8 +30,7 @@ from torchtitan_rl.core.types import (
     TurnRecord,
     flat,
 )
-from torchtitan_rl.library.distillation import LOGPROBS
-from torchtitan_rl.library.divergence import DIVERGENCE
+from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.references import correctable, is_users_file, tried
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows

@@ -22,8 +22,7 @@ from torchtitan_rl.core.trainer import minibatches, packing
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
-from torchtitan_rl.library.distillation import LOGPROBS, Distill, ExactDistill, Teacher, _by_quarter
-from torchtitan_rl.library.divergence import DIVERGENCE
+from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher, _by_quarter
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.library.seed_grpo import SeedGrpo
