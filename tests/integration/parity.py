@@ -54,7 +54,7 @@ class TokenizerStandIn:
     chat_template = None
     added_tokens_decoder: dict = {}
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
         return " ".join(map(str, token_ids))
 
 
