@@ -119,6 +119,14 @@ def _policy_logprobs(
     model: "Decoder", spec: "ModelSpec", folder: Path, ids: Tensor, *, temperature: float = 1.0
 ) -> Tensor:
     """Returns the policy's log π(ids[1:]), [L - 1], with the weights that training would load."""
+    load_start(model, spec, folder)
+    layout = SegmentLayout.of([len(ids)], device="cpu")
+    logprobs = score(model, ids, ids.roll(-1), layout, temperature).logprobs  # [L]
+    return logprobs[:-1]
+
+
+def load_start(model: "Decoder", spec: "ModelSpec", folder: Path) -> None:
+    """Give a model of `meta_model` memory on the CPU and the folder's weights."""
     model.init_weights(
         buffer_device=torch.device("cpu")
     )  # parameters have no memory yet, so no time goes into random ones
@@ -128,9 +136,6 @@ def _policy_logprobs(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there is one process
         load_hf_weights(model, spec.state_dict_adapter(spec.model, None), str(folder))
-    layout = SegmentLayout.of([len(ids)], device="cpu")
-    logprobs = score(model, ids, ids.roll(-1), layout, temperature).logprobs  # [L]
-    return logprobs[:-1]
 
 
 def _make_parameters(model: nn.Module) -> None:
