@@ -18,7 +18,9 @@ from torchtitan_rl.setup.second_opinion import load_start
 REAL = [
     "--config", "smollm2", "--evaluation.every", "0", "--num-prompts-per-step", "4", "--sampling.n", "4", "--num-steps", "3",
     "--metrics.sinks", "jsonl", "--metrics.no-report", "--checkpoint.interval", "1", "--checkpoint.keep-latest-k", "0",
+    "--trainer.optimizer.lr", "1e-6",
 ]  # fmt: skip
+"""Three steps of 16 samples at the config's own rate of 1e-5 follow one sample's noise: the capital of France is then L'Étoile."""
 
 
 @pytest.fixture(scope="session")
