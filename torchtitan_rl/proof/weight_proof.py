@@ -150,7 +150,7 @@ class WeightProof:
         wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other and name in due}
         constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
         wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
-        if self._wide_head and HEAD in due and not self._wide_head.is_current():
+        if self._wide_head and not self._wide_head.is_current():
             wrong[HEAD] = OTHER_VALUES
         if sent is not None:
             copies = zip(self._names, self._copies.tolist(), strict=True)
