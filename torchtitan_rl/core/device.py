@@ -126,7 +126,8 @@ class WideHead:
     """The float32 copy of a bfloat16 CPU engine's output head. Without one, vLLM casts the head at each decode step."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.source = model.lm_head  # the embedding, if they are tied
+        # vLLM's Cohere and Gemma 2 have no head beside their tied embedding.
+        self.source = model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
         self.weight = self.source.weight.float()  # [Vs, D]
         head = copy.copy(self.source)
         head._parameters = {
@@ -134,7 +135,9 @@ class WideHead:
             "weight": nn.Parameter(self.weight, requires_grad=False),
         }
         # Not a submodule: vLLM would look for its weights in each reload.
-        model.logits_processor.register_forward_pre_hook(lambda _, args: (head, *args[1:]))
+        model.logits_processor.register_forward_pre_hook(
+            lambda _, args: (head, *args[1:]) if args[0] is self.source else None
+        )
 
     def refresh(self) -> None:
         """Copy the weights that the engine has now."""

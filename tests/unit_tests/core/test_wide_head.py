@@ -11,6 +11,24 @@ class Processor(nn.Module):
         return hidden @ head.weight.T
 
 
+class TiedEngine(nn.Module):
+    """As vLLM's Cohere: the logits come from the embedding, and there is no lm_head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(8, 4, dtype=torch.bfloat16)
+        self.logits_processor = Processor()
+
+
+@torch.no_grad()
+def test_an_engine_without_a_head_computes_logits_from_a_copy_of_its_embedding():
+    engine, hidden = TiedEngine(), torch.randn(3, 4)
+    WideHead(engine)
+    logits = engine.logits_processor(engine.model.embed_tokens, hidden)  # bfloat16 weights would be another dtype
+    torch.testing.assert_close(logits, hidden @ engine.model.embed_tokens.weight.float().T, rtol=0, atol=0)
+
+
 class Engine(nn.Module):
     def __init__(self) -> None:
         super().__init__()
