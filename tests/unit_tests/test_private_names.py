@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchtitan_rl"
-MAY_REPLACE = ("core/device.py", "core/generator/scheduler.py")
+MAY_REPLACE = ("core/device.py",)
 
 
 class Private(NamedTuple):
@@ -54,20 +54,6 @@ NAMES = [
     Private("vllm.lora.model_manager:LoRAModelManager#model.lora_manager", "library/lora/engine.py, library/lora/proof.py", "replaces the adapter in process"),
     Private("vllm.lora.model_manager:LoRAModelManager#modules", "library/lora/proof.py", "the engine's adapted layers"),
     Private("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA#lora_a_stacked", "library/lora/proof.py", "the buffer of an adapter, for its checksum"),
-    Private("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", "core/generator/scheduler.py", "appends the token of a growing sequence; all others go to vLLM's", True),
-    Private("vllm.v1.core.sched.scheduler:Scheduler.add_request", "core/generator/scheduler.py", 'notes a request whose tokens may wait', True),
-    Private("vllm.v1.core.sched.scheduler:Scheduler.finish_requests", "core/generator/scheduler.py", 'forgets the tokens of aborted requests', True),
-    Private("vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots", "core/generator/scheduler.py", 'is skipped if the next token has a slot', True),
-    Private("vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output", "core/generator/scheduler.py", 'its source, and that of the functions beside it in `_source`, must be the known one'),
-    Private("vllm.v1.core.sched.scheduler:Scheduler#kv_cache_manager", "core/generator/scheduler.py", 'to skip allocations'),
-    Private("vllm.v1.core.kv_cache_manager:KVCacheManager#empty_kv_cache_blocks", "core/generator/scheduler.py", 'what an allocation of no block returns'),
-    Private("vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator#single_type_managers", "core/generator/scheduler.py", 'the kinds of attention, and the size of a block'),
-    Private("vllm.v1.request:Request#_all_token_ids", "core/generator/scheduler.py", 'a token is appended'),
-    Private("vllm.v1.request:Request#_output_token_ids", "core/generator/scheduler.py", 'a token is appended'),
-    Private("vllm.v1.request:Request#num_in_flight_tokens", "core/generator/scheduler.py", 'a token less is on its way'),
-    Private("vllm.v1.request:Request#num_output_placeholders", "core/generator/scheduler.py", 'a token less is on its way, in the asynchronous scheduler'),
-    Private("vllm.v1.request:Request#num_stale_output_tokens", "core/generator/scheduler.py", 'whether the token was sampled before a preemption'),
-    Private("vllm.v1.request:Request#prefill_stats", "core/generator/scheduler.py", 'whether the token is the first'),
     Private("torch:_foreach_div", "core/trainer/norms.py", 'one launch for many tensors'),
     Private("torch:_foreach_sqrt_", "core/trainer/norms.py", 'one launch for many tensors'),
     Private("torch:_foreach_add_", "core/trainer/norms.py", 'one launch for many tensors'),
@@ -132,7 +118,7 @@ def test_every_private_import_is_listed():
     assert imported() <= {private.name for private in NAMES}
 
 
-def test_only_device_and_scheduler_replace_behaviour():
+def test_only_device_replaces_behaviour():
     others = [p.name for p in NAMES if p.replaces and not all(f.startswith(MAY_REPLACE) for f in p.files.split(", "))]
     assert others == []
 

@@ -32,7 +32,6 @@ def reports(tmp_path_factory) -> dict[str, dict]:
     programs = {
         "trainer": ["tests.gpu_rehearsal", "quick"],
         "engine": ["tests.gpu_rehearsal.engine"],
-        "scheduling": ["tests.gpu_rehearsal.scheduling"],
     }
     names = "TORCHTITAN", "TORCHELASTIC", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "VLLM", "TORCH_COMPILE"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(names)}
@@ -79,18 +78,6 @@ def test_excess_device_synchronizations_are_reported_with_their_lines(reports):
 
 def test_simulated_gpu_engine_completes_prompts_through_sleeps_and_preemptions(reports):
     assert reports["engine"]["rehearse_steps"] == []
-
-
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
-def test_both_schedulers_do_the_same_on_random_workloads(reports, mode):
-    assert reports["scheduling"][mode] == []
-
-
-def test_the_turn_scheduler_makes_about_half_the_calls_of_the_stock_one(reports):
-    """Which is its time, whatever else the machine does: the benchmark of both measures 0.43 to 0.48."""
-    calls = reports["scheduling"]["host_calls"]
-    ratios = {number: calls["turns"][number] / calls["stock"][number] for number in ("64", "256")}
-    assert max(ratios.values()) <= 0.52, calls
 
 
 def test_every_shipped_config_builds_a_cuda_engine_config(reports):

@@ -28,7 +28,6 @@ from torchtitan_rl.core.generator.rollout import EnvironmentFactory
 from torchtitan_rl.core.generator.routing import SlotRecords, output_records
 from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
 from torchtitan_rl.core.generator.sampling_round import SamplingRound
-from torchtitan_rl.core.generator.scheduler import scheduler_class
 from torchtitan_rl.core.generator.turn_engine import EngineLora, EngineStatistics, TurnEngine
 from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
 
@@ -77,10 +76,6 @@ class Generator(Configurable):
         max_num_seqs: int = number(256, least=1, most=4096)
         """Maximum number of sequences that one replica decodes at once."""
 
-        scheduler: Literal["turns", "stock"] = "turns"
-        """"turns": tokens leave vLLM's scheduler when their turn ends, which takes the host less than half the time.
-        "stock": vLLM's own. Both sample the same tokens with the same log-probabilities."""
-
         router_replay: bool = False
         """For a mixture of experts: record which experts the engine chose for each token, and let the trainer choose the
         same, with weights from its own router (R3, arXiv 2510.11370)."""
@@ -120,8 +115,6 @@ class Generator(Configurable):
         self.num_replicas = dist.get_world_size() // degree
         self.lora, self.lora_request = lora, lora.request() if lora else None
         options = engine_options(config) | (lora.engine_options() if lora else {})
-        if config.scheduler == "turns":
-            options["scheduler_cls"] = scheduler_class(asynchronous=not ON_CPU)
         self._sleeps = options["enable_sleep_mode"]
         self._asleep = False
         self._said_cache_is_small = False

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.sampling import hidden_token_ids
-from torchtitan_rl.core.generator.scheduler import pass_on_waiting
 from torchtitan_rl.core.types import Metric, RecordArray
 
 if TYPE_CHECKING:
@@ -115,7 +114,6 @@ class TurnEngine:
         """End every unfinished turn. Returns the tokens sampled so far, without a finish_reason."""
         from vllm.v1.engine import FinishReason
 
-        pass_on_waiting(self._engine)
         states = list(self._engine.output_processor.request_states.values())
         cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
         self.outputs += cut

@@ -89,3 +89,18 @@ def test_aborted_requests_do_not_affect_the_next_call(generator, scheduler, monk
         sampled(generator, PROMPTS)
     monkeypatch.undo()
     assert said(flat(sampled(generator, PROMPTS))) == expected
+
+
+def test_sequences_that_may_outgrow_the_cache_are_said_once(generator, monkeypatch, capsys):
+    cache = generator.llm.llm_engine.vllm_config.cache_config
+    monkeypatch.setattr(generator, "_said_cache_is_small", False)
+    monkeypatch.setattr(cache, "num_gpu_blocks", 8)  # 256 tokens
+    generator.begin(PROMPTS[:2], sampling_config=SamplingConfig(n=1, max_tokens=1))
+    assert capsys.readouterr().out == ""
+    many = SamplingConfig(n=12, max_tokens=2 * CPU_BLOCK_TOKENS)
+    for _ in range(2):
+        generator.begin(PROMPTS[:1], sampling_config=many)
+    [line] = capsys.readouterr().out.splitlines()
+    assert "12 sequences take" in line
+    assert "which holds 256" in line
+    assert "VLLM_CPU_KVCACHE_SPACE" in line
