@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -246,9 +247,8 @@ def main() -> None:
     load_hf_weights(model, adapter, folder)
     failures: list[str] = []
     policy_diff = check_gradients(model, adapter, folder, dims, args.dtype, failures)
-    generator = Generator.Config(
-        tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False
-    ).build(
+    generator = start_generator(
+        Generator.Config(tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False),
         hf_assets_path=folder,
         tokenizer=TokenizerStandIn(),
         sampling=SamplingConfig(n=2, max_tokens=16, stop_token_ids=list(range(1, 60))),

@@ -23,6 +23,7 @@ from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, model_config
 from torchtitan_rl.core.trainer.score import score, score_only
 from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
@@ -213,7 +214,8 @@ class Engine:
 
     def __init__(self, folder: Path, degree: int = 1) -> None:
         config = Generator.Config(dtype="float32", max_model_len=64, sleep=False, tensor_parallel_degree=degree)
-        self.generator = config.build(
+        self.generator = start_generator(
+            config,
             hf_assets_path=str(folder),
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=1, max_tokens=4),

@@ -19,6 +19,7 @@ from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.policy import build_policy, model_config
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
@@ -56,9 +57,8 @@ class AdapterPair:
         load_hf_weights(self.model, self.names, str(folder))
         lora.attach(self.model, self.names)
         self.lora, self.policy_shards = lora, ShardChecksums(self.model, self.names)
-        self.generator = Generator.Config(
-            dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp
-        ).build(
+        self.generator = start_generator(
+            Generator.Config(dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp),
             hf_assets_path=str(folder),
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=2, max_tokens=8),

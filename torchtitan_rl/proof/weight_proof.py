@@ -18,8 +18,8 @@ from torchtitan_rl.proof.checksum import checksums, place_weights
 from torchtitan_rl.proof.expert_parts import ExpertPart, expert_parts, is_experts
 
 if TYPE_CHECKING:
-    from torchtitan_rl.core.device import WideHead
     from torchtitan_rl.core.generator.generator import Generator
+    from torchtitan_rl.core.generator.turn_engine import WideHead
     from torchtitan_rl.proof.shard_checksums import ShardChecksums
 
 UNITS = 64

@@ -26,6 +26,7 @@ from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher
+from torchtitan_rl.library.engine.start import small_cache_note, start_generator
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
@@ -217,7 +218,8 @@ def _build_generator(
 ) -> "Generator":
     tp_size = config.generator.tensor_parallel_degree
     engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
-    generator = config.generator.build(
+    generator = start_generator(
+        config.generator,
         hf_assets_path=config.hf_assets_path,
         tokenizer=tokenizer,
         sampling=config.sampling,
@@ -226,6 +228,8 @@ def _build_generator(
         stats=EngineStats(),
         lora=EngineAdapter(lora, **engine) if lora else None,
     )
+    if said := small_cache_note(generator, num_prompts=config.num_prompts_per_step):
+        events.progress(said)
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from torchtitan_rl.core import device
-from torchtitan_rl.core.generator import generator as generator_module
-from torchtitan_rl.core.generator.generator import Generator, engine_options
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.library.engine import start
+from torchtitan_rl.library.engine.start import engine_options
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,11 @@ from torchtitan_rl.core.generator.generator import Generator, engine_options
     ],
 )
 def test_expandable_segments_are_detected_in_the_variables_that_pytorch_reads(monkeypatch, settings, found):
-    for name in device.ALLOCATOR_VARIABLES:
+    for name in start.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert device.expandable_segments() is found
+    assert start.expandable_segments() is found
 
 
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
@@ -57,8 +58,8 @@ NO_CUSTOM = {"disable_custom_all_reduce": True}
     ],
 )
 def test_engine_options_for_each_device(monkeypatch, on_cpu, growing, dtype, degree, expected):
-    monkeypatch.setattr(generator_module, "ON_CPU", on_cpu)
-    monkeypatch.setattr(generator_module, "expandable_segments", lambda: growing)
+    monkeypatch.setattr(start, "ON_CPU", on_cpu)
+    monkeypatch.setattr(start, "expandable_segments", lambda: growing)
     assert engine_options(Generator.Config(dtype=dtype, tensor_parallel_degree=degree)) == expected
 
 
@@ -95,7 +96,7 @@ def test_only_shared_memory_of_killed_runs_is_removed():
     for path in names.values():
         path.touch()
     try:
-        device.unlink_shared_memory(range(90002, 90004), 1)
+        start.unlink_shared_memory(range(90002, 90004), 1)
         assert {which for which, path in names.items() if path.exists()} == {"0 my sibling's", "1 another replica's"}
     finally:
         for path in names.values():
@@ -107,7 +108,7 @@ def test_ld_preload_is_reset_after_the_engine_start(monkeypatch, before):
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     if before:
         monkeypatch.setenv("LD_PRELOAD", before)
-    with device.without_preloads():
+    with start.without_preloads():
         os.environ["LD_PRELOAD"] = "/with space/libgomp.so"
     assert os.environ.get("LD_PRELOAD") == before
 
@@ -116,6 +117,6 @@ def test_engine_model_is_imported_in_this_process(tmp_path):
     from vllm import ModelRegistry
 
     (tmp_path / "config.json").write_text('{"architectures": ["Unknown", "Qwen3ForCausalLM"]}')
-    device.import_engine_model(str(tmp_path))
+    start.import_engine_model(str(tmp_path))
     assert ModelRegistry.models["Qwen3ForCausalLM"].model_cls.__name__ == "Qwen3ForCausalLM"
     assert "Unknown" not in ModelRegistry.models

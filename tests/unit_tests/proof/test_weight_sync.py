@@ -17,6 +17,7 @@ from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
 from torchtitan_rl.core.trainer.policy import build_policy, model_config
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Completion, Prompt, SegmentLayout, flat
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
@@ -50,7 +51,8 @@ class Pair:
         self.adapter = spec.state_dict_adapter(spec.model, None)
         self.folder = str(folder)
         self.restore()
-        self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False, **generator).build(
+        self.generator = start_generator(
+            Generator.Config(dtype="float32", max_model_len=384, sleep=False, **generator),
             stats=EngineStats(),
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),

@@ -9,7 +9,7 @@ from torchtitan_rl.core.generator.sampling import hidden_token_ids
 from torchtitan_rl.core.types import Metric, RecordArray
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
     from vllm import LLM, RequestOutput
     from vllm.lora.request import LoRARequest
@@ -39,6 +39,19 @@ class EngineStatistics(Protocol):
 
     def metrics(self, outputs: "Sequence[RequestOutput]") -> dict[str, Metric]:
         """The metrics since `begin`, with the outputs of all requests."""
+
+
+class WideHead(Protocol):
+    """A float32 copy of a bfloat16 engine's output head: `library.engine.patches.Float32Head`."""
+
+    source: "nn.Module"
+    """The engine's own head."""
+
+    def refresh(self) -> None:
+        """Copy the weights that the engine has now."""
+
+    def is_current(self) -> bool:
+        """Whether it equals the engine's own head, bit for bit."""
 
 
 class TurnEngine:
