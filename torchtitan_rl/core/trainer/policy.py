@@ -16,7 +16,6 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.core.device import DEVICE_TYPE, adapt_fsdp
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.attention import attention_config, describe_attention
-from torchtitan_rl.core.trainer.experts import packed_moe
 from torchtitan_rl.core.trainer.score import LogprobHead
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
@@ -85,8 +84,7 @@ def model_config(
     compile_head: bool,
     share_prompts_from: int = 0,
 ) -> Decoder.Config:
-    """Returns a copy of the model's config with this device's attention, the scoring head, the RoPE length and experts
-    for packed sequences."""
+    """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
     inner = attention_config(
@@ -95,8 +93,6 @@ def model_config(
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
-        if layer.moe is not None:
-            layer.moe = packed_moe(layer.moe)
     head: dict[str, object] = {}
     for declared in dataclasses.fields(config.lm_head):
         head[declared.name] = getattr(config.lm_head, declared.name)

@@ -20,7 +20,6 @@ from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
-from torchtitan_rl.core.trainer.experts import routing_metrics
 from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import (
     LogprobDiffs,
@@ -36,6 +35,7 @@ from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.policy import build_policy, defer_reduction, model_config
 from torchtitan_rl.core.trainer.score import (
     Companion,
+    SeesPacks,
     TokenScores,
     forget_forwards,
     keep_columns,
@@ -251,7 +251,8 @@ class Trainer(Configurable):
         self.finite.check_weights(weight_norm)
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
-        metrics.append(routing_metrics(self.model, self.dp_group))
+        if isinstance(self.model, SeesPacks):
+            metrics.append(self.model.update_metrics(self.dp_group))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         share_logprob_diffs(groups, mine=self.is_tp_leader)

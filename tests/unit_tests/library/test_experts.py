@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torchtitan.models.common.moe import GroupedExperts
 
-from torchtitan_rl.core.trainer.experts import ExactExperts, packed_moe
 from torchtitan_rl.core.types import NO_RECORD
+from torchtitan_rl.library.models.experts import ExactExperts
 from torchtitan_rl.library.models.mixture_of_experts import MixtureOfExperts
 
 EXPERTS, DIM, HIDDEN, TOP_K = 6, 32, 24, 2
@@ -18,7 +18,7 @@ def moe(padding: int = 0):
     mixture = MixtureOfExperts(
         num_experts=EXPERTS, num_experts_per_tok=TOP_K, moe_intermediate_size=HIDDEN, norm_topk_prob=True
     )
-    made = packed_moe(mixture.config(DIM)).build()
+    made = mixture.config(DIM).build()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     made.padding = padding
