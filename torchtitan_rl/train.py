@@ -105,7 +105,7 @@ def check_arguments(args: Sequence[str]) -> int:
 
     Returns WRONG_INPUT after a message on stderr, or 0: the ranks say everything else.
     """
-    from torchtitan_rl.core.config import check_fields
+    from torchtitan_rl.common.field_limits import check_fields
     from torchtitan_rl.setup.dump_folder import check_dump_folder
     from torchtitan_rl.setup.registry import parse_args
     from torchtitan_rl.setup.start_checkpoint import check_folder
@@ -339,6 +339,7 @@ def _build_services(
     import torch.distributed as dist
 
     from torchtitan_rl.core.services import Services
+    from torchtitan_rl.library.frozen_models import held_out_measures
     from torchtitan_rl.observability.observer import RunObserver
     from torchtitan_rl.resilience.rank_output import failure_marker
     from torchtitan_rl.resilience.replicated import check_replicated
@@ -360,6 +361,7 @@ def _build_services(
         checkpoints=checkpointer,
         stop=StopSignal(failure_marker=failure_marker(run_folder)),
         check_replicated=check_replicated,
+        measure=held_out_measures(parts.trainer, parts.held_out),
         run_folder=run_folder,
     )
 

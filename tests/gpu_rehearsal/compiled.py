@@ -37,9 +37,9 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer import attention, logprobs  # noqa: E402
 from torchtitan_rl.core.trainer import trainer as trainer_module  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
-from torchtitan_rl.core.trainer.reference import Reference  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
+from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 

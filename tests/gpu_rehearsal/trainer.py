@@ -30,12 +30,12 @@ from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.score import HeadReader, TokenScores
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.models.experts import mixtures
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.resilience.checkpointer import policy_state

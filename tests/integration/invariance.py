@@ -32,10 +32,10 @@ from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, 
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
-from torchtitan_rl.core.trainer.reference import Reference  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
 from torchtitan_rl.library.distillation import ExactDistill  # noqa: E402
+from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce  # noqa: E402

@@ -12,9 +12,9 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group
+from torchtitan_rl.library.frozen_models import Reference
 
 
 def tiny_trainer(

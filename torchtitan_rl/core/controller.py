@@ -294,9 +294,6 @@ class Controller(Configurable):
 
     def _evaluate(self) -> dict[str, float]:
         """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
-        # Here, because `--help` needs the settings alone, and the trainer's imports take seconds.
-        from torchtitan_rl.core.trainer.episode_scores import held_out_loss, held_out_teacher
-
         self.services.check_replicated(self.state.step, self.held_out)
         sampled = {}
         for its_pass, sampling in self.evaluation.passes.items():
@@ -309,8 +306,7 @@ class Controller(Configurable):
                 scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
             sampled[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
-            measured = held_out_loss(self.trainer, self.held_out)
-            measured |= held_out_teacher(self.trainer, sampled)
+            measured = self.services.measure(sampled)
         return self.services.observer.evaluation(sampled, self.state, measured)
 
     def close(self) -> None:

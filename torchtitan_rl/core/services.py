@@ -80,7 +80,7 @@ class GroupsInFlight(Protocol):
 
 
 class Source(Protocol):
-    """A frozen model that scores the step's episodes before they get credit: `core.trainer.reference.Reference`, or a
+    """A frozen model that scores the step's episodes before they get credit: `library.frozen_models.Reference`, or a
     teacher."""
 
     name: str
@@ -181,4 +181,6 @@ class Services:
     check_replicated: Callable[[int, Sequence[Prompt] | Sequence[Group[Episode]]], None]
     """Raises on every rank unless all ranks pass the same step and values: they would wait for each other forever.
     Collective."""
+    measure: Callable[[Mapping[EvaluationPass, Sequence[Group[Episode]]]], dict[str, float]]
+    """Returns further metrics of the held-out prompts, by name, given each pass's episodes. Collective."""
     run_folder: Path

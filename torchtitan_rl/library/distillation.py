@@ -174,7 +174,7 @@ class Teacher:
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
-        from torchtitan_rl.core.trainer.episode_scores import episode_logprobs
+        from torchtitan_rl.library.frozen_models import episode_logprobs
 
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
             logprobs = episode_logprobs(self.trainer, self.model, groups)

@@ -22,12 +22,12 @@ from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.engine.start import small_cache_note, start_generator
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.library.models.hf_decoder import longest_window

@@ -14,7 +14,8 @@ from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
 # isort: split
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.core.config import MANY, check_fields
+from torchtitan_rl.common.field_limits import check_fields
+from torchtitan_rl.core.config import MANY
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library import named_models
 from torchtitan_rl.library.lora.adapters import Lora

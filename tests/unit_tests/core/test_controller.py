@@ -152,7 +152,7 @@ def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):
     state.step = resumed_at
     services = Services(
         prompts=run, observer=run, weight_sync=run, checkpoints=run, stop=run, run_folder=run.run_folder,
-        check_replicated=lambda step, values: None,
+        check_replicated=lambda step, values: None, measure=lambda sampled: {},
     )  # fmt: skip
     return Controller(
         config,

@@ -15,10 +15,10 @@ from torchtitan_rl.core import algorithm as core_algorithm
 from torchtitan_rl.core.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.advantages import GroupScale
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.library import demonstrations, distillation, maxent, objectives, seed_grpo
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.validation import validate
 

@@ -13,12 +13,12 @@ from tests.parts.tiny import change_adapters, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, Truncation
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.episode_scores import held_out_loss
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.demonstrations import Demonstrations, Nll
+from torchtitan_rl.library.frozen_models import held_out_loss
 from torchtitan_rl.library.lora.adapters import Lora
 
 MAX_TOKENS = 24

@@ -35,7 +35,7 @@ from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.nonfinite import finite_tokens, raise_for_token
 from torchtitan_rl.core.algorithm.returned import check_gradient, pairs_from, tensor_from
 from torchtitan_rl.core.algorithm.truncation import Truncation
-from torchtitan_rl.core.config import check_fields, number
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import (
@@ -124,7 +124,6 @@ class Algorithm(OwnConfig):
         and the source. Mask: they are left out of the loss and counted."""
 
         def __post_init__(self) -> None:
-            check_fields(self, "algorithm")
             if self.old_logprobs == "sampler":
                 remedy = 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.'
                 corrects = not isinstance(self.mismatch, NoCorrection.Config)
