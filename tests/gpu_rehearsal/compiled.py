@@ -18,6 +18,7 @@ from unittest import mock
 
 os.environ |= {"TORCH_COMPILE_DISABLE": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.library.models.build import build_trainer  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -147,7 +148,8 @@ def _trainer(folder: Path, kl: bool, entropy: float, *, lora: LoraConfig | None 
         **settings,
     )
     config.logprob_gate.distribution = False
-    return config.build(
+    return build_trainer(
+        config,
         model_spec=spec_from_folder(folder),
         hf_assets_path=str(folder),
         parallel_dims=ParallelDims.from_config(parallelism, 1),

@@ -32,13 +32,13 @@ from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, sca
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.score import score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SegmentLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.proof.weight_sync import WeightSync  # noqa: E402

@@ -29,10 +29,10 @@ from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, tiny_s
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.score import score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
+from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
 from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError  # noqa: E402

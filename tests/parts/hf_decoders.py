@@ -19,12 +19,12 @@ from tests.integration.parity import TokenizerStandIn
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.hf import gather, hf_weights
 from torchtitan_rl.core.trainer.score import score, score_only
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.proof.weight_sync import WeightSync

@@ -15,6 +15,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group
 from torchtitan_rl.library.frozen_models import Reference
+from torchtitan_rl.library.models.build import build_trainer
 
 
 def tiny_trainer(
@@ -28,7 +29,8 @@ def tiny_trainer(
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=reshard)
     set_spmd_backend(parallelism.spmd_backend)
     settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
-    return Trainer.Config(parallelism=parallelism, **settings).build(
+    return build_trainer(
+        Trainer.Config(parallelism=parallelism, **settings),
         model_spec=tiny_spec(),
         hf_assets_path=folder,
         parallel_dims=ParallelDims.from_config(parallelism, 1),

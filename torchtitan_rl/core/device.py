@@ -15,7 +15,6 @@ except ModuleNotFoundError:  # a script was started with the system's Python
         f"error: {sys.executable} has no torch. Run scripts/setup.sh once and use .venv/bin/python."
     )
 import torch._utils
-from torch import nn
 
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_CPU = DEVICE_TYPE == "cpu"
@@ -43,15 +42,6 @@ if ON_CPU:
     warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype", UserWarning)
     # Ranks that share cores must not be pinned to the same ones.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-
-
-def adapt_fsdp(model: nn.Module) -> None:
-    """Let FSDP2 reduce gradients on gloo, which has no pre-multiplied sum."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(ON_CPU)
 
 
 def compute_capability() -> tuple[int, int]:

@@ -59,7 +59,7 @@ class Reference:
         self.trainer = trainer
         self.model = trainer.model
         if trainer.lora is None:
-            self.model = trainer.load_policy().requires_grad_(False)
+            self.model = trainer.models.policy().requires_grad_(False)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""

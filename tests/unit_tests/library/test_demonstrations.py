@@ -20,6 +20,7 @@ from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.demonstrations import Demonstrations, Nll
 from torchtitan_rl.library.frozen_models import held_out_loss
 from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.library.models.build import build_trainer
 
 MAX_TOKENS = 24
 ROWS = [
@@ -69,14 +70,15 @@ def build(folder: str, *, max_tokens: int = 4096, lora_rank: int = 0, **algorith
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
     lora = LoraConfig(rank=lora_rank)
-    return Trainer.Config(
-        parallelism=parallelism,
-        mixed_precision_param="float32",
-        logprob_chunk_tokens=7,
-        max_tokens_per_microbatch=max_tokens,
-        max_norm=1e9,
-        lora=lora,
-    ).build(
+    return build_trainer(
+        Trainer.Config(
+            parallelism=parallelism,
+            mixed_precision_param="float32",
+            logprob_chunk_tokens=7,
+            max_tokens_per_microbatch=max_tokens,
+            max_norm=1e9,
+            lora=lora,
+        ),
         model_spec=tiny_spec(),
         hf_assets_path=folder,
         parallel_dims=ParallelDims.from_config(parallelism, 1),

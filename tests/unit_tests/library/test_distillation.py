@@ -25,6 +25,7 @@ from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher, _by_quarter
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
+from torchtitan_rl.library.models.build import build_trainer
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 TEACHER = [(-0.5, -2.0), (-1.5, -0.1)]
@@ -256,9 +257,10 @@ def test_settings_that_the_exact_loss_does_not_read_are_refused(setting):
 def trainer_of(folder: Path, loss: Loss.Config | None = None, *, parallelism: str = "default", **settings) -> Trainer:
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=parallelism)
     set_spmd_backend(parallelism.spmd_backend)
-    return Trainer.Config(
-        parallelism=parallelism, mixed_precision_param="float32", logprob_chunk_tokens=7, max_norm=1e9, **settings
-    ).build(
+    return build_trainer(
+        Trainer.Config(
+            parallelism=parallelism, mixed_precision_param="float32", logprob_chunk_tokens=7, max_norm=1e9, **settings
+        ),
         model_spec=tiny_spec(),
         hf_assets_path=str(folder),
         parallel_dims=ParallelDims.from_config(parallelism, 1),

@@ -36,6 +36,7 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.library.models.build import build_trainer
 from torchtitan_rl.library.models.hf_decoder import (
     check_other_parts,
     check_parallelism,
@@ -125,7 +126,8 @@ def trainer_of(folder) -> Trainer:
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     made = Trainer.Config(parallelism=parallelism, mixed_precision_param="float32", logprob_chunk_tokens=32)
     made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-3, 0
-    return made.build(
+    return build_trainer(
+        made,
         model_spec=spec_from_folder(folder),
         hf_assets_path=str(folder),
         parallel_dims=ParallelDims.from_config(parallelism, 1),
@@ -169,7 +171,7 @@ def test_bfloat16_stays_near_float32(folder_of):
     folder = folder_of("gemma3_text")
     trainer = trainer_of(folder)
     trainer.config = replace(trainer.config, mixed_precision_param="bfloat16")
-    rounded = trainer.load_policy()
+    rounded = trainer.models.policy()
     tokens, labels, layout, mask = packed(sequences())
     exact, near = (score(m, tokens, labels, layout, 1.0).logprobs[mask.bool()] for m in (trainer.model, rounded))
     assert 0 < (exact - near).abs().max() < 0.3

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from tests.parts.hf_decoders import BOUNDS, YARN, policy_figures, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.score import score_only
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import QWEN3_SIZES, hf_architecture, new_hf_model, qwen3, spec_from_folder
+from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
 
 pytestmark = pytest.mark.usefixtures("one_rank")

@@ -13,12 +13,12 @@ from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Completion, Prompt, SegmentLayout, flat
 from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas

@@ -29,6 +29,7 @@ from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.library.models.build import build_trainer
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.proof.shard_checksums import exported_rows
 from torchtitan_rl.resilience.checkpointer import Checkpointer, policy_state
@@ -57,7 +58,8 @@ def build(folder):
             **settings,
         )
         made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-2, 0
-        return made.build(
+        return build_trainer(
+            made,
             model_spec=spec_from_folder(start) if start else tiny_spec(),
             hf_assets_path=str(start or folder),
             parallel_dims=ParallelDims.from_config(parallelism, 1),
