@@ -31,7 +31,12 @@ from torchtitan_rl.core.trainer.gate import (
 )
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import PolicyLora
-from torchtitan_rl.core.trainer.minibatches import Batcher, MiniBatch, split_groups
+from torchtitan_rl.core.trainer.minibatches import (
+    Batcher,
+    MiniBatch,
+    PlanMicrobatches,
+    split_groups,
+)
 from torchtitan_rl.core.trainer.norms import StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.score import (
@@ -83,6 +88,9 @@ class Models(Protocol):
     """The start of the policy."""
     state_dict_adapter: BaseStateDictAdapter
     """Names the policy's weights as Hugging Face does."""
+
+    plan_microbatches: PlanMicrobatches | None
+    """In place of `minibatches.plan_microbatches`."""
 
     def policy(self) -> Decoder:
         """A model with the start's weights, and with adapters if the policy has them. Collective."""
@@ -154,9 +162,9 @@ class Trainer(Configurable):
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
             attention_cost=models.attention_cost(self.model),
-            # What the attention can share, on a CPU any prompt; and what the user asks to be shared.
+            # What the attention can share; on a CPU any prompt.
             share_prompts_from=shortest_shared_prompt(self.model),
-            join_siblings_from=config.share_prompts_from,
+            plan=models.plan_microbatches,
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )

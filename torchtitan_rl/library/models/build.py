@@ -1,6 +1,7 @@
 """Builds the policy: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +22,13 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.trainer.attention import attention_config, describe_attention
+from torchtitan_rl.core.trainer.attention import FlashVarlen, attention_config, describe_attention
 from torchtitan_rl.core.trainer.lora import PolicyLora
+from torchtitan_rl.core.trainer.minibatches import PlanMicrobatches
 from torchtitan_rl.core.trainer.score import LogprobHead
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
+from torchtitan_rl.library.shared_prompts import SharedFlash, plan_with_siblings
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -56,6 +59,9 @@ class ModelLoader:
         # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
         self.pad_multiple = 128 * parallel_dims.tp
         self._max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
+        self.plan_microbatches: PlanMicrobatches | None = None
+        if config.share_prompts_from:
+            self.plan_microbatches = partial(plan_with_siblings, join_siblings_from=config.share_prompts_from)
         self._parallel_dims = parallel_dims
         self._dump_folder = dump_folder
         self._lora = lora
@@ -195,7 +201,9 @@ def model_config(
     """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
-    inner = attention_config(float32=training.mixed_precision_param == "float32", share_prompts_from=share_prompts_from)
+    inner = attention_config(float32=training.mixed_precision_param == "float32")
+    if share_prompts_from and isinstance(inner, FlashVarlen.Config):
+        inner = SharedFlash.Config(share_prompts_from=share_prompts_from)
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
