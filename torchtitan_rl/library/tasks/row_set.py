@@ -55,18 +55,11 @@ class _UnreadableAnswer(RowError):
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(
-        self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None], read_as: str
-    ) -> None:
-        """Reads every row once. Raises UserError with the numbers of the invalid rows.
-
-        Args:
-            read_answer: returns the answer in a cell, or None if there is none.
-            read_as: what `read_answer` reads, in words.
-        """
+    def __init__(self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None]) -> None:
+        """Reads every row once. Raises UserError with the numbers of the invalid rows."""
         self.table = table
         self._config = config
-        self._read_answer, self._read_as = read_answer, read_as
+        self._read_answer = read_answer
         self._whole_numbers: set[str] = set()
         """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
         self._first: dict[str, Any] = self._columns()
@@ -403,10 +396,10 @@ class RowSet:
             raise RowError(f"{self.answer_column!r} has <answer> tags itself; write what is between them")
         text = self._read_answer(str(answer))
         if text is None:
-            raise _UnreadableAnswer(
-                f"no answer found in {self.answer_column!r}, read as {self._read_as}"
-                f"{', with a point before decimals' if ',' in str(answer) else ''}"
-            )
+            kind = self._config.answer_kind
+            read_as = "" if kind == "text" else f", read as task.answer_kind {kind!r}"
+            decimals = ", with a point before decimals" if "," in str(answer) and kind == "number" else ""
+            raise _UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}{read_as}{decimals}")
         return text
 
 

@@ -592,17 +592,17 @@ def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
 
 def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys):
     rows = [*sums(99), {"prompt": "a", "answer": "blue"}]
-    left_out = (
-        "98 rows for training; left out: 1 no answer found in 'answer', read as task.answer_kind 'number' (row 100)"
-    )
+    left_out = "98 rows for training; left out: 1 no answer that can be read in 'answer', read as task.answer_kind 'number' (row 100)"
     task = build(rows, answer_kind="number", held_out_share=0.01)
     assert left_out in told(task, capsys)
-    with pytest.raises(UserError, match="2 rows that cannot be used. rows 100, 101: no answer found in 'answer'"):
+    with pytest.raises(
+        UserError, match="2 rows that cannot be used. rows 100, 101: no answer that can be read in 'answer'"
+    ):
         build([*rows, rows[-1] | {"prompt": "b"}], answer_kind="number")
 
 
 def test_answer_not_parsable_as_its_kind_is_an_error(build, capsys):
-    with pytest.raises(UserError, match="row 3: no answer found in 'answer'"):
+    with pytest.raises(UserError, match="row 3: no answer that can be read in 'answer'"):
         build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
     with pytest.raises(UserError, match="read as task.answer_kind 'number', with a point before decimals"):
         build([*sums(2), {"prompt": "49/2", "answer": "24,5"}], answer_kind="number")
