@@ -14,8 +14,8 @@ def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> l
     """Returns the tokens that end a turn, for the engine, masks, demonstrations and conversations.
 
     They are those of `folder_end_token_ids`, and the one by which the chat template ends an assistant's turn, if it is
-    another: the first special token after the turn's text. If one of the folder's follows before the next turn, as in
-    Command R's "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", that is the end.
+    another: the first special token after the turn's text, which for GLM-4 is the next turn's "<|user|>". If one of the
+    folder's follows before the next turn, as in Command R's "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", that is the end.
     """
     named = set(folder_end_token_ids(folder, tokenizer))
     conversation = [
@@ -25,7 +25,7 @@ def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> l
     ]
     closing = _special_token_ids(tokenizer, conversation[:2])
     between = _special_token_ids(tokenizer, conversation)
-    ends = named if named.intersection(between) else named.union(closing[:1])
+    ends = named if named.intersection(between) else named.union(closing[:1] or between[:1])
     return sorted(ends)
 
 
