@@ -54,10 +54,6 @@ NAMES = [
     Private("vllm.lora.model_manager:LoRAModelManager#model.lora_manager", "library/lora/engine.py, library/lora/proof.py", "replaces the adapter in process"),
     Private("vllm.lora.model_manager:LoRAModelManager#modules", "library/lora/proof.py", "the engine's adapted layers"),
     Private("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA#lora_a_stacked", "library/lora/proof.py", "the buffer of an adapter, for its checksum"),
-    Private("torch:_foreach_div", "core/trainer/norms.py", 'one launch for many tensors'),
-    Private("torch:_foreach_sqrt_", "core/trainer/norms.py", 'one launch for many tensors'),
-    Private("torch:_foreach_add_", "core/trainer/norms.py", 'one launch for many tensors'),
-    Private("torch:_foreach_norm", "core/trainer/norms.py", 'one launch for many tensors'),
 ]  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
-from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import (
     LogprobDiffs,
     diff_rows,
@@ -37,7 +36,7 @@ from torchtitan_rl.core.trainer.minibatches import (
     PlanMicrobatches,
     split_groups,
 )
-from torchtitan_rl.core.trainer.norms import StepNorms
+from torchtitan_rl.core.trainer.norms import FiniteUpdates, StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.score import (
     Companion,
