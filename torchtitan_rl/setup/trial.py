@@ -34,6 +34,7 @@ from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.references import correctable, is_users_file, tried
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows
+from torchtitan_rl.setup.checked_parts import checked
 from torchtitan_rl.setup.memory import meta_model
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     parts = dict.fromkeys(type(part) for part in held if isinstance(part, Configurable))
     own = ", ".join(part.__qualname__ for part in parts if is_users_file(inspect.getfile(part)))
     with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
-        _train(algorithm, draft_episodes(groups))
+        _train(checked(algorithm), draft_episodes(groups))
 
 
 def try_optimizer(config: "RunConfig") -> None:
