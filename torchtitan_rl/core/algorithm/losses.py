@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric, Normalizers, TrainBatch
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.services import Source
+    from torchtitan_rl.core.trainer.trainer import Trainer
 
 TEACHER_TOKEN = "teacher_token"
 """The token column of episodes with the teacher's most likely token, where it is known."""
@@ -67,7 +71,7 @@ class LossInputs:
     mask: Tensor
     """[T] 1.0 on loss tokens."""
     entropy: Tensor
-    """[T] H(pi) in nats, with gradient if `entropy_coef` > 0."""
+    """[T] H(pi) in nats, with gradient if `entropy_coef` > 0 or the loss needs it."""
     sampler_logprobs: Tensor
     """[T] log mu, no gradient; log pi_old for a loss with `from_engine` False."""
     reference_logprobs: Tensor | None
@@ -191,6 +195,10 @@ class Loss(OwnConfig, ABC):
     """Names in `Credit.columns` that it reads from `LossInputs.columns`, [S] each."""
     token_columns: tuple[str, ...] = ()
     """Names in `Credit.token_columns` that it reads from `LossInputs.token_columns`, [T] each."""
+    source_columns: tuple[str, ...] = ()
+    """Names in `Credit.token_columns` that a source sets before `assign_credit`: log-probabilities, [L] each."""
+    needs_entropy_gradient: bool = False
+    """Whether it differentiates `LossInputs.entropy`."""
     controller_inputs: tuple[str, ...] = ()
     """Keys of the step's merged metrics that `after_update` reads."""
 
@@ -198,6 +206,10 @@ class Loss(OwnConfig, ABC):
     def ratio_loss(self) -> "TokenLoss | None":
         """The loss whose ratio and clipping are reported; None if there is none."""
         return None
+
+    def sources(self, trainer: "Trainer") -> "list[Source]":
+        """What scores the step's episodes before their credit, besides the reference and a teacher."""
+        return []
 
     def validate_group_size(self, n: int) -> None:
         """Raise UserError if the loss does not work with groups of n completions."""
