@@ -18,7 +18,14 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import last_tagged
 from torchtitan_rl.library.chat_messages import REASONING, Message
 from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
-from torchtitan_rl.library.tasks.row_messages import is_text, prompt_messages, read_messages, read_tools, without_nulls
+from torchtitan_rl.library.tasks.row_messages import (
+    check_has_no_media,
+    is_text,
+    prompt_messages,
+    read_messages,
+    read_tools,
+    without_nulls,
+)
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "instruction")
@@ -59,7 +66,8 @@ class RowSet:
         self.columns = list(self._first)
         self._demonstrates = config.demonstrations != "none"
         pairs = ("chosen",) * self._demonstrates
-        self.prompt_column = self._named_or_first("prompt_column", (*PROMPT_COLUMNS, *pairs))
+        with_prompt = pairs if isinstance(self._first.get("chosen"), list) else ()
+        self.prompt_column = self._named_or_first("prompt_column", (*PROMPT_COLUMNS, *with_prompt))
         self.answer_column = self._answer_column()
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
@@ -161,7 +169,7 @@ class RowSet:
         )  # fmt: skip
 
     def _columns(self) -> dict[str, Any]:
-        """Returns the columns of any row, in order of first appearance, each with its first value that is not null."""
+        """Returns the columns of any row, in order of first appearance, each with its first value that is not null or ""."""
         first: dict[str, Any] = {}
         faults: dict[str, list[str]] = defaultdict(list)
         empty: set[str] = set()
@@ -171,7 +179,7 @@ class RowSet:
                 faults[str(row)].append(number)
                 continue
             for column, value in row.items():
-                if first.setdefault(column) is None:
+                if first.setdefault(column) in (None, ""):
                     first[column] = value
                 if value is None:
                     empty.add(column)
@@ -186,9 +194,9 @@ class RowSet:
         """Returns the configured column of the answer, else the first usual one, which may be inside an object."""
         nested = [f"{column}.{name}" for column in NESTED_ANSWERS for name in ANSWER_COLUMNS]
         found = [name for name in nested if value_at(self._first, name) is not None]
-        if found and not self._config.answer_column and found[0].startswith("answer."):
-            return found[0]
-        return self._named_or_first("answer_column", ANSWER_COLUMNS) or next(iter(found), "")
+        filled = [column for column in ANSWER_COLUMNS if self._first.get(column) not in (None, "")]
+        inside = [name for name in found if name.startswith("answer.")]
+        return self._named_or_first("answer_column", (*inside, *filled, *found, *ANSWER_COLUMNS))
 
     def reads(self) -> str:
         """Returns the format and the columns that no prompt or answer is made of, in words; "" if it is plain rows.
@@ -210,6 +218,8 @@ class RowSet:
     def _joined(self) -> set[str]:
         """The columns of which the prompt of a known format is made, besides its own."""
         known = {"instruction": {"input", "system", "history"}, "conversations": {"system"}}
+        if "chosen" in self.columns:
+            known |= dict.fromkeys(("prompt", "question"), {"system"})
         named = self._config.prompt_column or self._config.template
         return set() if named else known.get(self.prompt_column, set()) & {*self.columns}
 
@@ -229,7 +239,7 @@ class RowSet:
         there = not name or name in self.columns or name.partition(".")[0] in self.columns
         remedy = f"It has {self.columns}."
         expect(there, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
-        return name or next((column for column in usual if column in self.columns), "")
+        return name or next((column for column in usual if column.partition(".")[0] in self.columns), "")
 
     def _scan(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
@@ -260,9 +270,10 @@ class RowSet:
                 self.left_out[repeated].append(number)
             else:
                 kept[key] = index, _key(example.text, example.messages, example.tools)
-                if (identity := str(row.get("id", number))) in ids:
+                identity = row.get("id")
+                if identity is not None and str(identity) in ids:
                     self.noted["with the id of an earlier row"].append(number)
-                ids.add(identity)
+                ids.add(str(identity))
         some = sum(map(len, unreadable.values())) <= _MOST_UNREADABLE * num_rows
         (self.left_out if some else faults).update(unreadable)
         self._refuse(faults)
@@ -271,6 +282,7 @@ class RowSet:
 
     def _example(self, row: Row) -> Example:
         """Returns the row as an example. Raises RowError if it cannot be one."""
+        check_has_no_media(row)
         for column in self._whole_numbers & row.keys():
             row[column] = row[column] and row[column].removesuffix(".0")
         prompt = value_at(row, self.prompt_column) if self.prompt_column else ""
@@ -332,6 +344,8 @@ class RowSet:
         least = len(prompt) if self.completion_column else 0
         learned = [place for place in turns if place >= least][0 if self._config.demonstrations == "all" else -1 :]
         begin = learned[0] if learned else len(prompt)
+        if learned and begin and whole[begin - 1]["role"] == "assistant":
+            raise RowError("two messages of the assistant's in a row, of which the second answers nothing; join them")
         says_nothing = any(
             not (whole[place].keys() & {*REASONING, "tool_calls"} or _said(whole[place])[1]) for place in learned
         )
@@ -385,10 +399,9 @@ class RowSet:
             raise RowError(f"{self.answer_column!r} has <answer> tags itself; write what is between them")
         text = self._read_answer(str(answer))
         if text is None:
-            raise _UnreadableAnswer(
-                f"no answer found in {self.answer_column!r}, read as task.answer_kind {self._config.answer_kind!r}"
-                f"{', with a point before decimals' if ',' in str(answer) else ''}"
-            )
+            is_number = self._config.answer_kind == "number"
+            expected = ": expected a number alone, with a point before decimals" * is_number
+            raise _UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}{expected}")
         return text
 
 

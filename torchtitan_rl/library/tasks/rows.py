@@ -93,6 +93,7 @@ class Rows(Task):
         of_task = {one.name: one.default for one in fields(config)}  # for the task's own data set on the hub
         place = Path(from_caller(str(Path(config.path).expanduser())))
         is_local, is_file = bool(config.path) and place.exists(), place.is_file()
+        self._told = {""}
         self._held_out_split = config.held_out_split
         if is_file and not config.held_out_path and config.held_out_split == of_task["held_out_split"]:
             self._held_out_split = ""  # one file has no splits
@@ -208,8 +209,9 @@ class Rows(Task):
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
             part = RowSet(table, self.config, self.expected_answer)
-        if reads := part.reads():
+        if (reads := part.reads()) not in self._told:
             progress(reads)
+        self._told.add(reads)
         return part
 
 

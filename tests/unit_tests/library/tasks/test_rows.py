@@ -101,6 +101,7 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
         ({"conversations": TWO}, TWO[1:], "", "ShareGPT: conversations"),
         ({"messages": TWO, "tools": [{"type": "function", "function": ADD}]}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "OpenAI chat: messages, tools"),
+        ({"messages": TWO, "tools": " "}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
         ({"instruction": "Add.", "input": "1 + 1", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
         ({"prompt": "1 + 1?", "chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
@@ -115,6 +116,8 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
             "prime-rl: prompt, verification_info; the answer is verification_info.ground_truth",
         ),
         ({"question": "1 + 1?", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "answer": "", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "ground_truth": "2", "info": '{"answer": 3}'}, [], "2", "not in the prompt: info"),
         ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "the answer is answer.ground_truth"),
         ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "data.parquet: not in the prompt: input"),
     ],
@@ -134,7 +137,7 @@ def test_formats_that_people_have_are_known_by_their_columns(
     assert " + 1" in example.messages[-1]["content"]
     assert (example.demonstration or [], example.expected_answer) == (demonstrated, answer)
     assert (example.tools or [{"function": ADD}])[0]["function"] == ADD
-    assert ("tools" in row) == bool(example.tools)
+    assert (row.get("tools", " ") != " ") == bool(example.tools)
     assert told_of_it.replace("data.parquet", name) in capsys.readouterr().out
 
 
@@ -178,11 +181,30 @@ def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, n
         ({"role": "user", "content": [{"type": "image"}]}, "a part of type 'image'; expected parts of type 'text'"),
         ({"role": "user", "content": ["2"]}, "a part of type 'str'; expected parts of type 'text'"),
         ({"from": "bot", "value": "2"}, "the role 'bot', which is none of"),
+        ({"role": "assistant", "content": [{"type": "tool_use"}]}, "a part of type 'tool_use'; expected parts"),
     ],
 )
 def test_messages_that_cannot_be_read_are_refused_by_name(build, message, told_of_it):
     with pytest.raises(UserError, match=f"row 1: .*{told_of_it}"):
         build([{"messages": [TWO[0], message, TWO[0]]}])
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+@pytest.mark.parametrize("demonstrations", ["none", "last"])
+@pytest.mark.parametrize("media", [{"images": ["a.png"]}, {"image": {"bytes": "x", "path": "a"}}, {"videos": "a.mp4"}])
+def test_an_image_beside_the_text_is_refused_by_name(tmp_path, name, demonstrations, media):
+    [column] = media
+    rows = [{"messages": TWO[: 1 + (demonstrations == "last")], **media}] * 2
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    with pytest.raises(UserError, match=f"something in '{column}', but policies read text alone"):
+        Rows.Config(path=str(tmp_path / name), demonstrations=demonstrations).build()
+
+
+def test_a_column_of_media_that_is_empty_or_a_name_is_kept(build):
+    build([{"prompt": f"{i}?", "images": [], "video": None, "image": "python:3.12"} for i in range(2)])
 
 
 def test_contents_in_parts_of_text_are_read(build):
@@ -206,6 +228,7 @@ def test_contents_in_parts_of_text_are_read(build):
             ["Be brief.", "a", "b"],
         ),
         ({"conversations": SHAREGPT, "system": "Be brief."}, ["Be brief."]),
+        ({"question": "1 + 1?", "chosen": "2", "rejected": None, "system": "Be brief."}, ["Be brief."]),
     ],
 )
 def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, capsys, name, row, first):
@@ -218,7 +241,7 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
     assert [one["content"] for one in example.messages[:-1]] == first
     assert example.messages[-1]["content"].endswith(" + 1?")
     assert example.demonstration == TWO[1:]
-    assert "not in the prompt" not in capsys.readouterr().out
+    assert "system" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -230,6 +253,7 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
             {"conversations": [{"role": "system", "content": "a"}, *TWO], "system": "b"},
             "a system message in 'conversations' and one in 'system'",
         ),
+        ({"messages": [*TWO, TWO[1]]}, "two messages of the assistant's in a row, .*; join them"),
         (
             {"conversations": [{"from": "system", "value": "a"}, SHAREGPT[1]]},
             "a system message last, in place of the user's",
@@ -244,6 +268,13 @@ def test_what_comes_before_the_prompt_is_refused_by_name_if_it_cannot_be_read(bu
 def test_tools_that_are_no_functions_are_refused_by_name(build):
     with pytest.raises(UserError, match="row 1: tools is no list of functions with names, in OpenAI's form"):
         build([{"prompt": "a", "tools": ["hammer"]}])
+
+
+def test_a_chosen_text_without_a_prompt_is_refused_by_name(build):
+    with pytest.raises(
+        UserError, match="task.prompt_column = '': expected the column of data.jsonl that holds the prompt"
+    ):
+        build([{"chosen": "Human: a Assistant: b", "rejected": "c"}], demonstrations="last")
 
 
 def test_a_chosen_answer_to_another_prompt_is_refused_by_name(build):
@@ -402,6 +433,8 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
 def test_duplicate_row_id_is_reported(build, capsys):
     task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
     assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
+    task = build([{**sums(1)[0], "id": 2}, *sums(4)[1:]])  # row 2 has none
+    assert "with the id" not in told(task, capsys)
 
 
 @pytest.mark.parametrize(
@@ -569,19 +602,19 @@ def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
 
 def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys):
     rows = [*sums(99), {"prompt": "a", "answer": "blue"}]
-    left_out = (
-        "98 rows for training; left out: 1 no answer found in 'answer', read as task.answer_kind 'number' (row 100)"
-    )
+    left_out = "98 rows for training; left out: 1 no answer that can be read in 'answer': expected a number alone, with a point before decimals (row 100)"
     task = build(rows, answer_kind="number", held_out_share=0.01)
     assert left_out in told(task, capsys)
-    with pytest.raises(UserError, match="2 rows that cannot be used. rows 100, 101: no answer found in 'answer'"):
+    with pytest.raises(
+        UserError, match="2 rows that cannot be used. rows 100, 101: no answer that can be read in 'answer'"
+    ):
         build([*rows, rows[-1] | {"prompt": "b"}], answer_kind="number")
 
 
 def test_answer_not_parsable_as_its_kind_is_an_error(build, capsys):
-    with pytest.raises(UserError, match="row 3: no answer found in 'answer'"):
+    with pytest.raises(UserError, match="row 3: no answer that can be read in 'answer'"):
         build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
-    with pytest.raises(UserError, match="read as task.answer_kind 'number', with a point before decimals"):
+    with pytest.raises(UserError, match="expected a number alone, with a point before decimals"):
         build([*sums(2), {"prompt": "49/2", "answer": "24,5"}], answer_kind="number")
     rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
     assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
