@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,10 +11,6 @@ from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric, Normalizers, TrainBatch
-
-if TYPE_CHECKING:
-    from torchtitan_rl.core.services import Source
-    from torchtitan_rl.core.trainer.trainer import Trainer
 
 TEACHER_TOKEN = "teacher_token"
 """The token column of episodes with the teacher's most likely token, where it is known."""
@@ -207,8 +203,8 @@ class Loss(OwnConfig, ABC):
         """The loss whose ratio and clipping are reported; None if there is none."""
         return None
 
-    def sources(self, trainer: "Trainer") -> "list[Source]":
-        """What scores the step's episodes before their credit, besides the reference and a teacher."""
+    def sources(self, trainer: Any) -> list[Any]:
+        """Returns each `services.Source` that it asks for, besides the reference and a teacher. `trainer`: a Trainer."""
         return []
 
     def validate_group_size(self, n: int) -> None:
