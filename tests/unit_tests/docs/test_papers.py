@@ -82,13 +82,9 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     if objective.needs_reference:
         Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:
-<<<<<<< HEAD
         Teacher(trainer, tiny_spec(), Path(trainer.models.folder)).add_logprobs(groups)
-=======
-        Teacher(trainer, tiny_spec(), Path(trainer.hf_assets_path)).add_logprobs(groups)
     for source in objective.policy_loss.sources(trainer):
         source.add_logprobs(groups)
->>>>>>> origin/main
     objective.credit.assign(groups)
     before = weights(trainer)
     report = trainer.update(groups)
