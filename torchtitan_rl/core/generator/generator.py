@@ -1,7 +1,7 @@
 """Samples with the colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -77,6 +77,7 @@ class Generator(Configurable):
         llm: "LLM",
         tokenizer: "PreTrainedTokenizerBase",
         end_token_ids: list[int],
+        hidden_token_ids: Set[int],
         sampling: SamplingConfig,
         seed: int,
         sleeps: bool = False,
@@ -89,6 +90,7 @@ class Generator(Configurable):
         Args:
             llm: the engine, with empty weights. `WeightSync.push` must fill them before `generate`.
             end_token_ids: the tokens that end a turn.
+            hidden_token_ids: the tokens that a completion's text leaves out.
             sampling: used if neither `generate` nor the prompt has a sampling config.
             sleeps: whether the engine can sleep.
             environments: makes the environments that answer the policy; None if every completion is one turn.
@@ -102,6 +104,7 @@ class Generator(Configurable):
         self.seed = seed
         self.environments = environments
         self.end_token_ids = end_token_ids
+        self._hidden_token_ids = hidden_token_ids
         self.policy_version = -1
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
@@ -202,6 +205,7 @@ class Generator(Configurable):
             self.llm,
             self.tokenizer,
             self.end_token_ids,
+            self._hidden_token_ids,
             seed=seed_of_turn,
             lora_request=self.lora_request,
             records=self.records,

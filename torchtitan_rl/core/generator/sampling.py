@@ -1,30 +1,8 @@
-"""Sampling settings, and the tokens that a completion's text leaves out."""
+"""The settings of sampling."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torchtitan_rl.core.config import number
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-THINKING_TAGS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
-"""Tags around a policy's thinking. Mistral's and Cohere's are special tokens."""
-
-SHOWN_TAGS = ("<answer>", "</answer>", "<|channel|>", "<|message|>", *sum(THINKING_TAGS, ()))
-"""Special tokens that a completion's text keeps, because rewards read them. gpt-oss names a message's channel by two."""
-
-
-def hidden_token_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
-    """Returns the special tokens that a completion's text leaves out: all but SHOWN_TAGS."""
-    added = tokenizer.added_tokens_decoder.items()
-    return {
-        token_id for token_id, token in added if token.special and token.content not in SHOWN_TAGS
-    }
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,11 +1,10 @@
 """Adapter to vLLM's engine in this process: requests can be added at any time, and turns are returned when they end."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
-from torchtitan_rl.core.generator.sampling import hidden_token_ids
 from torchtitan_rl.core.types import Metric, RecordArray
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ class TurnEngine:
         llm: "LLM",
         tokenizer: "PreTrainedTokenizerBase",
         end_token_ids: list[int],
+        hidden_token_ids: Set[int],
         *,
         seed: Callable[[Conversation], int],
         lora_request: "LoRARequest | None" = None,
@@ -69,6 +69,7 @@ class TurnEngine:
     ) -> None:
         """
         Args:
+            hidden_token_ids: the tokens that a completion's text leaves out.
             seed: returns the seed of a conversation's next turn.
             lora_request: names the adapter of every turn.
             records: returns what the engine recorded of a request, by its output and the engine's name of it.
@@ -76,7 +77,7 @@ class TurnEngine:
         self._engine = llm.llm_engine
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
-        self._hidden = hidden_token_ids(tokenizer)
+        self._hidden = hidden_token_ids
         self._seed, self._lora_request = seed, lora_request
         self._records = records
         self._under_way: dict[str, Conversation] = {}

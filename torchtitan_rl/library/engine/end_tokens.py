@@ -1,4 +1,4 @@
-"""The tokens that end a turn."""
+"""The tokens that end a turn, and those that a completion's text leaves out."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,17 @@ from torchtitan_rl.core.errors import expect
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+THINKING_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Tags around a policy's thinking. Mistral's and Cohere's are special tokens."""
+
+SHOWN_TAGS = ("<answer>", "</answer>", "<|channel|>", "<|message|>", *sum(THINKING_TAGS, ()))
+"""Special tokens that a completion's text keeps, because rewards read them. gpt-oss names a message's channel by two."""
 
 
 def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
@@ -65,3 +76,9 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
         named = named or [token for token in listed if token is not None]
     ends = {*named, tokenizer.eos_token_id}
     return sorted(ends - {None})
+
+
+def hidden_token_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
+    """Returns the special tokens that a completion's text leaves out: all but SHOWN_TAGS."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {token_id for token_id, token in added if token.special and token.content not in SHOWN_TAGS}

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.library.engine.end_tokens import end_token_ids
+from torchtitan_rl.library.engine.end_tokens import end_token_ids, hidden_token_ids
 from torchtitan_rl.library.engine.patches import Float32Head, repack_experts, replace_engine_parts
 from torchtitan_rl.library.engine.routing import SlotRecords, output_records
 
@@ -80,6 +80,7 @@ def start_generator(
         llm=llm,
         tokenizer=tokenizer,
         end_token_ids=end_token_ids(hf_assets_path, tokenizer),
+        hidden_token_ids=hidden_token_ids(tokenizer),
         sampling=sampling,
         seed=seed,
         sleeps=options["enable_sleep_mode"],
