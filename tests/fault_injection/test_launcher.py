@@ -97,14 +97,6 @@ def test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds(tmp_path
     assert job.left() == []
 
 
-def test_rank_exiting_early_with_code_0_fails_the_job(tmp_path):
-    job = Job(tmp_path, "exit")
-    code, said = job.end()
-    assert code == 1
-    assert (job.how_it_ended()["outcome"], job.how_it_ended()["rank"]) == ("killed", 1)
-    assert "in step 3: grade ended with code 0 before the end of training" in said
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_first_stop_signal_lets_ranks_finish(tmp_path, number, code):
     job = Job(tmp_path, "run")
@@ -112,18 +104,6 @@ def test_first_stop_signal_lets_ranks_finish(tmp_path, number, code):
     job.process.send_signal(number)
     assert job.end()[0] == code
     assert job.left() == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_stop_signal_before_the_first_step_does_not_hide_an_earlier_failure(tmp_path, number):
-    job = Job(tmp_path, "full disk", ranks=1)
-    while not (job.folder / "begun").exists():
-        time.sleep(0.05)
-    job.process.send_signal(number)
-    code, said = job.end()
-    assert code == 3
-    assert "stopped: the disk is full" in said
-    assert "nothing new is saved" not in said
 
 
 def test_suspended_agent_is_reported_and_does_not_delay_the_end_of_a_finished_run(tmp_path):
@@ -217,23 +197,6 @@ def test_killed_launcher_leaves_no_process_even_in_another_session(tmp_path):
         time.sleep(0.05)
     assert job.how_it_ended()["outcome"] == "killed"
     assert "The launcher was killed, and its ranks with it" in (job.folder / "report.html").read_text()
-
-
-def test_child_processes_of_a_rank_end_with_the_job(tmp_path):
-    job = Job(tmp_path, "child")
-    job.wait_for_step_3()
-    job.process.send_signal(signal.SIGTERM)
-    assert job.end()[0] == 143
-    assert job.left() == []
-
-
-def test_ranks_of_one_node_find_each_other_whatever_the_node_is_called(tmp_path):
-    job = Job(tmp_path, "run")
-    job.wait_for_step_3()
-    [rank] = open_rank(job, 1)
-    assert b"MASTER_ADDR=localhost" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
-    job.process.send_signal(signal.SIGTERM)
-    assert job.end()[0] == 143
 
 
 def test_max_restarts_restarts_the_ranks_and_reports_the_cause(tmp_path):

@@ -114,12 +114,6 @@ def test_conversations_are_independent_of_the_order_of_answers(talk):
     assert tokens(first) == tokens(talk(lambda prompt: Says("higher", "lower", "right"), wait_for_answers=True))
 
 
-def test_conversation_of_one_turn_equals_a_completion(talk):
-    alone = talk(lambda prompt: None)
-    assert all(c.turns == () and c.loss_mask.all() for c in flat(alone))
-    assert {c.finish_reason for c in flat(alone)} <= {"stop", "length"}
-
-
 def test_slow_tool_does_not_block_other_conversations(talk):
     """Each of twelve tools answers only after all twelve were asked."""
     asked = set()
@@ -283,16 +277,6 @@ def test_group_is_yielded_while_others_are_still_sampled(generator, made):
     long, short = prompts(made, 2)
     short = replace(short, sampling=SamplingConfig(n=4, max_tokens=2))
     assert handed_over(generator, [long, short]) == [(1, True), (0, False)]
-
-
-def test_group_is_complete_after_its_last_conversation_for_any_finish_reason(generator, made):
-    def make(prompt):
-        return [Says("higher", "lower", "right"), FailsToReset(), Says("right")][prompt.prompt_idx]
-
-    generator.environments = conversations(make, made, on_failure="none", max_turn_tokens=4)
-    order = [place for place, _ in handed_over(generator, prompts(made))]
-    assert order[0] == 1  # before anything is sampled
-    assert sorted(order) == [0, 1, 2]
 
 
 def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made, tmp_path):

@@ -144,12 +144,3 @@ def test_thinking_calls_and_tools_are_written_or_named(template, case, right):
     thinks = "enable_thinking" in tokenizer_of(template).chat_template
     [found] = [found for name, _, found in renderings(template, thinks) if name == case]
     assert right in str(found)
-
-
-def test_thinking_without_the_switch_names_the_switch():
-    """Not the earlier turns: there are none."""
-    [found] = [
-        found for name, _, found in renderings("qwen3.jinja", False) if name == "demonstration: thinking in content"
-    ]
-    assert "does not begin as the prompt ends" in str(found)
-    assert "for rows with thinking pass --prompts.enable-thinking" in str(found)
