@@ -148,13 +148,6 @@ def test_without_a_compiler_only_the_package_that_must_be_compiled_is_left_out(c
     assert [line for line in whole if line not in installed.read_text().splitlines()] == ["pycosat==0.6.6"]
 
 
-@pytest.mark.parametrize("name", ["TORCHTITAN_RL_KIND", "TORCHTITAN_RL_INSTALLER"])
-def test_a_wrong_choice_is_refused(checkout, name):
-    result = checkout(**{name: "other"})
-    assert (result.returncode, checkout.calls()) == (2, "")
-    assert f"{name} = 'other'" in result.stderr
-
-
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_a_lock_has_exact_versions_and_no_address(kind):
     lines = (ROOT / f"requirements/{kind}.lock").read_text().splitlines()

@@ -162,23 +162,6 @@ def test_an_option_of_another_name_or_place_is_an_error_that_names_ours(option, 
     assert str(error.value) == f"{option}: expected {ours}, as it is called here. Use that."
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--dryrun"], "--dryrun: expected --dry-run, as it is called here. Use that."),
-        (["--print_configs"], "--print_configs: expected --print-config, as it is called here. Use that."),
-        (
-            ["--config", "debug", "--config=debug_moe"],
-            "--config = 'debug_moe': expected one config, and not 2. Name one.",
-        ),
-    ],
-)
-def test_a_misspelled_switch_and_a_second_config_are_refused(words, said):
-    with pytest.raises(UserError) as error:
-        parse_args(words)
-    assert str(error.value) == said
-
-
 @pytest.mark.parametrize("option", ["--num-step", "--foo", "--data.path"])
 def test_an_option_like_none_or_spelled_alike_is_left_to_tyro(option, capsys):
     with pytest.raises(SystemExit):

@@ -2,7 +2,6 @@
 
 import re
 from itertools import combinations
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,8 +27,6 @@ from torchtitan_rl.observability.metrics.reward_stats import (
     reward_metrics,
 )
 from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
-
-PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
@@ -319,37 +316,6 @@ def test_sample_rows_have_the_staleness_of_their_weights(ranks, monkeypatch, tmp
     rows = {(row["split"], row["prompt_idx"]): row["staleness"] for row in read_rows(tmp_path)}
     assert rows["train", 1] == 0, "step 4 trains the weights of step 3"
     assert rows["eval_greedy", 1] == 1, "and leaves those of step 4"
-
-
-def test_every_key_is_in_docs_metrics_md_with_its_reduction():
-    metrics = {
-        **reward_metrics(a_step()),
-        **group_metrics(a_step(), ALGORITHM),
-        **advantage_metrics(a_step()),
-        **participation_metrics(a_step()),
-        **completion_metrics(a_step()),
-        **diversity_metrics(a_step()),
-        **evaluation_metrics(a_step()),
-        **optimizer_metrics(UPDATE, STATE),
-        **perf_metrics(
-            UPDATE, generated_tokens=1, sampled=True, seconds=SECONDS, token_flops=FOOTPRINT.flops, peak_flops=1.0
-        ),
-        **efficiency_metrics(a_step(), UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT),
-        **lost_metrics(UPDATE, seconds=SECONDS),
-    }
-    documented = documented_keys()
-    for key, metric in metrics.items():
-        key = re.sub(r"@\d+(?=$|_)", "@k", key)
-        key = re.sub(r"finish_reason/\w+", "finish_reason/<reason>", key)
-        key = re.sub(r"left_out/\w+", "left_out/<reason>", key)
-        key = re.sub(r"reward/correct/", "reward/<function>/", key)
-        assert documented.get(key) == metric.reduction, key
-
-
-def documented_keys():
-    """Key -> reduction of every row of the page's tables; a cell may name several keys."""
-    cells = re.findall(r"^\| (`[^|]+`) \|[^|]+\|[^|]+\| ([\w ]+) \|", PAGE.read_text(), re.MULTILINE)
-    return {key: reduction for keys, reduction in cells for key in re.findall(r"`([^`]+)`", keys)}
 
 
 def test_reward_function_named_shaped_keeps_its_mean_metric():
