@@ -141,41 +141,6 @@ def test_second_stop_signal_kills_unresponsive_ranks(tmp_path):
     assert job.left() == []
 
 
-def test_hanging_rank_is_shown_with_its_stack_and_the_job_ends_at_the_timeout(tmp_path):
-    job = Job(tmp_path, "hang")
-    code, said = job.end()
-    assert code == 1
-    end = job.how_it_ended()
-    assert (end["outcome"], end["rank"], end["phase"]) == ("hung", 1, "step 3: grade")
-    assert "longer than watchdog.limit_seconds (6 s)" in end["message"]
-    assert re.search(r"Rank 1 is at:\n.*line \d+ in hang_here", end["message"])
-    assert re.search(
-        r"^watchdog: rank 1 \(.*\) in step 3: grade for \d s; rank 0 \(.*\) waits in step 3: gather; the job is",
-        said,
-        re.M,
-    )
-    assert re.search(r"stub_rank.py\", line \d+ in hang_here", said)
-    assert "longer than watchdog.limit_seconds (6 s); the job is ended" in said
-    assert "killed by signal" not in said
-    assert "hang_here" in (tmp_path / "run" / "logs" / "stacks_rank_1.txt").read_text()
-
-
-def test_suspended_rank_is_reported_as_stopped(tmp_path):
-    job = Job(tmp_path, "run")
-    job.wait_for_step_3()
-    rank = next(p for p in find_marked(job.mark) if f"{p}" in open_rank(job, 0))
-    os.kill(rank, signal.SIGSTOP)
-    deadline = time.monotonic() + 15
-    while "is stopped by a signal: kill -CONT" not in job.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert re.search(rf"rank 0 is stopped by a signal: kill -CONT {rank} on", job.log.read_text())
-    job.process.send_signal(signal.SIGINT)
-    time.sleep(1.2)
-    job.process.send_signal(signal.SIGINT)
-    assert job.end()[0] == 130
-    assert job.left() == []
-
-
 def open_rank(job, rank):
     """The process ids of a rank of the job."""
     entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in find_marked(job.mark))
