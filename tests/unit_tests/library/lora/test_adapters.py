@@ -8,25 +8,25 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.components.checkpointer.utils import canonical_fqn
-from torchtitan.config import ParallelismConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
 from transformers import AutoModelForCausalLM
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from tests.integration.invariance import MAX_TOKENS, scored_step
+from tests.integration.invariance import scored_step
 from tests.parts.lora import B
 from tests.parts.tiny import change_adapters, save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny_trainer import tiny_trainer
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.core.trainer.optimizer import AdamW
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.trainer.trainer_config import LRSchedule
 from torchtitan_rl.core.types import flat
-from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
+from torchtitan_rl.library.lora.adapters import adapter_rows
 from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
@@ -48,26 +48,15 @@ def folder(one_rank, tmp_path_factory):
 @pytest.fixture
 def build(folder):
     def trainer(rank: int = 8, algorithm: Algorithm.Config | None = None, start=None, adapter="", **config) -> Trainer:
-        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-        set_spmd_backend(parallelism.spmd_backend)
-        settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
-        made = Trainer.Config(
-            parallelism=parallelism,
-            lora=LoraConfig(rank=rank, targets=settings.pop("targets", LoraConfig().targets), start=str(adapter)),
-            **settings,
-        )
-        made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-2, 0
-        return made.build(
-            model_spec=spec_from_folder(start) if start else tiny_spec(),
-            hf_assets_path=str(start or folder),
-            parallel_dims=ParallelDims.from_config(parallelism, 1),
-            algorithm=(algorithm or Algorithm.Config()).build(max_completion_tokens=MAX_TOKENS),
-            num_steps=10,
-            max_model_len=64,
-            temperature=1.0,
-            generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
-            dump_folder="",
-            policy_lora=Lora.of(made.lora),
+        targets = config.pop("targets", LoraConfig().targets)
+        return tiny_trainer(
+            str(start or folder),
+            algorithm,
+            model_spec=spec_from_folder(start) if start else None,
+            lora=LoraConfig(rank=rank, targets=targets, start=str(adapter)),
+            optimizer=AdamW.Config(lr=1e-2),
+            lr_scheduler=LRSchedule(warmup_steps=0),
+            **config,
         )
 
     return trainer
