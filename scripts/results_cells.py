@@ -17,10 +17,12 @@ from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _with(**objective) -> RunConfig:
-    """Returns the grid's base, counting or the config that `results.py --config` names, with another algorithm."""
+    """Returns the grid's base with another algorithm: counting, or the config that `results.py --config` names, whose
+    mismatch correction stays."""
     name = os.environ.get("RESULTS_CONFIG")
     config = load_config(name) if name else _counting()
-    config.algorithm = Algorithm.Config(**objective)
+    kept = {"mismatch": config.algorithm.mismatch} if name else {}
+    config.algorithm = Algorithm.Config(**kept, **objective)
     return config
 
 

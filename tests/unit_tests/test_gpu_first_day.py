@@ -113,7 +113,8 @@ def test_trl_takes_steps_with_the_engine_of_this_environment(tmp_path, monkeypat
     [run] = RUNS["trl"]("0.6B", tmp_path)
     job = {
         "model": str(step_vs_trl.checkpoint("tiny", ragged=False)),
-        "ragged": False,
+        "config": "debug",
+        "ends": False,
         "folder": str(tmp_path),
         "prompts": [f"What is {n} + 12?\n" for n in range(10, 22)],
         "prompts_per_step": 4,
