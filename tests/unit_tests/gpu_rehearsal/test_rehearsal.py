@@ -92,8 +92,3 @@ def test_proof_reading_a_sleeping_engine_is_detected(reports):
     assert (
         "clone uses memory that the sleeping engine has given back" in reports["engine"]["rehearse_unmapped_proof"][0]
     )
-
-
-def test_skip_reason_names_a_missing_cpp_compiler(monkeypatch):
-    monkeypatch.setattr(native.shutil, "which", lambda _: None)
-    assert "needs g++" in native.reason_to_skip()
