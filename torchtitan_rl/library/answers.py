@@ -61,7 +61,7 @@ _IN_TEXT = re.compile(
 
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _MARK = re.compile(r"(?:####|(?:answer|option|choice)\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE)
-_LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*([A-Z])[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
+_LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*((?-i:[A-J]))[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
 _WRAPPED = re.compile(r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTALL)
 """Markdown's code and LaTeX's formulas."""
 _CHOICE = re.compile(
