@@ -140,10 +140,6 @@ def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
     shown = [{c: v for c, v in row.items() if c not in ("prompt", "messages")} for row in siblings]
     panels = [sample_panel(row, console) for row in shown]
     console.print(Columns(panels, width=width, padding=(0, 1)))
-    if size and len(siblings) < size:
-        console.print(
-            Text("the run stored only the groups of selected rows; metrics.keep_all_rows stores all", style="dim")
-        )
 
 
 if __name__ == "__main__":
