@@ -2,7 +2,7 @@
 with an environment."""
 
 from contextlib import closing
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from itertools import cycle, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +26,6 @@ from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import build_prompts, check_parts
 from torchtitan_rl.setup.dump_folder import lock_existing
-from torchtitan_rl.setup.estimate import step_seconds
 from torchtitan_rl.setup.memory import (
     choose_by_memory,
     fsdp_shards,
@@ -38,6 +37,7 @@ from torchtitan_rl.setup.memory import (
 from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start, logprobs_at_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer
+from torchtitan_rl.setup.step_time import expected_time
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, learning_warnings
@@ -86,7 +86,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         if config.needs_engine:
             shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
         _show(title, shown)
-    _show("time", _time(config, prompts, world_size))
+    _show("time", expected_time(config, prompts, world_size))
     if not config.samples_training:
         _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
     if played := _turn(config, parts.environments, prompts[0], tokenizer):
@@ -233,35 +233,6 @@ def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:
     else:
         lines = [choose_by_memory(config, **on), memory_warning(config, **on)]
     return "\n".join(filter(None, [dtypes, *lines, bfloat16_warning(config.dtypes)]))
-
-
-def _time(config: "RunConfig", prompts: list[Prompt], world_size: int) -> str:
-    """The expected seconds of a step on this machine, and the two settings that change them most, as text."""
-    prompt = round(sum(len(one.token_ids) for one in prompts) / len(prompts))
-    on = {"prompt": prompt, "world_size": world_size}
-    if not config.samples_training:
-        mean = round(sum(len(one.demonstration.token_ids) for one in prompts) / len(prompts))
-        return f"a step: about {step_seconds(config, mean=mean, **on):.2g} s, right within a factor of two"
-    most = config.sampling.max_tokens
-    whole, quarter = (step_seconds(config, mean=mean, **on) for mean in (most, max(1, most // 4)))
-    prompts_a_step, n = config.num_prompts_per_step, config.sampling.n
-    smaller = {
-        f"--num-prompts-per-step {prompts_a_step // 2}": replace(config, num_prompts_per_step=prompts_a_step // 2),
-        f"--sampling.n {n // 2}": replace(config, sampling=replace(config.sampling, n=n // 2)),
-        f"--sampling.max-tokens {most // 2}": replace(config, sampling=replace(config.sampling, max_tokens=most // 2)),
-    }
-    seconds = {
-        option: step_seconds(half, mean=half.sampling.max_tokens, **on)
-        for option, half in smaller.items()
-        if half.num_prompts_per_step and half.sampling.n > 1 and half.sampling.max_tokens
-    }
-    first = sorted(seconds.items(), key=itemgetter(1))[:2]
-    return (
-        f"a step: about {whole:.2g} s if all completions have {_plural(most, 'token')}, {quarter:.2g} s if they have a quarter of "
-        "them on average; right within a factor of two, rewards, evaluations and checkpoints left out\n"
-        + "what changes it most: "
-        + "; ".join(f"{option}, {value:.2g} s" for option, value in first)
-    )
 
 
 def _rewards(

@@ -17,19 +17,16 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.core.config import MANY, check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library import named_models
-from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.observability.machine import Speeds, measured_speeds
-from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds
 from torchtitan_rl.setup import step_model
 from torchtitan_rl.setup.memory import (
     choose_by_memory,
-    footprint_of,
     memory_need,
-    meta_model,
     teacher_spec,
 )
 from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.step_time import SHARES, SHARES_ON_A_CPU, step_bounds
 from torchtitan_rl.setup.validation import check_layout
 
 if TYPE_CHECKING:
@@ -50,11 +47,6 @@ GPUS = {
     "B200": (_speeds(75e12, 2250e12, 8.0e12), 180),
 }
 
-
-SHARES = {"decode": 0.3, "train": 0.4, "sync": 0.3, "teacher": 0.4}
-"""Share of the least time's speed that a part of a step reaches, unless a run's own are given."""
-SHARES_ON_A_CPU = {"decode": 0.2, "train": 0.35, "sync": 0.01, "teacher": 0.35}
-"""The same without a GPU: SmolLM2-135M in bfloat16 on two cores had 0.15 to 0.3, 0.25 to 0.43 and 0.006 to 0.01."""
 
 QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 
@@ -154,73 +146,6 @@ def folder_of(name: str, scratch: Path) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(entries))
     return folder
-
-
-def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float], *, exact: bool) -> float:
-    """The operations that a teacher adds to a step: its forward over the step's tokens, and the exact divergence.
-
-    The exact divergence computes both heads' logits three times, and the student's gradient once.
-
-    Args:
-        work: tokens, attended pairs and scored tokens of the step.
-    """
-    flops = TokenFlops.of(teacher.model, meta_model(teacher))
-    scored = work[2]
-    return flops.forward(work) + exact * scored * (2 * flops.head + 5 * student.head)
-
-
-def step_bounds(
-    config: "RunConfig",
-    *,
-    lengths: list[tuple[int, int]],
-    world_size: int,
-    speeds: Speeds,
-    teacher: ModelSpec | None = None,
-    sharing: int = 1,
-) -> dict[str, float]:
-    """Returns the least seconds of a step's "decode", "train", "sync" and, with one, "teacher": see `bound_seconds`.
-
-    Args:
-        lengths: (prompt tokens, sampled tokens) of every sequence.
-        sharing: sequences for which the update computes a prompt once.
-    """
-    model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
-    passes = config.trainer.num_epochs
-    tokens = sum(prompt / sharing + sampled for prompt, sampled in lengths)
-    attended = sum((prompt + sampled) * (prompt + sampled + 1) / 2 for prompt, sampled in lengths)
-    work = [passes * tokens, passes * attended, passes * sum(sampled for _, sampled in lengths)]  # in either pass
-    footprint = footprint_of(config, model=model, world_size=world_size)
-    bounds = bound_seconds(lengths, work=[work, work], speeds=speeds, footprint=footprint)
-    if not config.samples_training:
-        bounds = {"train": bounds["train"]}
-    if teacher is not None:
-        loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
-        added = teacher_flops(teacher, footprint.flops, work, exact=loss.divergence_beta is not None)
-        bounds["teacher"] = added / world_size / speeds.flops_per_s[footprint.train_dtype]
-    return bounds
-
-
-def step_seconds(config: "RunConfig", *, prompt: int, mean: int, world_size: int) -> float:
-    """Returns the expected seconds of a step on this machine, without rewards, evaluations and checkpoints.
-
-    Args:
-        prompt: tokens of a prompt.
-        mean: tokens that a completion has on average. The longest has `sampling.max_tokens`, or, of demonstrations, as many.
-    """
-    num = config.num_prompts_per_step * config.sampling.n
-    longest = config.sampling.max_tokens if config.samples_training else mean
-    sampled = step_model.draw_lengths(num, mean=mean, longest=longest, spread=0.8 * (mean < longest))  # [num]
-    on_a_cpu = device.ON_CPU
-    bounds = step_bounds(
-        config,
-        lengths=[(prompt, int(length)) for length in sampled],
-        world_size=1 if on_a_cpu else world_size,  # ranks of a CPU share its cores
-        speeds=measured_speeds(*config.dtypes.values()),
-        teacher=teacher_spec(config),
-        sharing=config.sampling.n if on_a_cpu else 1,
-    )
-    shares = SHARES_ON_A_CPU if on_a_cpu else SHARES
-    return sum(bound / shares[part] for part, bound in bounds.items())
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
