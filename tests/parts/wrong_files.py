@@ -685,9 +685,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                 _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), **{name: value}))
             for name, value, says in (
                 ("steps", 0, "at least 1. Use 280."),
-                ("batch_size", 0, "at least 1. Use 64."),
-                ("adamw_lr", "1e-3", "a number. Use 0.002."),
-                ("chat", "yes", "True or False. Use False."),
                 ("name", "a/b", "letters, digits, _, - and ., as it names a folder. Rename it."),
             )
         ),
@@ -706,23 +703,15 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             row(f"a stream of prompts whose next_batch {what}", says, _own_prompts(body))
             for what, says, body in (
                 ("returns None", "Mine.next_batch(2) = 'None': expected 2 prompts, each a Prompt. Return as many as are asked for.", "None"),
-                ("returns fewer", 'Mine.next_batch(2) = "[Prompt(', "super().next_batch(n - 1, first_idx=first_idx)"),
-                ("returns texts", "Mine.next_batch(2) = \"['a', 'a']\": expected 2 prompts", "['a'] * n"),
-                ("takes no first_idx", "Mine.next_batch(2): expected a method that returns, but it raises TypeError", "(lambda n: [])(n, first_idx=first_idx)"),
                 ("raises", "Mine.next_batch(2): expected a method that returns, but it raises AttributeError", "self.pool[:n]"),
             )
         ),
         *(
             row(f"a stream of prompts whose {method}", f"Mine.{says}", _own_prompts(body, signature))
             for method, signature, body, says in (
-                ("held_out returns texts", "held_out(self, num)", "['a']", "held_out = \"['a']\": expected prompts. Return"),
                 ("held_out raises", "held_out(self, num)", "1 / 0", "held_out(256): expected a method that returns, but it raises Zero"),
-                ("at returns None", "at(self, place)", "None", "at(0) = '[None]': expected prompts."),
                 ("epoch is a text", "epoch(self, seen)", "'1'", "epoch(1) = '1': expected a number or None. Return one."),
-                ("metrics are numbers", "metrics(self, seen)", "{'a': 1.0}", 'metrics(1) = "{\'a\': 1.0}": expected Metrics by name.'),
                 ("state_dict leaves out the parent's", "state_dict(self)", "{'seen': [1]}", "state_dict() = \"{'seen': [1]}\": expected ['position'"),
-                ("state_dict is a list", "state_dict(self)", "[]", "state_dict() = '[]': expected a dict. Return one."),
-                ("observe raises", "observe(self, groups)", "groups[0].reward", "observe: expected a method that returns, but it raises Attr"),
             )
         ),
         row("a sink without write", "metrics.sinks = 'Mine': expected a class that defines ['write']. Write it.", _own_sink("pass")),
@@ -738,14 +727,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                 ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] or Callable[..., "
                     "Awaitable[Any]]. Use ['python', 'agent.py'] ("),
                 ("AgentEnvironment([])", "ValueError: agent = []: expected a program that can be run here, by name or absolute path ("),
-                ("AgentEnvironment(['./agent'])", "ValueError: agent = ['./agent']: expected a program that can be run here"),
-                ("AgentEnvironment(['python3', 'a.py'])", "ValueError: agent = ['python3', 'a.py']: expected the absolute path of a file"),
-                ("AgentEnvironment(['true'], task=object)", "TypeError: agent = ['true'], task = <class 'object'>: expected a coroutine"),
                 ("AgentEnvironment(['true'], env={'A': 1})", "TypeError: env = {'A': 1}: expected Mapping[str, str] or None"),
-                ("AgentEnvironment(['true'], seconds='60')", "TypeError: seconds = '60': expected a number"),
                 ("type('E', (ToolEnvironment,), {'role': 'bot'})([])", "E.role = 'bot': expected one of ('user', 'tool', 'system'). Correct it."),
-                ("ToolEnvironment([], seconds=0)", "ValueError: seconds = 0: expected more than 0"),
-                ("ToolEnvironment([python_tool(command='python -')])", "TypeError: command = 'python -': expected Sequence[str]. Use ['python', '-']"),
                 ("ToolEnvironment([python_tool(ProgramLimits(seconds='5'))])", "UserError: ProgramLimits.seconds = '5': expected a number. Use 5.0."),
             )
         ),
@@ -754,18 +737,12 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         *(
             row(f"{kind} whose {what}", says, _own_trainer_part(field, body))
             for kind, field, what, says, body in (
-                ("an optimizer", "optimizer", "build returns None", "expected one whose build returns an OptimizersContainer. It returned None.",
-                    "def build(self, *, model): return None"),
                 ("an optimizer", "optimizer", "build raises", "Mine.build: expected a method that returns, but it raises ZeroDivisionError: division by zero (",
                     "def build(self, *, model): 1 / 0"),
-                ("a schedule", "lr_scheduler", "build takes no training_steps", "unexpected keyword argument 'training_steps' (",
-                    "def build(self, optimizers, steps): return None"),
                 ("a schedule", "lr_scheduler", "factor is negative", "the learning rate at step 0 = -0.0001: expected a number from 0 up",
                     "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: -1.0)"),
                 ("a schedule", "lr_scheduler", "factor is 0", "expected a schedule with a learning rate above 0 at some step",
                     "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: 0.0)"),
-                ("a schedule", "lr_scheduler", "factor raises at step 7", "the factor of Mine at step 7 raised ZeroDivisionError: integer division or modulo by zero (",
-                    "def build(self, *, optimizers, training_steps): return LRSchedulersContainer(optimizers, lambda step: 1 // (7 - step))"),
             )
         ),
         row("a task whose environment takes no prompt", "task: M.environment: expected the parameters (self, prompt", _assigned(
