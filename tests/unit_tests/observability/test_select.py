@@ -4,6 +4,7 @@ import math
 import pickle
 import random as chance
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
