@@ -31,9 +31,7 @@ from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.resilience import manifest
-from torchtitan_rl.resilience.agent import check_nodes, check_processes
 from torchtitan_rl.resilience.checkpoint_folder import find_resume
-from torchtitan_rl.resilience.launch import check_threads
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.build_task import build_prompts
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
@@ -558,12 +556,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _in_configs("def mine(:\n")),
         row("two configs of one name in configs/", "--config = 'debug': expected one name for one config, but configs.debug and",
             _in_configs("def debug():\n    pass\n")),
-        row("NGPU=0", "--nproc_per_node (NGPU) = '0': expected a number of processes, 1 or more", lambda _: check_processes("0")),
-        row("NGPU=two", "--nproc_per_node (NGPU) = 'two': expected a number of", lambda _: check_processes("two")),
-        row("NNODES=2 NODE_RANK=2", "--node_rank (NODE_RANK) = 2: expected a number from 0 to less than NNODES 2",
-            lambda _: check_nodes(2, "2")),
-        row("OMP_NUM_THREADS=abc", "OMP_NUM_THREADS = 'abc': expected a number of threads for each rank, 1 or more",
-            lambda _: check_threads("abc")),
         row("VLLM_CPU_KVCACHE_SPACE=0.5, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '0.5': expected a whole number of GiB", _cpu_cache("0.5")),
         row("VLLM_CPU_KVCACHE_SPACE=100000, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '100000': expected a whole", _cpu_cache("100000")),
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),

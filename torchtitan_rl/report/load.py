@@ -60,8 +60,6 @@ class End:
     message: str = ""
     rank: int | None = None
     phase: str = ""
-    started_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of the start's phases."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,13 +222,11 @@ def _end(path: Path, notes: list[str]) -> End | None:
     found = _document(path, notes) if path.exists() else {}
     if not isinstance(found.get("outcome"), str):
         return None
-    seconds = found.get("started_s")
     return End(
         outcome=found["outcome"],
         message=str(found.get("message") or ""),
         rank=found["rank"] if isinstance(found.get("rank"), int) else None,
         phase=str(found.get("phase") or ""),
-        started_s={str(k): v for k, v in seconds.items() if number(v) is not None} if isinstance(seconds, dict) else {},
     )
 
 

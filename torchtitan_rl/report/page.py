@@ -185,7 +185,6 @@ def _described(run: Run) -> dict[str, Any]:
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
         "ending": _plain(ending(run)),
-        "started_s": run.end.started_s if run.end else {},
         "time": {name: _rounded(seconds) for name, seconds in time_by_phase(run).items()},
         "verdicts": [line._asdict() for line in verdicts(run)],
         "health": _plain(health(run)),
