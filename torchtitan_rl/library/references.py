@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -28,8 +27,6 @@ _FILE = "torchtitan_rl_file_"
 """The begin of the names of modules that were loaded by their file."""
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
-
-_SLOTS = ". Python says this of an attribute set on a frozen object, and of super() in a dataclass with slots: write super(Class, self)"
 
 _REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
 
@@ -122,15 +119,6 @@ def _checked(function: Any, reference: str) -> Callable[..., Any]:
     return function
 
 
-def accepts(function: Callable[..., Any], *args: Any) -> bool:
-    """Whether a function or class can be called with these positional arguments."""
-    try:
-        inspect.signature(function).bind(*args)
-    except TypeError:
-        return False
-    return True
-
-
 def import_checked(place: Path | str, field: str) -> ModuleType:
     """Imports a file or a module. Raises UserError, naming `field`, if that fails or calls sys.exit."""
     try:
@@ -181,42 +169,6 @@ def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
         ) from error
 
 
-def check_class(cls: type, field: str) -> None:
-    """Check that a user's class defines the methods that its base leaves to it, and that its methods take what the base's take.
-
-    Raises UserError, naming `field`, if one does not."""
-    absent = sorted(getattr(cls, "__abstractmethods__", ()))
-    expect(not absent, field, cls.__qualname__, f"a class that defines {absent}", "Write it.")
-    own = [name for name in vars(cls) if name in ("__init__", "__call__") or not (name[0] == "_" or name == "Config")]
-    used = not own or not _is_users(cls) or any(hasattr(base, name) for base in cls.__bases__ for name in own)
-    overrides = f"a class that overrides something of its base, but its {own} are none, so nothing uses them"
-    expect(used or not field.startswith("algorithm"), field, cls.__qualname__, overrides, "Rename them.")
-    for name in dir(cls):
-        found = [(owner, vars(owner)[name]) for owner in cls.__mro__ if name in vars(owner)]
-        theirs = [method for owner, method in found if not _is_users(owner)]
-        (owner, method), base = found[0], theirs[0] if theirs else None
-        if name == "__init__" or not _is_users(owner) or not (inspect.isfunction(method) and inspect.isfunction(base)):
-            continue
-        signature = inspect.signature(base)
-        waits = inspect.iscoroutinefunction(method) and "Awaitable" not in str(signature.return_annotation)
-        expect(not waits, f"{field}: {owner.__qualname__}.{name}", "async def", "def: nobody awaits it", "Correct it.")
-        takes = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-        needed = [p for p in takes if p.default is p.empty]
-        places = [None for p in needed if p.kind < p.VAR_POSITIONAL]
-        try:
-            inspect.signature(method).bind(*places, **{p.name: None for p in needed if p.kind is p.KEYWORD_ONLY})
-        except TypeError as error:
-            shown = signature.replace(parameters=takes, return_annotation=signature.empty)
-            raise UserError(
-                f"{field}: {owner.__qualname__}.{name}: expected the parameters {shown}, but: {error}. Declare them."
-            ) from error
-
-
-def _is_users(cls: type) -> bool:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return file is not None and is_users_file(file)
-
-
 @contextmanager
 def correctable(message: str, errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
     """Replace an error of a user's code by a UserError: the message, the error and the last line of the user's own code.
@@ -239,16 +191,7 @@ def explained(error: BaseException) -> str:
     """
     if isinstance(error, (ImportError, SyntaxError)):
         return str(error)
-    hint = _SLOTS * str(error).startswith("super(type, obj)") or _without_super(getattr(error, "obj", None))
-    return f"{type(error).__name__}: {error}{hint}{users_line(error)}"
-
-
-def _without_super(lacking: object) -> str:
-    """A hint, if the class of an object that lacks an attribute has an __init__ that leaves out that of its base."""
-    kind = type(lacking)
-    code = getattr(vars(kind).get("__init__"), "__code__", None)
-    left_out = code and kind.__base__ is not object and not is_dataclass(kind) and "super" not in code.co_names
-    return f", as {kind.__qualname__}.__init__ does not call super().__init__" if left_out else ""
+    return f"{type(error).__name__}: {error}{users_line(error)}"
 
 
 def users_line(error: BaseException) -> str:

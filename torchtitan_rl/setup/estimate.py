@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,6 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.observability.machine import Speeds, measured_speeds
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds
-from torchtitan_rl.setup import step_model
 from torchtitan_rl.setup.memory import (
     choose_by_memory,
     footprint_of,
@@ -49,93 +46,6 @@ GPUS = {
     "H200": (_speeds(67e12, 989e12, 4.8e12), 141),
     "B200": (_speeds(75e12, 2250e12, 8.0e12), 180),
 }
-
-
-QUANTILES = {"min": 0.0, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
-
-
-def quantiles_of(run: Path) -> list[tuple[float, float]]:
-    """Returns (share, tokens) of the longest completion of a run's groups: the mean of its steps' quantiles, in order.
-
-    Raises UserError if the run has none.
-    """
-    file = run / "metrics.jsonl"
-    try:
-        steps = [json.loads(line) for line in file.read_text().splitlines()]
-        found = {
-            name: [s[key] for s in steps if (key := f"completions/group_longest/{name}") in s] for name in QUANTILES
-        }
-        return [(share, fmean(found[name])) for name, share in QUANTILES.items()]
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        RecursionError,
-    ) as error:  # not the folder of a run, one without a step, or a damaged line
-        raise UserError(
-            f"--run = '{run}': expected a run with training steps, but {file} has no lengths: {error}."
-        ) from error
-
-
-def drawn(quantiles: Sequence[tuple[float, float]], rng: random.Random) -> float:
-    """Returns a length at random, linear between the quantiles."""
-    share = rng.random()
-    for (low, short), (high, long) in zip(quantiles, quantiles[1:], strict=False):
-        if share <= high:
-            return short + (long - short) * (share - low) / (high - low)
-    return quantiles[-1][1]
-
-
-def tokens_waited(
-    quantiles: Sequence[tuple[float, float]], *, needed: int, prompts: int, max_age: int, steps: int = 400
-) -> float:
-    """Returns how many tokens a step takes to sample, one after another, until `needed` groups are whole."""
-    rng = random.Random(0)
-    going: list[tuple[int, float]] = []  # (step that began it, tokens left)
-    waited = 0.0
-    for step in range(steps):
-        going += [(step, drawn(quantiles, rng)) for _ in range(max(needed, prompts) - len(going))]
-        urgent = [one for one in going if step - one[0] >= max_age][:needed]
-        others = sorted((one for one in going if one not in urgent), key=lambda one: one[1])
-        taken = urgent + others[: needed - len(urgent)]
-        took = max(left for _, left in taken)
-        waited += took
-        going = [(since, max(0.0, left - took)) for since, left in going if (since, left) not in taken]
-    return waited / steps
-
-
-def print_in_flight(run: Path, *, needed: int, max_age: int) -> None:
-    """Prints the gain for several numbers of prompts in flight. One token of all sequences is taken to cost the same."""
-    quantiles = quantiles_of(run)
-    alone = tokens_waited(quantiles, needed=needed, prompts=0, max_age=max_age)
-    print(f"in_flight.prompts, with the lengths of {run}: at most so much faster generation (max_age {max_age})")
-    for prompts in (needed * 5 // 4, needed * 3 // 2, needed * 2):
-        gain = alone / tokens_waited(quantiles, needed=needed, prompts=prompts, max_age=max_age)
-        print(f"{prompts:7d}  {gain:.2f} x")
-
-
-def print_curve(spec: ModelSpec, *, sequences: int, prompt: int, mean: int, longest: int) -> None:
-    """Prints the step of `sequences` completions by parts, for each number of GPUs with its best layout."""
-    model = step_model.Model.of(spec)
-    work = step_model.Work(lengths=step_model.draw_lengths(sequences, mean=mean, longest=longest), prompt=prompt)
-    print(
-        f"{sequences} completions of {work.lengths.mean():,.0f} tokens on average, at most {longest:,}; seconds on H100"
-    )
-    print("  GPUs  engine  FSDP  decode  straggler  update  gathers  push  saved    step  tokens/s/GPU  separate")
-    for gpus in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        found = step_model.best(work, model, gpus, step_model.H100)
-        if found is None:
-            print(f"{gpus:6d}  does not fit")
-            continue
-        layout, parts = found
-        step = sum(parts.values())
-        apart = step_model.separate_seconds(work, model, gpus, step_model.H100, engine=layout.engine)
-        shown = (parts["decode"], parts["straggler"], parts["update"], parts["gathers"], parts["push"])
-        saved = parts["checkpoint"] + parts["restarts"]
-        print(
-            f"{gpus:6d}  {layout.engine:6d}  {layout.shards:4d}  {shown[0]:6.1f}  {shown[1]:9.1f}  {shown[2]:6.1f}  {shown[3]:7.1f}"
-            f"  {shown[4]:4.1f}  {saved:5.1f}  {step:6.1f}  {work.lengths.sum() / step / gpus:12,.0f}  {step / apart:7.2f} x"
-        )
 
 
 def folder_of(name: str, scratch: Path) -> Path:
@@ -166,8 +76,6 @@ def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float]
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """The command."""
-    if args.curve and (args.gpus, args.gpu) != (1, "H100"):
-        parser.error("--curve has the numbers of H100 from 1 to 1,024: leave out --gpus and --gpu")
     for name, value in vars(args).items():
         most = 1 if name.endswith("share") else MANY
         if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value <= most:
@@ -176,8 +84,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     try:
         config = load_config(args.config)
         check_fields(config)
-        if not args.curve:
-            check_layout(config, args.gpus)
+        check_layout(config, args.gpus)
         with TemporaryDirectory() as scratch:
             if args.model:
                 config.model_spec = spec_from_folder(folder_of(args.model, Path(scratch)))
@@ -188,8 +95,6 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
                     f"--config {args.config} reads its model from a folder: name one, or a size of Qwen3, with --model"
                 )
             print_estimate(config, args, parser)
-        if args.run is not None:
-            print_in_flight(args.run, needed=config.num_prompts_per_step, max_age=config.in_flight.max_age)
     except UserError as error:
         parser.error(str(error).replace("or NGPU", "or --gpus"))
 
@@ -208,12 +113,6 @@ def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argpar
     prompt = args.prompt_tokens or config.prompts.max_prompt_tokens // 2
     completion = args.completion_tokens or config.sampling.max_tokens
     sequences = config.num_prompts_per_step * config.sampling.n
-    if args.curve:
-        longest = max(config.sampling.max_tokens, 4 * completion)
-        print_curve(
-            config.model_spec, sequences=args.sequences or sequences, prompt=prompt, mean=completion, longest=longest
-        )
-        return
     length, positions = prompt + completion, config.model_spec.model.max_seq_len
     if length > positions:
         parser.error(

@@ -36,16 +36,6 @@ The lower bound of each part comes from torchtitan_rl/observability/metrics/effi
 bound divided by the efficiency that a machine reaches (--decode-share, --train-share, --sync-share; a run reports them
 as efficiency/*). The estimate assumes completions of equal length and communication hidden behind computation. It
 leaves out rewards and prefill. A prompt is counted once for each completion. Demonstrations are neither sampled nor pushed.
-
-With --run FOLDER, it also says how much faster than waiting for each step's longest completion the run would have sampled
-with groups in flight, from the lengths of its own completions:
-
-    torchtitan-rl estimate --config debug --gpus 1 --run outputs/debug-20261122-230949
-
-With --curve it prints a config's step from 1 to 1,024 H100 by parts, each with its best layout (docs/performance.md). The lengths are
-log-normal with the mean --completion-tokens:
-
-    torchtitan-rl estimate --config qwen3_8b --curve --completion-tokens 2048 --sequences 4096
 """
 
 
@@ -96,9 +86,6 @@ def _add_estimate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode-share", type=float, default=0.3)
     parser.add_argument("--train-share", type=float, default=0.4)
     parser.add_argument("--sync-share", type=float, default=0.3)
-    parser.add_argument("--run", type=Path, help="a run's folder, for the gain of groups in flight")
-    parser.add_argument("--curve", action="store_true", help="from 1 to 1,024 H100, by parts")
-    parser.add_argument("--sequences", type=int, help="with --curve; default: those of the config's step")
 
 
 if __name__ == "__main__":

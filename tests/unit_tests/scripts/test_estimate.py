@@ -1,6 +1,5 @@
 """torchtitan-rl estimate: its numbers are those of the efficiency metrics."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scripts.bench import scaling
 from torchtitan_rl.library.models import qwen3
-from torchtitan_rl.setup import estimate, offline, step_model
+from torchtitan_rl.setup import estimate, offline
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -63,37 +63,6 @@ def test_the_head_is_charged_for_completion_tokens_only(monkeypatch):
     assert attended / tokens == 65 / 2
 
 
-def test_the_gain_of_groups_in_flight_follows_from_a_runs_lengths(monkeypatch, capsys, tmp_path):
-    lengths = {"min": 10, "p25": 20, "p50": 30, "p75": 60, "p95": 200, "max": 400}
-    step = {f"completions/group_longest/{name}": tokens for name, tokens in lengths.items()}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0}) + "\n" + json.dumps({"step": 1, **step}) + "\n")
-    options = ["--config", "debug", "--gpu", "H100", "--run", str(tmp_path)]
-    offline.main(["estimate", *options])
-    gains = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.endswith(" x")]
-    assert len(gains) == 3
-    assert 1 < gains[0] < gains[1] < gains[2]
-
-
-@pytest.mark.parametrize("prompts", [0, 4])
-def test_without_more_prompts_than_a_step_takes_nothing_is_gained(prompts):
-    equal = [(0.0, 50.0), (1.0, 50.0)]
-    assert estimate.tokens_waited(equal, needed=4, prompts=prompts, max_age=2) == pytest.approx(50)
-
-
-def test_no_group_is_carried_beyond_the_greatest_age():
-    tail = [(0.0, 1.0), (0.9, 1.0), (1.0, 1000.0)]
-    young, old = (estimate.tokens_waited(tail, needed=4, prompts=8, max_age=age) for age in (1, 8))
-    assert old < young
-
-
-@pytest.mark.parametrize("metrics", ["", "{\n", "[1]\n", '{"completions/group_longest/min": "x"}\n'])
-def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys, tmp_path, metrics):
-    (tmp_path / "metrics.jsonl").write_text(metrics)
-    with pytest.raises(SystemExit, match="2"):
-        offline.main(["estimate", "--config", "debug", "--run", str(tmp_path)])
-    assert "expected a run with training steps, but" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -104,7 +73,6 @@ def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys
         (["--config", "debug", "--sync-share", "nan"], "--sync-share nan: expected a number above 0"),
         (["--config", "debug", "--train-share", "2"], "--train-share 2.0: expected a number above 0 and at most 1"),
         (["--config", "debug", "--teacher", "8B"], "--teacher 8B: --config debug learns from none, leave it out"),
-        (["--config", "debug", "--run", "nowhere"], "--run = 'nowhere': expected a run with training steps, but"),
         (
             ["--config", "qwen3_8b", "--gpus", "3"],
             "generator.tensor_parallel_degree = 2: expected a divisor of the 3 ranks. Change it, or --gpus.",
@@ -125,45 +93,42 @@ MEASURED = {"decode": 5.9, "update": 2.35, "push": 0.52}
 """Seconds of docs/gpu.md's step of 0.6B on one H100."""
 
 
-def recorded_step() -> step_model.Work:
+def recorded_step() -> scaling.Work:
     """256 sequences of 64 + 512 tokens; equal rewards, so a forward alone; the head's tiles of that day."""
     lengths = np.full(256, 512)
-    return step_model.Work(lengths=lengths, prompt=64, forward_operators=25_400, backward=False)
+    return scaling.Work(lengths=lengths, prompt=64, forward_operators=25_400, backward=False)
 
 
 def test_parts_of_the_recorded_h100_step_are_within_15_percent():
-    model, layout = step_model.Model.of(qwen3("0.6B")), step_model.Layout(gpus=1, shards=1, engine=1)
-    found = step_model.step_seconds(recorded_step(), model, layout, step_model.H100)
+    model, layout = scaling.Model.of(qwen3("0.6B")), scaling.Layout(gpus=1, shards=1, engine=1)
+    found = scaling.step_seconds(recorded_step(), model, layout, scaling.H100)
     assert {name: found[name] for name in MEASURED} == pytest.approx(MEASURED, rel=0.15)
     assert sum(found[name] for name in MEASURED) == pytest.approx(8.9, rel=0.15)
 
 
 def test_more_gpus_shorten_the_step_and_cost_tokens_per_gpu():
-    model = step_model.Model.of(qwen3("8B"))
-    work = step_model.Work(lengths=step_model.draw_lengths(512, mean=512, longest=2048), prompt=128)
-    steps = [sum(step_model.best(work, model, gpus, step_model.H100)[1].values()) for gpus in (4, 8, 32)]
+    model = scaling.Model.of(qwen3("8B"))
+    work = scaling.Work(lengths=scaling.draw_lengths(512, mean=512, longest=2048), prompt=128)
+    steps = [sum(scaling.best(work, model, gpus, scaling.H100)[1].values()) for gpus in (4, 8, 32)]
     assert steps[0] > steps[1] > steps[2]
     assert 4 * steps[0] < 8 * steps[1] < 32 * steps[2]
-    assert step_model.best(work, model, 1, step_model.H100) is None
+    assert scaling.best(work, model, 1, scaling.H100) is None
 
 
 def test_equal_lengths_have_no_straggler():
-    model, layout = step_model.Model.of(qwen3("0.6B")), step_model.Layout(gpus=8, shards=1, engine=1)
+    model, layout = scaling.Model.of(qwen3("0.6B")), scaling.Layout(gpus=8, shards=1, engine=1)
     for spread, waits in ((0.0, False), (0.8, True)):
-        lengths = step_model.draw_lengths(64, mean=256, longest=1024, spread=spread)
-        found = step_model.step_seconds(step_model.Work(lengths=lengths, prompt=64), model, layout, step_model.H100)
+        lengths = scaling.draw_lengths(64, mean=256, longest=1024, spread=spread)
+        found = scaling.step_seconds(scaling.Work(lengths=lengths, prompt=64), model, layout, scaling.H100)
         assert (found["straggler"] > 0) == waits
 
 
 def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys):
-    options = ["--config", "qwen3_8b", "--curve", "--completion-tokens", "64", "--sequences", "64"]
-    offline.main(["estimate", *options])
+    monkeypatch.setattr(sys, "argv", ["scaling", "8B", "--completion-tokens", "64", "--sequences", "64"])
+    scaling.main()
     lines = capsys.readouterr().out.splitlines()
     assert "does not fit" in lines[2]
     assert [line.split()[0] for line in lines[2:]] == [str(2**power) for power in range(11)]
-    with pytest.raises(SystemExit):
-        offline.main(["estimate", *options, "--gpus", "8"])
-    assert "--curve has the numbers of H100 from 1 to 1,024: leave out --gpus" in capsys.readouterr().err
 
 
 @pytest.mark.long
