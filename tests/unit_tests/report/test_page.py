@@ -49,12 +49,11 @@ def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
     assert "expected the folder of a run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--size", "--every"])
 @pytest.mark.parametrize("number", ["0", "-3", "nan", "inf", "5MB"])
-def test_invalid_number_is_refused(capsys, option, number):
+def test_invalid_number_is_refused(capsys, number):
     with pytest.raises(SystemExit):
-        main(["a", f"{option}={number}"])
-    assert f"{option}: {number!r}: expected a number above 0, without a unit" in capsys.readouterr().err
+        main(["a", f"--size={number}"])
+    assert f"--size: {number!r}: expected a number above 0, without a unit" in capsys.readouterr().err
 
 
 def test_too_small_size_is_refused_with_the_minimum(tmp_path, capsys):
@@ -99,58 +98,27 @@ def test_embedded_values_read_back_as_they_were():
     assert json.loads(embed(value)) == value
 
 
-def second_of(page):
-    """The token and the rows of the page's second file."""
-    token, rows = json.loads(
-        f"[{page.with_suffix('.samples.js').read_text('utf-8').strip()[len('torchtitanRows(') : -1]}]"
-    )
-    return token, {"rows": json.loads(rows)}
-
-
-def test_samples_beyond_the_size_are_in_a_second_file_in_whole_groups(tmp_path):
+def test_samples_beyond_the_size_are_left_out_in_whole_groups_and_counted(tmp_path):
     folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
-    run = write_report([folder], output, size_mb=0.9)[0]
+    write_report([folder], output, size_mb=0.9)
     data = data_of(output)
     assert output.stat().st_size < 1.2e6
-    token, more = second_of(output)
-    assert data["more"] == {
-        "file": "r.samples.js",
-        "count": more["rows"]["count"],
-        "mb": data["more"]["mb"],
-        "token": token,
-    }
     groups = list(zip(column(data, "step"), column(data, "prompt_idx")))
-    others = list(zip(column(more, "step"), column(more, "prompt_idx")))
-    assert 0 < len(groups) < 40 * 40 * 4
+    assert 0 < len(groups) == 40 * 40 * 4 - data["left"] < 40 * 40 * 4
     assert {groups.count(group) for group in set(groups)} == {4}
-    assert not set(groups) & set(others)
-    assert sorted(groups + others) == sorted((row["step"], row["prompt_idx"]) for row in run.rows)
     assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay in the page
-
-
-def test_a_second_file_that_is_not_needed_any_more_is_removed(tmp_path):
-    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
-    write_report([folder], output, size_mb=0.9)
+    assert len(set(column(data, "page/unbiased"))) == 2
     write_report([folder], output, size_mb=100)
+    assert data_of(output)["left"] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
-    assert data_of(output)["more"] is None
 
 
-@pytest.mark.parametrize("name", ["r.html", "r.samples.js"])
-def test_another_file_in_the_place_of_one_of_the_two_is_refused_and_stays(tmp_path, name):
+def test_another_file_in_the_place_of_the_page_is_refused_and_stays(tmp_path):
     folder = write_run(tmp_path / "a")
-    (tmp_path / name).write_text("theirs")
-    with pytest.raises(FileExistsError, match=f"--output = .*{name}': expected a new file or an earlier report"):
+    (tmp_path / "r.html").write_text("theirs")
+    with pytest.raises(FileExistsError, match="--output = .*r.html': expected a new file or an earlier report"):
         write_report([folder], tmp_path / "r.html")
-    assert (tmp_path / name).read_text() == "theirs"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", name]
-
-
-def test_no_text_can_close_the_script_of_the_second_file(tmp_path):
-    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text=HOSTILE * 10), tmp_path / "r.html"
-    write_report([folder], output, size_mb=0.9)
-    assert not set((tmp_path / "r.samples.js").read_text("utf-8")) & set("<>&\u2028\u2029")
-    assert HOSTILE * 10 in column(second_of(output)[1], "response")
+    assert (tmp_path / "r.html").read_text() == "theirs"
 
 
 def test_a_text_of_100k_characters_shows_head_and_tail(tmp_path):
@@ -169,13 +137,6 @@ def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
     (b / "metrics.jsonl").unlink()
     write_report([a, b], tmp_path / "r.html")
     assert [run["name"] for run in data_of(tmp_path / "r.html")["runs"]] == ["a", "b"]
-
-
-def test_watching_ends_with_the_run_and_the_last_page_stops_reloading(tmp_path, capsys):
-    folder = write_run(tmp_path / "a")
-    assert main([str(folder), "--watch", "--every", "0.01"]) == 0
-    assert "a step 12" in capsys.readouterr().out
-    assert data_of(folder / "report.html")["refresh"] is None
 
 
 def test_nested_settings_are_flattened():
