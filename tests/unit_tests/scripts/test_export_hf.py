@@ -8,7 +8,6 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup import export as script
-from torchtitan_rl.setup.offline import main
 
 
 def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
@@ -47,7 +46,7 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
 
 def test_an_empty_output_is_not_the_current_folder(capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["export", "--run", "outputs/none", "--output", ""])
+        script.main(["--run", "outputs/none", "--output", ""])
     assert ended.value.code == 2
     assert "--output = '': expected a new folder" in capsys.readouterr().err
 
