@@ -56,10 +56,6 @@ a run in which no completion ever has a reward
   stopped: no completion of 50 steps had a reward: every reward function failed or returned None, so nothing was learned.
   3 unit_tests/observability/metrics/test_idle.py::test_run_without_any_reward_fails
 
-flipped bytes in metrics.jsonl or samples.jsonl, met on resume
-  metrics.jsonl: 1 of 40 lines are damaged (lines 3); the file as it was is kept as metrics.damaged-1.jsonl, and the run goes on with the other lines
-  0 unit_tests/observability/test_files.py::test_damaged_lines_are_moved_aside_and_writing_continues
-
 a reward function that fails in a dry run
   error: Reward function 'fails' failed on prompt 'What is ...': TypeError: ... Correct the function, or set grader.on_failure_of ...
   2 unit_tests/setup/test_dry_run.py::test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run
@@ -87,10 +83,6 @@ the other nodes never come, or have another address
 the disk is full while an evaluation is written
   evaluation/step-4.json is not written: [Errno 28] No space left on device; the run continues without it
   0 unit_tests/observability/test_disk.py::test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file
-
-metrics.jsonl is deleted during the run
-  metrics.jsonl was deleted during the run: its steps before that are lost (said at once, and again at the end)
-  0 unit_tests/observability/test_disk.py::test_deleted_file_is_started_again
 
 a KL run is resumed with another start as its reference
   ... reference 5f0c... -> 81ab... (the KL term pulls towards other weights). ... accept it with --resume-changed.

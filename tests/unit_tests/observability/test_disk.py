@@ -82,17 +82,6 @@ def test_permanently_full_disk_loses_only_its_steps(recorder, tmp_path, caplog):
     assert "sink jsonl: 1 writes are lost: none of the attempts succeeded" in caplog.text
 
 
-def test_deleted_file_is_started_again(tmp_path, caplog):
-    file = LineFile(tmp_path / "metrics.jsonl", b"\n")
-    file.append(1, [{"loss": 1.0}])
-    (tmp_path / "metrics.jsonl").unlink()
-    file.append(2, [{"loss": 0.5}])
-    file.close()
-    assert steps_of(tmp_path) == [2]
-    assert "metrics.jsonl was deleted: a new file is started, without the earlier steps" in caplog.text
-    assert caplog.messages[-1] == "metrics.jsonl was deleted during the run: its steps before that are lost"
-
-
 def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):
     observer = RunObserver(None, algorithm=None, prompts=None, footprint=None, run_folder=tmp_path)
     observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
