@@ -149,15 +149,19 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     folder.claim()
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
+    if not folder.continues:
+        folder.begin(name, config)
+    if resume is not None and not resume.fork and os.environ["RANK"] == "0":
+        CheckpointFolder(folder.path).go_back_to(resume.step)  # for torchrun's restarts
     try:
-        with folder.kept_if_refused():
-            folder.describe(name, config, resume)
-            controller = build_run(config, folder.path, prepared=prepared, resume=resume)
+        controller = build_run(config, folder.path, prepared=prepared, resume=resume)
+        folder.begin(name, config)
         stopped = _carry_out(controller)
     except BaseException as error:
-        if folder.is_refused:
+        if isinstance(error, UserError) and not folder.has_begun:  # what an earlier run has left there stays
             status_file.update(run_folder="")  # the launcher would write there how the run ended
         else:
+            folder.begin(name, config)
             write_failure(error, folder.path)
             write_run_report(config, folder.path)
         raise

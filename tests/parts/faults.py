@@ -192,7 +192,7 @@ fewer steps on resume than are done
 
 a command that is refused in the folder of a finished run
   any of these messages; what is in the folder stays as it is: config.json, end.json, the report, the checkpoints
-  2 unit_tests/setup/test_run_folder.py::test_a_refused_start_leaves_a_finished_run_as_it_was
+  2 unit_tests/setup/test_run_folder.py::test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_was
 
 --resume 2, and the engine does not start
   a traceback; step-3 is still the newest checkpoint: later steps are set aside with the first step
