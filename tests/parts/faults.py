@@ -73,7 +73,7 @@ a rank does not end after its training, as in a close of the engine that never r
   0 fault_injection/test_launcher.py::test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds
 
 importing the config calls sys.exit(0)
-  error: --config = 'mine.py': expected Python that can be imported, but it calls sys.exit(0).
+  error: --config = 'mine.py': expected Python that can be imported, but: SystemExit, as it calls sys.exit(0) (mine.py, line 3).
   2 unit_tests/test_train.py::test_config_that_exits_fails_the_run
 
 the other nodes never come, or have another address

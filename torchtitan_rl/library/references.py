@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -121,66 +121,45 @@ def _checked(function: Any, reference: str) -> Callable[..., Any]:
 
 def import_checked(place: Path | str, field: str) -> ModuleType:
     """Imports a file or a module. Raises UserError, naming `field`, if that fails or calls sys.exit."""
-    try:
-        # The heartbeat names the file if it ends the process.
-        with (
-            correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:", (Exception,)),
-            heartbeat(f"{IMPORTING}{place}"),
-        ):
-            return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
-    except SystemExit as error:  # it would look like the end of the run
-        raise UserError(
-            f"{field} = {str(place)!r}: expected Python that can be imported, but it calls sys.exit({error.code!r:.80}). Put what is "
-            "for a script under if __name__ == '__main__'."
-        ) from error
+    # The heartbeat names the file if it ends the process.
+    with (
+        correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:"),
+        heartbeat(f"{IMPORTING}{place}"),
+    ):
+        return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
 
 
 def returned(function: Callable[[], Any], field: str, value: str, expected: str, kind: type) -> Any:
     """Calls a user's function without arguments. Raises UserError if it raises, exits or does not return a `kind`."""
-    try:
-        with correctable(f"{field} = {value!r}: expected {expected}, but it raises", (Exception,)):
-            made = function()
-    except SystemExit as error:  # parse_args exits for --help: this would look like a success
-        raise UserError(
-            f"{field} = {value!r}: it calls sys.exit({error.code!r:.80}). This function returns."
-        ) from error
-    if isinstance(made, kind):
-        return made
+    with correctable(f"{field} = {value!r}: expected {expected}, but it raises"):
+        made = function()
     if inspect.iscoroutine(made):
         made.close()  # otherwise Python warns about it
     call = " Call it: add ()." if inspect.isfunction(made) else ""
-    raise UserError(f"{field} = {value!r}: expected {expected}. It returned {made!r:.200}.{call}")
+    expect(isinstance(made, kind), field, value, expected, f"It returned {made!r:.200}.{call}")
+    return made
 
 
 def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
     """Returns what a method of a task, or of its config, returns. Raises UserError if it raises and is the user's."""
-    try:
+    name, file = f"{type(part).__qualname__}.{method}", inspect.getfile(type(part))
+    numbers = "".join(f"({value})" for value in args if isinstance(value, int))
+    message = f"{name}{numbers}: expected a method that returns, but it raises"
+    with correctable(message) if is_users_file(file) else nullcontext():
         return getattr(part, method)(*args, **options)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        file = inspect.getfile(type(part))
-        if not is_users_file(file):
-            raise
-        where = "" if users_frames(error) else f" ({file})"
-        numbers = "".join(f"({value})" for value in args if isinstance(value, int))
-        raise UserError(
-            f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises {explained(error)}{where}. Correct it."
-        ) from error
 
 
 @contextmanager
-def correctable(message: str, errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
+def correctable(message: str) -> Iterator[None]:
     """Replace an error of a user's code by a UserError: the message, the error and the last line of the user's own code.
 
-    Args:
-        errors: those that are replaced. A call of sys.exit would look like the end of the run.
+    A call of sys.exit counts as an error: it would look like the end of the run.
     """
     try:
         yield
     except UserError:
         raise
-    except errors as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{message} {explained(error)}. Correct it.") from error
 
 
@@ -191,6 +170,8 @@ def explained(error: BaseException) -> str:
     """
     if isinstance(error, (ImportError, SyntaxError)):
         return str(error)
+    if isinstance(error, SystemExit):
+        return f"SystemExit, as it calls sys.exit({error.code!r:.80}){users_line(error)}"
     return f"{type(error).__name__}: {error}{users_line(error)}"
 
 

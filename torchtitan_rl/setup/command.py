@@ -2,7 +2,6 @@
 
 torchtitan-rl train --config debug                          trains; train --help shows every option
 torchtitan-rl train --config my_package.configs:mine        the same with a config of your own, also path/to/file.py:function
-torchtitan-rl samples outputs/debug --best 3                shows a run's samples; samples --help shows the filters
 torchtitan-rl report outputs/debug                          writes a run's report.html; report --help shows the options
 torchtitan-rl export --run outputs/debug --output FOLDER    writes a Hugging Face folder for transformers and vLLM
 
@@ -25,7 +24,6 @@ QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "-
 """Options of `train` that one process answers, without a launcher."""
 
 READERS = {
-    "samples": "torchtitan_rl.observability.samples",
     "report": "torchtitan_rl.report",
     "export": "torchtitan_rl.setup.export",
 }
