@@ -14,7 +14,18 @@ from typing import NamedTuple
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 
 _LONGEST_NUMBER = 100
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES = {
+    "dozen": 12,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "lakh": 10**5,
+    "million": 10**6,
+    "crore": 10**7,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
+_MONEY_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+"""By the first letter of what may follow an amount of money: $5k, $5M, $5bn."""
 _PLAIN_FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -40,24 +51,29 @@ _PLAIN_FORMS = tuple(
 
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:\ \d{3})+(?!\d)|\d+)"
 _NUMBER = re.compile(
-    rf"""(?P<sign>(?<![\w)}}\]])[-+])? [$€£]? (?P<inner>[-+])?
+    rf"""(?P<sign>(?<![\w)}}\]])[-+])? (?P<money>[$€£])? (?P<inner>[-+])?
     (?: (?:(?P<whole>\d+)\ +(?:and\ +)?)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
       | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )
+    (?(money)(?:\ ?(?P<letter>(?i:k|mn?|bn?|tn?))(?![\w$]))?)
     (?P<scale>(?:\ +(?i:{"|".join(_SCALES)})s?\b)*)""",
     re.VERBOSE,
 )
 _IN_TEXT = re.compile(
     rf"""(?:[^\W\d_]|[)\]}}])[-+][.\d][^\s=]*  # x-5
     | \\(?:sqrt|[dtc]?frac|log)[^\s=]* | √[^\s=]*
-    | (?<![\w^])(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π])[^\s=]* )?""",
+    | (?<![\w^])(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π]
+      |(?:[kKMB]|mn|bn|tn)(?!\w)|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
     re.VERBOSE,
 )
-"""A number in a text, or a longer expression, such as the range 15-20 or \\sqrt{2}, whose parts are no answer."""
+"""A number in a text, or a longer expression, such as the range 15-20, 5k or \\sqrt{2}, whose parts are no answer."""
 
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
-_MARK = re.compile(r"(?:####|answer\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE)
+_MARK = re.compile(r"(?:####|(?:answer|option|choice)\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE)
+_LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*([A-Z])[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
+_WRAPPED = re.compile(r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTALL)
+"""Markdown's code and LaTeX's formulas."""
 _CHOICE = re.compile(
-    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]:]|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
+    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]:]|,?\s+(?:because|since|as)\b|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
 )
 
 
@@ -107,31 +123,45 @@ def last_tagged(text: str) -> str | None:
 def final_answer(text: str) -> str:
     """Returns the answer in a text, in the first of these formats that it has.
 
-    The last \\boxed{...}, "" if it does not end; the last <answer>...</answer>; after the last "####", "answer is" or
-    "answer:", the rest of the sentence; the last line.
+    A line "Answer: D" after the last box; the last \\boxed{...}, "" if it does not end; the last <answer>...</answer>;
+    after the last "####", "answer is" or "answer:", the rest of the sentence; the last line. Without Markdown's and
+    LaTeX's signs around it.
 
     Example: final_answer("so the answer is 12.") == "12"
     """
     text = without_thinking(text)
+    _, *after_boxes = BOX.split(text)
+    letters = _LETTER_LINE.findall(after_boxes[-1]) if after_boxes else []
+    if letters:
+        return letters[-1]
     marked = _marked(text)
     if marked is not None:
         return marked.strip()
     _, *after = _MARK.split(text)
     if after:
-        return re.split(r"\.\s|\n", after[-1], maxsplit=1)[0].strip(" *\r").rstrip(".")
-    return (text.strip().splitlines() or [""])[-1].strip()
+        return _bare(re.split(r"\.\s|\n", after[-1], maxsplit=1)[0])
+    return _bare((text.strip().splitlines() or [""])[-1])
+
+
+def _bare(text: str) -> str:
+    """Returns the text without a full stop, and without Markdown's and LaTeX's signs around all of it."""
+    text = text.strip(" *\r").rstrip(".").strip(" *")
+    found = _WRAPPED.fullmatch(text)
+    return _bare(next(filter(None, found.group(2, 4, 5, 6)))) if found else text
 
 
 @functools.lru_cache(maxsize=4096)  # a group's completions have one expected answer
 def as_number(text: str) -> Fraction | None:
     """Parses a number, ignoring "$" and "%"; None for other text. A comma separates thousands alone.
 
-    Example: as_number("$1,200.50") == Fraction("1200.5"), as_number("3 and 1/2") == Fraction(7, 2), and as_number("24,5") is None.
+    Example: as_number("$1,200.50") == Fraction("1200.5"), as_number("3 and 1/2") == Fraction(7, 2), as_number("$5k") == 5000,
+    and as_number("24,5") and as_number("5k") are None.
     """
     if len(text) > _LONGEST_NUMBER:
         return None
     number = _NUMBER.fullmatch(_plain(text).strip(" \n\t%*").removesuffix("$").rstrip(". "))
-    if number is None or (number["sign"] and number["inner"]):
+    is_formula = number is not None and number["letter"] and text.rstrip().endswith("$")  # $5k$
+    if number is None or is_formula or (number["sign"] and number["inner"]):
         return None
     try:
         if number["top"]:
@@ -140,6 +170,7 @@ def as_number(text: str) -> Fraction | None:
             value = Fraction(_digits(number["decimal"]) + (number["exponent"] or ""))
     except ZeroDivisionError:
         return None
+    value *= _MONEY_SCALES[number["letter"][0].lower()] if number["letter"] else 1
     value *= math.prod(_SCALES[word.removesuffix("s")] for word in number["scale"].lower().split())
     return -value if "-" in (number["sign"], number["inner"]) else value
 

@@ -15,7 +15,7 @@ Render = Callable[[list[Message], Tools | None], str]
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields with an assistant's thinking. Each template reads its own."""
 
-_END_OF_THINKING = "</think>"
+END_OF_THINKING = "</think>"
 
 
 def left_out(
@@ -82,8 +82,8 @@ class _Marks:
 
     def _text(self, text: str, what: str) -> str:
         """Returns the text with a mark in the middle of what follows the thinking in it, if there is any."""
-        begin = text.rfind(_END_OF_THINKING)
-        begin = 0 if begin < 0 else begin + len(_END_OF_THINKING)
+        begin = text.rfind(END_OF_THINKING)
+        begin = 0 if begin < 0 else begin + len(END_OF_THINKING)
         if not text[begin:].strip():
             return text
         mark = f"zq{len(self.places)}qz"

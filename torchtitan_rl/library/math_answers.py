@@ -31,6 +31,14 @@ _UNITS = re.compile(r"(?<=\d)(?! (?:and|or|to) )(?: (?!\w*(?:llion|thousand|hund
 
 _TINY = 1e-5
 
+_SURELY_READ = re.compile(
+    r"""(?:[\d\s.,:;!|()\[\]{}+\-*/=<>^_&%$'] | (?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]) | \\text\w*\{[^{}]*\} | \\[\\{}%$!,;:\ ]
+    | \\(?:[dtc]?frac|sqrt|pi|left|right|infty|cup|cap|cdot|times|pm|leq?|geq?|neq?|circ|sin|cos|tan|log|ln|in|mathbb)(?![a-zA-Z])
+    | \\(?:begin|end)\{[pbv]matrix\})*""",
+    re.VERBOSE,
+)
+"""Common LaTeX, which math-verify reads if its braces are balanced: it takes milliseconds for an answer, and a file has many."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,6 +57,14 @@ class MathJudge:
         # The reward and the judgement compare the same pairs.
         self.equal = functools.lru_cache(maxsize=4096)(self._equal)
 
+    def reads(self, expected: str) -> bool:
+        """Returns whether math-verify reads the expected answer, so that it can be written in another way than as it is."""
+        pairs = (("{", "}"), ("\\left", "\\right"))
+        is_balanced = all(expected.count(opens) == expected.count(closes) for opens, closes in pairs)
+        if is_balanced and _SURELY_READ.fullmatch(expected):
+            return True
+        return self._ask("", expected)
+
     def _equal(self, answer: str, expected: str) -> bool:
         r"""Returns whether both are equal: two numbers exactly, all else if math-verify finds it, within the time limit.
 
@@ -56,13 +72,20 @@ class MathJudge:
         """
         from torchtitan_rl.library.answers import as_number, equal_texts
 
+        left, right = as_number(answer), as_number(expected)
+        if left is not None and right is not None:
+            if ("%" in answer) == ("%" in expected):
+                return left == right
+            percent, other = (left, right) if "%" in answer else (right, left)
+            return other in (percent, percent / 100)
         if equal_texts(answer, expected):
             return True
-        left, right = as_number(answer), as_number(expected)
-        if left is not None and right is not None and "%" not in answer + expected:
-            return left == right
-        if len(answer) > _LONGEST_ANSWER:
+        if not answer or len(answer) > _LONGEST_ANSWER:
             return False
+        return self._ask(answer, expected)
+
+    def _ask(self, answer: str, expected: str) -> bool:
+        """Returns the process's answer within the time limit: whether both are equal, or for no answer whether it reads one."""
         process = self._running()
         began = time.monotonic()
         self._left_seconds = min(2 * self._longest_seconds, self._left_seconds + began - self._ended_at)
@@ -93,7 +116,10 @@ def _compare(answer: str, expected: str) -> bool:
     config = [LatexExtractionConfig(boxed_match_priority=0)]
     pair = [_UNITS.sub(r"\\text{\g<0>}", text) for text in (answer, expected)]
     found, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
-    return bool(found and right) and verify(right, found) and not _are_tiny_and_differ(found[0], right[0])
+    if not answer:
+        return not all(isinstance(one, str) for one in right)
+    equal = bool(found and right) and verify(right, found, allow_set_relation_comp=True)
+    return equal and not _are_tiny_and_differ(found[0], right[0])
 
 
 def _are_tiny_and_differ(left: object, right: object) -> bool:

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from torchtitan_rl.library import rewards
-from torchtitan_rl.library.answers import KINDS, as_number, equal_texts, last_number
+from torchtitan_rl.library.answers import KINDS, as_number, equal_texts, final_answer, last_number
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.tasks.countdown import reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
@@ -127,6 +127,13 @@ COMPLETIONS = [
     ("math", "4", r"\boxed{4\sqrt(2)}", False),
     ("math", r"\pm 2021", r"\boxed{2021}", False),
     ("math", "12:00", r"\boxed{1:00}", False),
+    ("math", r"[0,\infty)", r"\boxed{x \ge 0}", True),
+    ("math", r"[0,\infty)", r"\boxed{x > 0}", False),
+    ("math", r"(-\infty,2)\cup(2,\infty)", r"\boxed{\mathbb{R}}", False),
+    ("math", "50%", r"\boxed{0.5}", True),
+    ("math", "0.5", r"\boxed{50\%}", True),
+    ("math", "50%", r"\boxed{5}", False),
+    ("math", "5", "[THINK]It is \\boxed{4}.[/THINK]It is \\boxed{5}.", True),
     ("math_answer", "204", "The answer is $204$. I hope it is correct.", True),
     ("math_answer", "5", r"so we get \boxed{5", False),
     ("numeric", "113", r"m + n = \boxed{113}. So the check takes 2 steps.", True),
@@ -139,6 +146,16 @@ COMPLETIONS = [
     ("exact_match", "E", r"\boxed{E: text}", True),
     ("exact_match", "B", "The answer is B, C or D", False),
     ("exact_match", "A", "A bird can fly", False),
+    ("exact_match", "A", "The answer is a bird", False),
+    ("exact_match", "B", "The answer is B. Note that A is a common distractor.", True),
+    ("exact_match", "C", "The answer is **C**, because I computed it.", True),
+    ("exact_match", "B", "The correct option is (B).", True),
+    ("exact_match", "D", "so \\boxed{\\langle H\\rangle \\ll \\Delta E}\n\n**Answer: D**", True),
+    ("exact_match", "E", "so \\boxed{\\langle H\\rangle \\ll \\Delta E}\n\n**Answer: D**", False),
+    ("exact_match", "Paris", "**Answer:** `Paris`", True),
+    ("exact_match", "x = 2", "so\n**$x = 2$.**", True),
+    ("math_answer", "42", "so\n`42`", True),
+    ("math_answer", r"\frac{1}{2}", "The answer is `$0.5$`.", True),
     ("exact_match", "C", "<think>Answer: B</think>\nAnswer: C", True),
     ("tag", "D", "<think>...</think><answer>D) all of these</answer>", True),
     ("tag", "D", "<think><answer>D</answer></think> It is C", False),
@@ -158,7 +175,23 @@ COMPLETIONS = [
     ("number", "5", "<think>it is 5</think>", False),
     ("number", "500000", "It has 5 hundred thousand.", True),
     ("number", "73", "\u2705 Final Answer: **73**", True),
-    ("number", "5", "It weighs 5 hundredths.", True),
+    ("number", "5", "It weighs 5 hundredths.", False),
+    ("number", "5", "It costs 5k.", False),
+    ("number", "5000", "It costs $5k.", True),
+    ("number", "5", "It costs $5k.", False),
+    ("number", "5000000", "It costs $5M in all.", True),
+    ("number", "5", "It is $5k$.", False),
+    ("number", "60", "It takes 5 dozen eggs.", True),
+    ("number", "5", "It takes 5 dozen eggs.", False),
+    ("number", "500000", "It costs 5 lakh rupees.", True),
+    ("number", "5", "It is 5m long.", True),
+    ("number", "5", "[THINK]It is 4.[/THINK]5", True),
+    ("number", "5", "It is 4.[/THINK]It is 5.", True),
+    ("number", "4", "[THINK]It is 4.", False),
+    ("number", "5", "<|START_THINKING|>4<|END_THINKING|>5", True),
+    ("text", "5", "<|channel|>analysis<|message|>It is 4.assistant<|channel|>final<|message|>5", True),
+    ("number", "4", "<|channel|>analysis<|message|>It is 4.", False),
+    ("gsm8k", "x\n#### -5", "#### \u20135", True),
     ("gsm8k", "x\n#### 42", f"#### 42\n{'That is consistent. ' * 20}", True),
     ("gsm8k", "x\n#### 2000000", "#### $2 million", True),
 ]  # fmt: skip
@@ -188,30 +221,32 @@ def grouped(digits, separator, size):
 
 
 def forms(value: Fraction) -> list[str]:
-    """Returns the ways to write the number."""
+    """Returns at least 30 ways to write the number."""
     sign, size = "-" * (value < 0), abs(value)
     top, bottom = size.numerator, size.denominator
     whole, rest = divmod(top, bottom)
-    written = [f"{sign}{top}/{bottom}", rf"{sign}\frac{{{top}}}{{{bottom}}}", rf"{sign}\dfrac{{{top}}}{{{bottom}}}"]
-    written += [f"{sign}{top} / {bottom}", f"{sign}${top}/{bottom}"]
+    written = []
+    for times in (1, 2, 3, 7):
+        a, b = times * top, times * bottom
+        written += [f"{sign}{a}/{b}", f"{sign}{a} / {b}", f"{sign}${a}/{b}"]
+        written += [rf"{sign}\{style}{{{a}}}{{{b}}}" for style in ("frac", "dfrac", "tfrac", "cfrac")]
+    written += [f"**{written[0]}**", f"${written[0]}$"]
     if rest and whole:
         written += [f"{sign}{whole} {rest}/{bottom}", rf"{sign}{whole}\frac{{{rest}}}{{{bottom}}}"]
-        written += [f"{sign}{whole} \\tfrac{{{rest}}}{{{bottom}}}"]
+        written += [f"{sign}{whole} \\tfrac{{{rest}}}{{{bottom}}}", f"{sign}{whole} and {rest}/{bottom}"]
     if Fraction(plain := f"{top / bottom:.6f}".rstrip("0").rstrip(".")) == size:
         decimal = Decimal(plain)
         written += [f"{sign}{plain}", f"{sign}${plain}", f"${sign}{plain}", f"{sign}\\${plain}", f"${sign}{plain}$"]
-        written += [
-            f"{sign}\u20ac{plain}",
-            f"{sign}{plain}%",
-            f"{sign}{plain}\\%",
-            f"{sign}0{plain}",
-            f"{sign}{decimal:e}",
-        ]
+        written += [f"{sign}\u20ac{plain}", f"{sign}{plain}%", f"{sign}{plain}\\%", f"{sign}0{plain}"]
         written += [f"\u2212{plain}", f"\u2013{plain}"] if sign else [f"+{plain}"]
         mantissa, exponent = f"{decimal:.12e}".split("e")
-        written += [f"{sign}{decimal:E}", rf"{sign}{mantissa} \times 10^{{{int(exponent)}}}"]
+        written += [f"{sign}{decimal:e}", f"{sign}{decimal:E}", rf"{sign}{mantissa} \times 10^{{{int(exponent)}}}"]
         written += [f"{sign}{mantissa} \u00d7 10^{int(exponent)}", f"{sign}{mantissa}*10^{int(exponent)}"]
         written += [f"{sign}{plain}" + ("0" if "." in plain else ".0"), f"{sign}{plain}" + "." * ("." not in plain)]
+        scaled = {"thousand": 3, "million": 6, "dozen": 0}
+        words = {word: format(decimal.scaleb(-places).normalize(), "f") for word, places in scaled.items() if places}
+        written += [f"{sign}{amount} {word}" for word, amount in words.items()]
+        written += [f"{sign}${words['thousand']}k", f"{sign}${words['million']}M", f"{sign}${words['million']} mn"]
         if plain.startswith("0."):
             written += [f"{sign}{plain[1:]}"]
         if whole >= 1000:
@@ -221,29 +256,36 @@ def forms(value: Fraction) -> list[str]:
     return written
 
 
+READ = {
+    "number": lambda form: KINDS["number"].extract(f"It is {form}."),
+    "gsm8k": lambda form: Gsm8k.extract_answer(None, f"so\n#### {form}"),
+    "math and math_answer": lambda form: final_answer(rf"so \boxed{{{form}}}"),
+    "numeric": lambda form: last_number(final_answer(f"The answer is {form}.")),
+}
+"""How each answer kind and reward reads a number in a completion."""
+
+
 def test_numbers_equal_their_written_forms_and_no_neighbour():
     random.seed(0)
-    count, kinds = 0, 0
-    exact = MathJudge().equal
+    equals = [KINDS["number"].equal, MathJudge().equal]
     for _ in range(2000):
         bottom = random.choice((1, 1, 1, 2, 4, 10, 100, 1000, 10**6, 3, 7))
         value = Fraction(random.choice((1, -1)) * random.randrange(1, 10 ** random.randint(1, 8)), bottom)
         step = Fraction(1, 10**6)
-        neighbours = [value + step, value - step, value + 1, -value, value * 10, value / 10]
+        neighbours = [str(n) for n in (value + step, value - step, value + 1, -value, value * 10, value / 10)]
         written = forms(value)
-        kinds = max(kinds, len(written))
+        assert len({*written}) >= 30
         for form in written:
-            count += 1
             assert as_number(form) == value, form
-            assert as_number(last_number(f"It is {form}.")) == value, form
-            assert KINDS["number"].equal(form, written[0])
-            if "%" not in form:  # may also be a hundredth
-                assert exact(form, written[0])
-            other = str(neighbours[count % len(neighbours)])
-            assert not KINDS["number"].equal(form, other), (form, other)
-            assert "%" in form or not exact(form, other), (form, other)
-    assert kinds >= 30
-    assert count > 2000 * 15
+            for kind, read in READ.items():
+                assert as_number(read(form)) == value, (kind, form)
+            for equal in equals:
+                assert equal(form, str(value)), form
+                assert equal(str(value), form), form
+                assert equal(form, form)
+                for other in neighbours:
+                    assert not equal(form, other), (form, other)
+                    assert not equal(other, form), (form, other)
 
 
 def test_choices_equal_their_written_forms_and_no_neighbour():

@@ -11,13 +11,23 @@ from torchtitan_rl.core.errors import expect
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+THINKING_TAGS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Tags around a policy's thinking. Mistral's and Cohere's are special tokens."""
+
+SHOWN_TAGS = ("<answer>", "</answer>", "<|channel|>", "<|message|>", *sum(THINKING_TAGS, ()))
+"""Special tokens that a completion's text keeps, because rewards read them. gpt-oss names a message's channel by two."""
+
 
 def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Returns the tokens that end a turn, for the engine, masks, demonstrations and conversations.
 
     They are those of `folder_end_token_ids`, and the one by which the chat template ends an assistant's turn, if it is
-    another: the first special token after the turn's text. If one of the folder's follows before the next turn, as in
-    Command R's "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", that is the end.
+    another: the first special token after the turn's text, which for GLM-4 is the next turn's "<|user|>". If one of the
+    folder's follows before the next turn, as in Command R's "<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", that is the end.
     """
     named = set(folder_end_token_ids(folder, tokenizer))
     conversation = [
@@ -27,7 +37,7 @@ def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> l
     ]
     closing = _special_token_ids(tokenizer, conversation[:2])
     between = _special_token_ids(tokenizer, conversation)
-    ends = named if named.intersection(between) else named.union(closing[:1])
+    ends = named if named.intersection(between) else named.union(closing[:1] or between[:1])
     return sorted(ends)
 
 
@@ -72,10 +82,11 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
 
 
 def hidden_token_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
-    """Returns the special tokens that a completion's text leaves out: all but the tags that rewards read."""
-    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    """Returns the special tokens that a completion's text leaves out: all but SHOWN_TAGS."""
     added = tokenizer.added_tokens_decoder.items()
-    return {token_id for token_id, token in added if token.special and token.content not in tags}
+    return {
+        token_id for token_id, token in added if token.special and token.content not in SHOWN_TAGS
+    }
 
 
 @dataclass(kw_only=True, slots=True)

@@ -28,7 +28,7 @@ def as_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """The items as messages. Those of one turn of the policy, a text and calls, become one message."""
+    """The items as messages. Those of one turn of the policy, its thinking, a text and calls, become one message."""
     messages: list[dict[str, Any]] = []
     is_said = False  # whether the last message is one that the next item of the policy belongs to
     for item in items:
@@ -36,8 +36,10 @@ def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
             raise NotFollowed("input", f"the agent's request has the item {str(item)[:80]!r}; expected an object")
         kind = item.get("type", "message")
         if kind == "reasoning":
-            continue
-        if kind == "function_call_output":
+            if thinking := _thinking(item):
+                messages.append({"role": "assistant", "content": "", "tool_calls": [], "reasoning_content": thinking})
+                is_said = True
+        elif kind == "function_call_output":
             output = item.get("output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(output)})
             is_said = False
@@ -56,6 +58,15 @@ def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
         else:
             raise NotFollowed("input", f"the agent's request has an item of type {kind}; expected one of {_SAID}")
     return messages
+
+
+def _thinking(item: Mapping[str, Any]) -> Any:
+    """The text of a reasoning item, or else its summary. Raises NotFollowed if it is encrypted."""
+    text = _text(item.get("content")) or _text(item.get("summary"))
+    if not text and item.get("encrypted_content"):
+        reason = "the agent's request has a reasoning item with encrypted_content alone, which only OpenAI can read"
+        raise NotFollowed("input", f"{reason}; expected its text in content or summary")
+    return text
 
 
 def _text(content: Any) -> Any:

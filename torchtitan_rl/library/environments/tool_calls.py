@@ -7,11 +7,14 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torchtitan_rl.core.generator.sampling import THINKING_TAGS
+
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_CHANNELS = re.compile(r"<\|channel\|>analysis.*?(?=<\|channel\|>|\Z)|<\|channel\|>final<\|message\|>", re.DOTALL)
+"""The thinking of gpt-oss, and the header of its answer."""
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
 
@@ -28,19 +31,22 @@ CallParser = Callable[[str, Collection[str]], list[ToolCall]]
 
 
 def without_thinking(text: str, *, begins_inside: bool = False) -> str:
-    """Returns the text without its `<think>` blocks. A block that is not closed reaches to the end.
+    """Returns the text without its blocks of thinking: those in THINKING_TAGS, and the analysis channel of gpt-oss.
 
-    A text that closes a block without opening it began inside one.
+    A block that is not closed reaches to the end. A text that closes a block without opening it began inside one.
 
     Args:
-        begins_inside: whether the chat template has opened the first block.
+        begins_inside: whether the chat template has opened the first `<think>` block.
 
     Example: without_thinking("<think>I call f.</think>42") == "42"
     """
-    closed = text.find("</think>")
-    if begins_inside or 0 <= closed < f"{text}<think>".find("<think>"):
-        text = f"<think>{text}"
-    return _THINKING.sub("", text)
+    for opens, closes in THINKING_TAGS:
+        closed = text.find(closes)
+        if (begins_inside and opens == "<think>") or 0 <= closed < f"{text}{opens}".find(opens):
+            text = opens + text
+        if opens in text:
+            text = re.sub(rf"{re.escape(opens)}.*?(?:{re.escape(closes)}|\Z)", "", text, flags=re.DOTALL)
+    return _CHANNELS.sub("", text)
 
 
 def parse_calls(text: str, tools: Collection[str] = ()) -> list[ToolCall]:

@@ -1,15 +1,20 @@
 """Tokenizes demonstrations as the policy would have sampled them, with a mask of the tokens to learn."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
+from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from torchtitan_rl.core.types import Completion
-from torchtitan_rl.library.chat_messages import REASONING, Message
+from torchtitan_rl.library.chat_messages import END_OF_THINKING, REASONING, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+_TOKENS = re.compile(r"(?:<[^\s<>]+>|\s)+")
 
 
 class TemplateRewritesError(ValueError):
@@ -29,8 +34,8 @@ def plain_segments(demonstration: Sequence[Message], end: str) -> list[tuple[str
 
 def chat_segments(
     opened: str, messages: Sequence[Message], demonstration: Sequence[Message], render: Callable[..., str]
-) -> Iterator[tuple[str, bool]]:
-    """Yields the text that follows the prompt in segments, each with whether it is an assistant's turn.
+) -> list[tuple[str, bool]]:
+    """Returns the text that follows the prompt in segments, each with whether it is an assistant's turn.
 
     Args:
         opened: the prompt, rendered from `messages`, up to where the assistant's turn begins.
@@ -39,8 +44,10 @@ def chat_segments(
     Raises:
         TurnBeginsOtherwiseError: if an assistant's message is not rendered as the prompt opens it.
         TemplateRewritesError: if a message changes the text before it.
+        ValueError: if the template adds an empty block of thinking before the thinking in a message's content.
     """
     said, written = list(messages), opened
+    segments: list[tuple[str, bool]] = []
     for place, message in enumerate(demonstration):
         said.append(message)
         following = demonstration[place + 1 : place + 2]
@@ -50,13 +57,34 @@ def chat_segments(
             continue  # templates write several answers of tools as one turn
         for header in (False, True) if opens else (False,):
             whole = render(said, add_generation_prompt=header)
+            if segments and not whole.startswith(written):
+                written, segments[-1] = _without_closing(written, whole, *segments[-1])
             if not whole.startswith(written):
                 before = render(said[:-1], add_generation_prompt=False)
                 if learned and not header and whole.startswith(before):
                     raise TurnBeginsOtherwiseError(written[len(before) :])
                 raise TemplateRewritesError(f"{written[-60:]!r} before the turn of role {message['role']!r}")
-            yield whole[len(written) :], learned and not header
-            written = whole
+            segment, written = whole[len(written) :], whole
+            inside = message["content"].count(END_OF_THINKING)
+            if learned and not header and 0 < inside < segment.count(END_OF_THINKING):
+                raise ValueError(
+                    "the template adds an empty block before its thinking; write that in reasoning_content"
+                )
+            segments.append((segment, learned and not header))
+    return segments
+
+
+def _without_closing(written: str, whole: str, segment: str, learned: bool) -> tuple[str, tuple[str, bool]]:
+    """Returns the text and its last segment without the tokens that close a conversation, if `whole` goes on without them.
+
+    Phi-3's template writes <|endoftext|> after the last turn alone.
+    """
+    shared = re.sub(r"<[^<>]*\Z", "", commonprefix([written, whole]))
+    closing = written[len(shared) :]
+    kept = segment.removesuffix(closing)
+    if kept != segment and _TOKENS.fullmatch(closing) and (kept.rstrip().endswith(">") or not learned):
+        return shared, (kept, learned)
+    return written, (segment, learned)
 
 
 def tokenized(

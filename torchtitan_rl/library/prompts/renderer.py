@@ -321,8 +321,8 @@ class PromptRenderer(Configurable):
             if messages is None:
                 segments = plain_segments(answer, self.tokenizer.eos_token)
             else:
-                segments = list(
-                    chat_segments(text, messages, answer, partial(self._chat_text, tools=self._tools_of(example)))
+                segments = chat_segments(
+                    text, messages, answer, partial(self._chat_text, tools=self._tools_of(example))
                 )
             found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
         except TurnBeginsOtherwiseError as error:

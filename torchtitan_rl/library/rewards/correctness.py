@@ -1,6 +1,6 @@
 """Rewards for a right answer, compared as text, number or mathematical expression: 1 for right, 0 for wrong.
 
-The reward is None if the expected answer is empty, or for `numeric` no number.
+The reward is None if the expected answer is empty, for `numeric` no number, or for `math_answer` nothing that math-verify reads.
 """
 
 import functools
@@ -39,7 +39,8 @@ def math_answer(completions, expected_answer, **_):
     """
     judge = _math_judge()
     pairs = _answers(completions, expected_answer)
-    return [float(judge.equal(answer, expected)) if expected else None for answer, expected in pairs]
+    readable = {expected for expected in {expected for _, expected in pairs} if expected and judge.reads(expected)}
+    return [float(judge.equal(answer, expected)) if expected in readable else None for answer, expected in pairs]
 
 
 def _answers(completions: Sequence, expected_answer: Sequence[str]) -> list[tuple[str, str]]:

@@ -25,16 +25,19 @@ class Math(Rows):
     def __init__(self, config: Config) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise UserError("task: expected math-verify to be installed. pip install 'torchtitan_rl[tasks]'.")
-        super().__init__(config)
         self._judge = MathJudge()
+        super().__init__(config)
 
     def extract_answer(self, text: str) -> str | None:
         r"""Returns the content of the last \boxed{}."""
         return last_boxed(text)
 
     def expected_answer(self, text: str) -> str | None:
-        """Returns the solution's last boxed content, or the whole text if it has no box."""
-        return last_boxed(text) or (None if "\\boxed" in text else text)
+        """Returns the solution's last boxed content, or the whole text if it has no box; None if math-verify cannot read it."""
+        answer = last_boxed(text) or (None if "\\boxed" in text else text)
+        return answer if answer and self._judge.reads(answer) else None
+
+    read_as = "LaTeX, by math-verify"
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
         """Returns whether both are equal; False if math-verify takes longer than 10 s."""

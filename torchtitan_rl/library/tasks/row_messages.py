@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchtitan_rl.library.chat_messages import REASONING, Message, Tools
-from torchtitan_rl.library.tasks.table import RowError
+from torchtitan_rl.library.tasks.table import Row, RowError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {
@@ -20,6 +20,18 @@ _SHAREGPT_ROLES = {
 """Names of `from` in ShareGPT's form that are no roles."""
 _WEIGHTS = ("weight", "loss_weight", "loss_mask", "loss", "train", "training", "trainable")
 """Fields by which other trainers say whether an assistant's turn is learned."""
+
+
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+
+
+def check_has_no_media(row: Row) -> None:
+    """Raises RowError if a row has an image, a video or a sound beside its text. A text in a column "image" may be a name."""
+    for column in _MEDIA:
+        value = row.get(column)
+        is_name = isinstance(value, str) and not column.endswith("s")
+        if value and value != "[]" and isinstance(value, list | dict | bytes | str) and not is_name:
+            raise RowError(f"something in {column!r}, but policies read text alone; leave the column or the row out")
 
 
 def prompt_messages(given: list[Any]) -> list[Message]:
@@ -125,9 +137,9 @@ def _function(given: Any, field: str) -> dict[str, Any]:
 
 def _read_list(given: Any, read: Callable[[Any], dict[str, Any]], field: str) -> list[Any]:
     """Returns the items of a list or of its JSON text, each as `read` returns it."""
-    if isinstance(given, str) and given.strip():
+    if isinstance(given, str):
         try:
-            given = json.loads(given)
+            given = json.loads(given.strip() or "[]")
         except (ValueError, RecursionError) as error:
             raise RowError(f"{field} is neither a list nor its JSON text") from error
     listed = [given] if isinstance(given, dict) else given or []

@@ -18,7 +18,14 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import last_tagged
 from torchtitan_rl.library.chat_messages import REASONING, Message
 from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
-from torchtitan_rl.library.tasks.row_messages import is_text, prompt_messages, read_messages, read_tools, without_nulls
+from torchtitan_rl.library.tasks.row_messages import (
+    check_has_no_media,
+    is_text,
+    prompt_messages,
+    read_messages,
+    read_tools,
+    without_nulls,
+)
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "instruction")
@@ -48,11 +55,18 @@ class _UnreadableAnswer(RowError):
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None]) -> None:
-        """Reads every row once. Raises UserError with the numbers of the invalid rows."""
+    def __init__(
+        self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None], read_as: str
+    ) -> None:
+        """Reads every row once. Raises UserError with the numbers of the invalid rows.
+
+        Args:
+            read_answer: returns the answer in a cell, or None if there is none.
+            read_as: what `read_answer` reads, in words.
+        """
         self.table = table
         self._config = config
-        self._read_answer = read_answer
+        self._read_answer, self._read_as = read_answer, read_as
         self._whole_numbers: set[str] = set()
         """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
         self._first: dict[str, Any] = self._columns()
@@ -260,9 +274,10 @@ class RowSet:
                 self.left_out[repeated].append(number)
             else:
                 kept[key] = index, _key(example.text, example.messages, example.tools)
-                if (identity := str(row.get("id", number))) in ids:
+                identity = row.get("id")
+                if identity is not None and str(identity) in ids:
                     self.noted["with the id of an earlier row"].append(number)
-                ids.add(identity)
+                ids.add(str(identity))
         some = sum(map(len, unreadable.values())) <= _MOST_UNREADABLE * num_rows
         (self.left_out if some else faults).update(unreadable)
         self._refuse(faults)
@@ -271,6 +286,7 @@ class RowSet:
 
     def _example(self, row: Row) -> Example:
         """Returns the row as an example. Raises RowError if it cannot be one."""
+        check_has_no_media(row)
         for column in self._whole_numbers & row.keys():
             row[column] = row[column] and row[column].removesuffix(".0")
         prompt = value_at(row, self.prompt_column) if self.prompt_column else ""
@@ -332,6 +348,8 @@ class RowSet:
         least = len(prompt) if self.completion_column else 0
         learned = [place for place in turns if place >= least][0 if self._config.demonstrations == "all" else -1 :]
         begin = learned[0] if learned else len(prompt)
+        if learned and begin and whole[begin - 1]["role"] == "assistant":
+            raise RowError("two messages of the assistant's in a row, of which the second answers nothing; join them")
         says_nothing = any(
             not (whole[place].keys() & {*REASONING, "tool_calls"} or _said(whole[place])[1]) for place in learned
         )
@@ -386,7 +404,7 @@ class RowSet:
         text = self._read_answer(str(answer))
         if text is None:
             raise _UnreadableAnswer(
-                f"no answer found in {self.answer_column!r}, read as task.answer_kind {self._config.answer_kind!r}"
+                f"no answer found in {self.answer_column!r}, read as {self._read_as}"
                 f"{', with a point before decimals' if ',' in str(answer) else ''}"
             )
         return text

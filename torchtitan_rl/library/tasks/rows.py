@@ -176,6 +176,11 @@ class Rows(Task):
         # As a number, "abc" does not even equal itself.
         return text if KINDS[self.config.answer_kind].equal(text, text) else None
 
+    @property
+    def read_as(self) -> str:
+        """What the answer column is read as, in words."""
+        return f"task.answer_kind {self.config.answer_kind!r}"
+
     def _held_out_parts(self) -> dict[str, RowSet]:
         """Returns the held-out sets by name, and leaves their prompts out of training."""
         config = self.config
@@ -207,7 +212,7 @@ class Rows(Task):
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
-            part = RowSet(table, self.config, self.expected_answer)
+            part = RowSet(table, self.config, self.expected_answer, self.read_as)
         if reads := part.reads():
             progress(reads)
         return part

@@ -374,16 +374,19 @@ def test_a_stop_text_ends_a_turn_with_the_token_that_completes_it(generator, mad
         assert stop not in made.decode(completion.token_ids[:-1], skip_special_tokens=True)
 
 
-def test_rewards_see_the_tags_of_thinking_that_are_special_tokens(generator, made, monkeypatch):
+@pytest.mark.parametrize("tags", [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel|>", "<|message|>")])
+def test_rewards_see_the_tags_of_thinking_that_are_special_tokens(generator, made, monkeypatch, tags):
     """Decoding would leave them out with the others, and the thinking would be read as the answer."""
-    named = made.backend_tokenizer.to_str().replace("<|reserved_0|>", "<think>").replace("<|reserved_1|>", "</think>")
+    named = made.backend_tokenizer.to_str().replace("<|reserved_0|>", tags[0]).replace("<|reserved_1|>", tags[1])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(named), eos_token=made.eos_token)
     monkeypatch.setattr(generator, "tokenizer", tokenizer)
     generator.environments = None
     found = flat(sampled(generator, prompts(made, 8), step=1))
-    assert any(tag in one.text for one in found for tag in ("<think>", "</think>"))
+    assert any(tag in one.text for one in found for tag in tags)
     for one in found:
-        said = re.sub(r"<\|[a-z_0-9]+\|>", "", tokenizer.decode(one.token_ids, skip_special_tokens=False))
+        said = re.sub(
+            r"<\|(?!channel|message)[a-z_0-9]+\|>", "", tokenizer.decode(one.token_ids, skip_special_tokens=False)
+        )
         assert re.sub("[^ -~]", "", one.text) == re.sub("[^ -~]", "", said)  # bytes may form other characters
 
 

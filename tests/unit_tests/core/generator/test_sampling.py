@@ -20,6 +20,8 @@ NAMES = [
     "<|END_RESPONSE|>",
     "<|END_OF_TURN_TOKEN|>",
     "<|eot_id|>",
+    "<|user|>",
+    "<|observation|>",
 ]
 
 
@@ -44,6 +46,8 @@ def chat(template: str):
         ("cohere2", None, "<|END_OF_TURN_TOKEN|>", ["<|endoftext|>", "<|END_OF_TURN_TOKEN|>"]),
         # <|end|> ends its thinking too.
         ("gptoss", None, "<|return|>", ["<|endoftext|>", "<|return|>"]),
+        ("glm4moe", None, ["<|user|>", "<|observation|>"], ["<|endoftext|>", "<|user|>", "<|observation|>"]),
+        ("glm4moe", None, None, ["<|endoftext|>", "<|user|>"]),
         ("{{ messages[-1].content }}\n### End", None, None, ["<|endoftext|>"]),
         ("{{ RAISES", None, None, ["<|endoftext|>"]),
     ],

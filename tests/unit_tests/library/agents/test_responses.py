@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit_tests.library.agents.test_gateway import CALL, NEXT, TOOL, USER, Policy, client
 from torchtitan_rl.library.agents.protocol import AgentError
+from torchtitan_rl.library.agents.responses import as_chat
 
 FUNCTION = {"type": "function", "name": "multiply", "parameters": TOOL["function"]["parameters"], "strict": False}
 
@@ -70,6 +71,10 @@ def test_streamed_response_ends_with_the_plain_response():
         ({"tools": [{"type": "web_search"}]}, "the tool .*web_search.*; expected functions"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "response_format .*: describe"),
         ({"input": [{"type": "image_generation_call", "id": "x"}]}, "an item of type image_generation_call"),
+        (
+            {"input": [USER, {"type": "reasoning", "id": "x", "summary": [], "encrypted_content": "gAAA"}]},
+            "a reasoning item with encrypted_content alone.*; expected its text",
+        ),
     ],
 )
 def test_what_the_responses_api_has_more_is_refused_by_name(setting, reason):
@@ -81,6 +86,20 @@ def test_what_the_responses_api_has_more_is_refused_by_name(setting, reason):
     with pytest.raises(AgentError, match=reason):
         policy.__enter__()
     policy.environment.close("env_error")
+
+
+@pytest.mark.parametrize("place", ["content", "summary"])
+def test_reasoning_items_are_the_thinking_of_their_turn(place):
+    thought = {
+        "type": "reasoning",
+        "id": "x",
+        "summary": [],
+        place: [{"type": "reasoning_text", "text": "I multiply."}],
+    }
+    items = [{"role": "user", "content": "3 * 4?"}, thought, {"role": "assistant", "content": "12"}, USER]
+    messages = as_chat({"input": items})["messages"]
+    said = {"role": "assistant", "content": "12", "tool_calls": [], "reasoning_content": "I multiply."}
+    assert messages[1:] == [said, USER]
 
 
 def test_chat_and_responses_continue_the_same_trace():

@@ -84,6 +84,24 @@ def test_a_turn_is_learned_up_to_the_token_by_which_the_template_ends_it(stream,
     assert tokenizer.decode(demonstration.token_ids).endswith(end)
 
 
+@pytest.mark.parametrize(("template", "end"), [("phi3", "<|end|>"), ("glm4moe_training", "<|user|>")])
+def test_every_turn_is_learned_with_its_end(stream, tokenizer, template, end):
+    """Phi-3's template writes <|endoftext|> after the last turn alone, GLM-4's for training the next turn's token after each."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]})
+    tokenizer.chat_template = (files("trl") / "chat_templates" / f"{template}.jinja").read_text()
+    found = learned(tokenizer, stream([{"messages": TALK}] * 2, demonstrations="all").at(0).demonstration)
+    assert [one[one.index("It") :] for one in found] == [f"It is 4.{end}", f"It is 6.{end}"]
+
+
+@pytest.mark.parametrize("demonstrations", ["last", "all"])
+def test_a_turn_that_only_the_next_one_ends_is_refused_by_name(stream, tokenizer, demonstrations):
+    """GLM-4's template as published: the policy would not learn to stop."""
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
+    tokenizer.chat_template = (files("trl") / "chat_templates" / "glm4moe.jinja").read_text()
+    with pytest.raises(UserError, match="It is [46].' has none of the end tokens"):
+        stream([{"messages": TALK}] * 2, demonstrations=demonstrations)
+
+
 def test_all_turns_or_the_last_are_learned_and_the_user_is_not(stream, tokenizer):
     shown = stream([{"messages": TALK}], demonstrations="all", held_out_share=0.5)
     assert learned(tokenizer, shown.at(0).demonstration) == ["It is 4.<|endoftext|>", "It is 6.<|endoftext|>"]

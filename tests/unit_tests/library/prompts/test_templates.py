@@ -46,6 +46,7 @@ LEARNED = {
     "thinking": [THOUGHT],
     "call": [CALLING],
     "thinking in content": [{"role": "assistant", "content": "<think>\nI add.\n</think>\n\nSix."}],
+    "end of thinking in content": [{"role": "assistant", "content": "I add.\n</think>\n\nSix."}],
 }
 CASES = [
     *((f"prompt: {name}", history, [], tools) for name, history in HISTORIES.items() for tools in ([], TOOLS)),
@@ -115,7 +116,8 @@ def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(te
     for case, expected, found in renderings(template, thinks):
         if isinstance(found, UserError):
             assert re.search(
-                "it leaves out (the|reasoning_content)|it raises|does not begin as the prompt ends", str(found)
+                "it leaves out (the|reasoning_content)|it raises|does not begin as the prompt ends|adds an empty block",
+                str(found),
             )
             assert case not in ("prompt: plain", "prompt: several turns")
         else:
@@ -128,6 +130,12 @@ def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(te
     [
         ("qwen3.jinja", "demonstration: thinking", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
         ("qwen3.jinja", "demonstration: thinking in content", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
+        ("qwen3.jinja", "demonstration: end of thinking in content", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
+        (
+            "qwen3_8.jinja",
+            "demonstration: end of thinking in content",
+            "the template adds an empty block before its thinking",
+        ),
         ("qwen3.jinja", "prompt: calls with thinking", "<think>\nI call.\n</think>\n\n<tool_call>\n"),
         ("qwen3.jinja", "prompt: calls", '{"name": "add", "arguments": {"a": "3 and 3"}}\n</tool_call><|im_end|>'),
         ("qwen3.jinja", "demonstration: call with tools", '"arguments": {"a": "3 and 3"}}\n</tool_call><|im_end|>'),
@@ -144,6 +152,22 @@ def test_thinking_calls_and_tools_are_written_or_named(template, case, right):
     thinks = "enable_thinking" in tokenizer_of(template).chat_template
     [found] = [found for name, _, found in renderings(template, thinks) if name == case]
     assert right in str(found)
+
+
+def test_the_thinking_of_38_rows_is_learned():
+    """228 of the 564 tokens are "I add." and its line breaks, where the template would write an empty block."""
+    made = chat_tokenizer()
+    made.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<think>", "</think>"]})
+    made.chat_template = tokenizer_of("qwen3.jinja").chat_template
+    config = PromptRenderer.Config(enable_thinking=True)
+    renderer = config.build(task=SumDigits.Config().build(), tokenizer=made, end_token_ids=[made.vocab["<|im_end|>"]])
+
+    def num_learned(**thinking: str) -> int:
+        turns = [[{"role": "assistant", "content": f"{i + 3}", **thinking}] for i in range(1, 39)]
+        shown = [Example(text="", expected_answer="", messages=[ASKED], demonstration=turn) for turn in turns]
+        return sum(int(prompt.demonstration.loss_mask.sum()) for prompt in renderer.prompts(shown))
+
+    assert (num_learned(reasoning_content="I add."), num_learned()) == (564, 336)
 
 
 def test_thinking_without_the_switch_names_the_switch():

@@ -8,6 +8,7 @@ import pytest
 from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library import rewards
 from torchtitan_rl.library.answers import last_boxed
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.tasks.countdown import Countdown, evaluate, reaches
@@ -66,6 +67,18 @@ def test_math_compares_latex_by_value(tmp_path):
     assert held_out.expected_answer == r"\frac{1}{2}"
     for text, right in ((r"\boxed{0.5}", True), (r"\boxed{1/2}", True), ("0.5", False), (r"\boxed{\frac{", False)):
         assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
+
+
+@pytest.mark.parametrize("gold", ["The sequence converges.", r"\frac{1}{", r"\left( x", r"AB \parallel CD"])
+def test_an_answer_that_math_verify_cannot_read_is_left_out_and_named(tmp_path, capsys, gold):
+    """Any other way to write it would earn nothing."""
+    rows = [{"problem": f"Halve {i}.", "solution": rf"\frac{{{i}}}{{2}}"} for i in range(120)] + [
+        {"problem": "Why?", "solution": gold}
+    ]
+    task = Math.Config(path=folder_of(tmp_path, train=rows, test=rows[:1])).build()
+    task.leave_out(lambda examples: [None] * len(examples))
+    assert "1 no answer found in 'solution', read as LaTeX, by math-verify (row 121)" in capsys.readouterr().out
+    assert rewards.math_answer(completions=[r"\boxed{7}"], expected_answer=[gold]) == [None]
 
 
 def test_endless_math_comparison_is_killed_and_the_next_succeeds():

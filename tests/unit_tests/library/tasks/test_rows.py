@@ -101,6 +101,7 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
         ({"conversations": TWO}, TWO[1:], "", "ShareGPT: conversations"),
         ({"messages": TWO, "tools": [{"type": "function", "function": ADD}]}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "OpenAI chat: messages, tools"),
+        ({"messages": TWO, "tools": " "}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
         ({"instruction": "Add.", "input": "1 + 1", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
         ({"prompt": "1 + 1?", "chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
@@ -134,7 +135,7 @@ def test_formats_that_people_have_are_known_by_their_columns(
     assert " + 1" in example.messages[-1]["content"]
     assert (example.demonstration or [], example.expected_answer) == (demonstrated, answer)
     assert (example.tools or [{"function": ADD}])[0]["function"] == ADD
-    assert ("tools" in row) == bool(example.tools)
+    assert (row.get("tools", " ") != " ") == bool(example.tools)
     assert told_of_it.replace("data.parquet", name) in capsys.readouterr().out
 
 
@@ -178,11 +179,30 @@ def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, n
         ({"role": "user", "content": [{"type": "image"}]}, "a part of type 'image'; expected parts of type 'text'"),
         ({"role": "user", "content": ["2"]}, "a part of type 'str'; expected parts of type 'text'"),
         ({"from": "bot", "value": "2"}, "the role 'bot', which is none of"),
+        ({"role": "assistant", "content": [{"type": "tool_use"}]}, "a part of type 'tool_use'; expected parts"),
     ],
 )
 def test_messages_that_cannot_be_read_are_refused_by_name(build, message, told_of_it):
     with pytest.raises(UserError, match=f"row 1: .*{told_of_it}"):
         build([{"messages": [TWO[0], message, TWO[0]]}])
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+@pytest.mark.parametrize("demonstrations", ["none", "last"])
+@pytest.mark.parametrize("media", [{"images": ["a.png"]}, {"image": {"bytes": "x", "path": "a"}}, {"videos": "a.mp4"}])
+def test_an_image_beside_the_text_is_refused_by_name(tmp_path, name, demonstrations, media):
+    [column] = media
+    rows = [{"messages": TWO[: 1 + (demonstrations == "last")], **media}] * 2
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    with pytest.raises(UserError, match=f"something in '{column}', but policies read text alone"):
+        Rows.Config(path=str(tmp_path / name), demonstrations=demonstrations).build()
+
+
+def test_a_column_of_media_that_is_empty_or_a_name_is_kept(build):
+    build([{"prompt": f"{i}?", "images": [], "video": None, "image": "python:3.12"} for i in range(2)])
 
 
 def test_contents_in_parts_of_text_are_read(build):
@@ -230,6 +250,7 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
             {"conversations": [{"role": "system", "content": "a"}, *TWO], "system": "b"},
             "a system message in 'conversations' and one in 'system'",
         ),
+        ({"messages": [*TWO, TWO[1]]}, "two messages of the assistant's in a row, .*; join them"),
         (
             {"conversations": [{"from": "system", "value": "a"}, SHAREGPT[1]]},
             "a system message last, in place of the user's",
@@ -402,6 +423,8 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
 def test_duplicate_row_id_is_reported(build, capsys):
     task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
     assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
+    task = build([{**sums(1)[0], "id": 2}, *sums(4)[1:]])  # row 2 has none
+    assert "with the id" not in told(task, capsys)
 
 
 @pytest.mark.parametrize(
