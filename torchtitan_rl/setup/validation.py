@@ -128,9 +128,10 @@ def _check_whole(config: Any, path: str = "") -> None:
         for key, part in parts(getattr(config, declared.name)):
             name = f"{path}.{declared.name}.{key}".strip(".")
             if isinstance(part, Configurable.Config):
-                _check_builds(name, type(part)) if built_by(part) is type(part) else _check_overrides(
-                    name, built_by(part)
-                )
+                if built_by(part) is type(part):
+                    _check_builds(name, type(part))
+                else:
+                    _check_overrides(name, built_by(part))
                 _check_whole(part, name)
 
 
