@@ -161,7 +161,8 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         if isinstance(error, UserError) and not folder.has_begun:  # what an earlier run has left there stays
             status_file.update(run_folder="")  # the launcher would write there how the run ended
         else:
-            folder.begin(name, config)
+            if os.environ["RANK"] == "0":
+                folder.begin(name, config)
             write_failure(error, folder.path)
             write_run_report(config, folder.path)
         raise

@@ -17,7 +17,7 @@ from typing import Literal
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.events import Kind, Listener
 
-END = "end.json"
+END, LOCK = "end.json", "run.lock"
 REPORT = "report.html"
 MOST_CHARACTERS = 20_000
 """Longer error messages are cut in the middle."""
@@ -68,7 +68,7 @@ def write_end(
     rank: int | None = None,
     phase: str = "",
 ) -> None:
-    """Write how the run ended, unless that is written already. Never raises: a full disk may be why the run ends.
+    """Write how the run ended, unless this start has written it already. Never raises: a full disk may be why the run ends.
 
     Args:
         message: why, for a person; the error with its traceback if it was unforeseen.
@@ -80,12 +80,20 @@ def write_end(
         "outcome": outcome, "message": head_and_tail(message, MOST_CHARACTERS), "code": code, "rank": rank, "phase": phase,
         "time": time.time(),
     }  # fmt: skip
+    forget_earlier_end(folder)
     unfinished = folder / f".{END}.{os.getpid()}"
     with suppress(OSError):
         unfinished.write_text(json.dumps(content, indent=1) + "\n", "utf-8", "backslashreplace")
         with suppress(FileExistsError):
             os.link(unfinished, folder / END)  # fails if another process was first
         unfinished.unlink()
+
+
+def forget_earlier_end(folder: Path) -> None:
+    """Remove an end that is older than the folder's lock, which each start writes: it is an earlier start's."""
+    with suppress(OSError):
+        if (folder / END).stat().st_mtime_ns <= (folder / LOCK).stat().st_mtime_ns:
+            (folder / END).unlink()
 
 
 def ensure_report(folder: Path) -> None:

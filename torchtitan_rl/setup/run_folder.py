@@ -26,7 +26,7 @@ from torchtitan_rl.library.references import caller_folder
 from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.observability.store import UNFINISHED_FILE
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.run_end import END
+from torchtitan_rl.resilience.run_end import forget_earlier_end
 from torchtitan_rl.setup.dump_folder import (
     CHECKOUT,
     LOCK,
@@ -124,8 +124,8 @@ class RunFolder:
             "measured_speeds_of_a_rank": asdict(speeds),
         }
         with explained(self.path):
-            for former in (END, UNFINISHED_FILE):
-                (self.path / former).unlink(missing_ok=True)
+            forget_earlier_end(self.path)
+            (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
             self._keep_former()
             settings[SOURCES] = keep_sources(config, self.path, config_file=config_file(name))
             (self.path / CONFIG).write_text(json.dumps(settings, indent=2, default=repr) + "\n")
