@@ -101,6 +101,17 @@ def test_error_with_a_cause_is_attributed_to_the_phase_of_its_cause():
     assert phase_of(KeyboardInterrupt()) == ""
 
 
+def test_the_end_of_an_earlier_start_is_replaced_and_this_starts_own_stays(tmp_path):
+    now = time.time()
+    write_end(tmp_path, "done")
+    os.utime(tmp_path / "end.json", (now - 20, now - 20))
+    (tmp_path / "run.lock").touch()
+    os.utime(tmp_path / "run.lock", (now - 10, now - 10))
+    for outcome in ("killed", "failed"):
+        write_end(tmp_path, outcome)
+        assert end_of(tmp_path)["outcome"] == "killed"
+
+
 def test_first_failing_rank_writes_the_end_and_ranks_that_lost_it_do_not(run):
     folder, _ = run
     train.write_failure(raised(RuntimeError("Connection closed by peer [127.0.0.1]:3")), folder)
