@@ -719,7 +719,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a .csv file separated by semicolons", "columns separated by ';'; expected ',' in a .csv file",
             _rows("prompt;answer\na;1\n", "rows.csv")),
         row("a list of all rows in .jsonl", "not a JSON object; name a file with one list of all rows .json", _rows(f"[{_ROW.strip()}]")),
-        row("answer_kind number, and an answer without one", "no answer found in 'answer', read as task.answer_kind 'number'",
+        row("answer_kind number, and an answer without one", "no answer that can be read in 'answer': expected a number alone",
             _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
         row("grader.rewards of two colons", "'my.py:f:g': expected path/to/file.py:function or package.module:function",
             _grader(rewards=["my.py:f:g"])),

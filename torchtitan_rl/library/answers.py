@@ -14,16 +14,8 @@ from typing import NamedTuple
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 
 _LONGEST_NUMBER = 100
-_SCALES = {
-    "dozen": 12,
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "lakh": 10**5,
-    "million": 10**6,
-    "crore": 10**7,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
+_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES |= {"lakh": 10**5, "crore": 10**7}
 _MONEY_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 """By the first letter of what may follow an amount of money: $5k, $5M, $5bn."""
 _PLAIN_FORMS = tuple(

@@ -26,7 +26,7 @@ LEAST_SHARE = 1 / 20
 _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
 
-_UNITS = re.compile(r"(?<=\d)(?! (?:and|or|to) )(?: (?!\w*(?:llion|thousand|hundred|dozen))[a-z]{2,})+$")
+_UNITS = re.compile(r"(?<=\d)(?! (?:and|or|to) )(?: [a-z]{2,})+$")
 """Words after a number: math-verify expects them in \\text{}, except units that it knows."""
 
 _TINY = 1e-5

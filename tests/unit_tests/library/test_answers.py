@@ -277,6 +277,8 @@ def test_numbers_equal_their_written_forms_and_no_neighbour():
         assert len({*written}) >= 30
         for form in written:
             assert as_number(form) == value, form
+            assert equal_texts(form, form)
+            assert not any(equal_texts(form, other) for other in neighbours), form
             for kind, read in READ.items():
                 assert as_number(read(form)) == value, (kind, form)
             for equal in equals:

@@ -5,7 +5,6 @@ The reward is None if the expected answer is empty, for `numeric` no number, or 
 
 import functools
 from collections.abc import Sequence
-from fractions import Fraction
 
 from torchtitan_rl.library.answers import as_number, equal_texts, final_answer, last_number
 from torchtitan_rl.library.math_answers import MathJudge
@@ -23,13 +22,10 @@ def exact_match(completions, expected_answer, **_):
 
 def numeric(completions, expected_answer, **_):
     """1 if the last number in the answer equals the expected number: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
-    pairs = [(number(answer), number(expected)) for answer, expected in _answers(completions, expected_answer)]
+    pairs = [
+        tuple(as_number(last_number(text) or "") for text in pair) for pair in _answers(completions, expected_answer)
+    ]
     return [None if wanted is None else float(found == wanted) for found, wanted in pairs]
-
-
-def number(text: str) -> Fraction | None:
-    """Returns the last number in a text, exactly. Example: number("from 3 to 1,250.5") == Fraction(2501, 2)"""
-    return as_number(last_number(text) or "")
 
 
 def math_answer(completions, expected_answer, **_):
@@ -39,8 +35,10 @@ def math_answer(completions, expected_answer, **_):
     """
     judge = _math_judge()
     pairs = _answers(completions, expected_answer)
-    readable = {expected for expected in {expected for _, expected in pairs} if expected and judge.reads(expected)}
-    return [float(judge.equal(answer, expected)) if expected in readable else None for answer, expected in pairs]
+    reads = functools.cache(judge.reads)  # a group has one expected answer
+    return [
+        float(judge.equal(answer, expected)) if expected and reads(expected) else None for answer, expected in pairs
+    ]
 
 
 def _answers(completions: Sequence, expected_answer: Sequence[str]) -> list[tuple[str, str]]:

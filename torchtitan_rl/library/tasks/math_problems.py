@@ -37,8 +37,6 @@ class Math(Rows):
         answer = last_boxed(text) or (None if "\\boxed" in text else text)
         return answer if answer and self._judge.reads(answer) else None
 
-    read_as = "LaTeX, by math-verify"
-
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
         """Returns whether both are equal; False if math-verify takes longer than 10 s."""
         return answer is not None and self._judge.equal(answer, expected_answer)

@@ -55,25 +55,19 @@ class _UnreadableAnswer(RowError):
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(
-        self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None], read_as: str
-    ) -> None:
-        """Reads every row once. Raises UserError with the numbers of the invalid rows.
-
-        Args:
-            read_answer: returns the answer in a cell, or None if there is none.
-            read_as: what `read_answer` reads, in words.
-        """
+    def __init__(self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None]) -> None:
+        """Reads every row once. Raises UserError with the numbers of the invalid rows."""
         self.table = table
         self._config = config
-        self._read_answer, self._read_as = read_answer, read_as
+        self._read_answer = read_answer
         self._whole_numbers: set[str] = set()
         """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
         self._first: dict[str, Any] = self._columns()
         self.columns = list(self._first)
         self._demonstrates = config.demonstrations != "none"
         pairs = ("chosen",) * self._demonstrates
-        self.prompt_column = self._named_or_first("prompt_column", (*PROMPT_COLUMNS, *pairs))
+        with_prompt = pairs if isinstance(self._first.get("chosen"), list) else ()
+        self.prompt_column = self._named_or_first("prompt_column", (*PROMPT_COLUMNS, *with_prompt))
         self.answer_column = self._answer_column()
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
@@ -175,7 +169,7 @@ class RowSet:
         )  # fmt: skip
 
     def _columns(self) -> dict[str, Any]:
-        """Returns the columns of any row, in order of first appearance, each with its first value that is not null."""
+        """Returns the columns of any row, in order of first appearance, each with its first value that is not null or ""."""
         first: dict[str, Any] = {}
         faults: dict[str, list[str]] = defaultdict(list)
         empty: set[str] = set()
@@ -185,7 +179,7 @@ class RowSet:
                 faults[str(row)].append(number)
                 continue
             for column, value in row.items():
-                if first.setdefault(column) is None:
+                if first.setdefault(column) in (None, ""):
                     first[column] = value
                 if value is None:
                     empty.add(column)
@@ -200,9 +194,9 @@ class RowSet:
         """Returns the configured column of the answer, else the first usual one, which may be inside an object."""
         nested = [f"{column}.{name}" for column in NESTED_ANSWERS for name in ANSWER_COLUMNS]
         found = [name for name in nested if value_at(self._first, name) is not None]
-        if found and not self._config.answer_column and found[0].startswith("answer."):
-            return found[0]
-        return self._named_or_first("answer_column", ANSWER_COLUMNS) or next(iter(found), "")
+        filled = [column for column in ANSWER_COLUMNS if self._first.get(column) not in (None, "")]
+        inside = [name for name in found if name.startswith("answer.")]
+        return self._named_or_first("answer_column", (*inside, *filled, *found, *ANSWER_COLUMNS))
 
     def reads(self) -> str:
         """Returns the format and the columns that no prompt or answer is made of, in words; "" if it is plain rows.
@@ -224,6 +218,8 @@ class RowSet:
     def _joined(self) -> set[str]:
         """The columns of which the prompt of a known format is made, besides its own."""
         known = {"instruction": {"input", "system", "history"}, "conversations": {"system"}}
+        if "chosen" in self.columns:
+            known |= dict.fromkeys(("prompt", "question"), {"system"})
         named = self._config.prompt_column or self._config.template
         return set() if named else known.get(self.prompt_column, set()) & {*self.columns}
 
@@ -243,7 +239,7 @@ class RowSet:
         there = not name or name in self.columns or name.partition(".")[0] in self.columns
         remedy = f"It has {self.columns}."
         expect(there, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
-        return name or next((column for column in usual if column in self.columns), "")
+        return name or next((column for column in usual if column.partition(".")[0] in self.columns), "")
 
     def _scan(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
@@ -403,10 +399,9 @@ class RowSet:
             raise RowError(f"{self.answer_column!r} has <answer> tags itself; write what is between them")
         text = self._read_answer(str(answer))
         if text is None:
-            raise _UnreadableAnswer(
-                f"no answer found in {self.answer_column!r}, read as {self._read_as}"
-                f"{', with a point before decimals' if ',' in str(answer) else ''}"
-            )
+            is_number = self._config.answer_kind == "number"
+            expected = ": expected a number alone, with a point before decimals" * is_number
+            raise _UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}{expected}")
         return text
 
 

@@ -93,6 +93,7 @@ class Rows(Task):
         of_task = {one.name: one.default for one in fields(config)}  # for the task's own data set on the hub
         place = Path(from_caller(str(Path(config.path).expanduser())))
         is_local, is_file = bool(config.path) and place.exists(), place.is_file()
+        self._told = {""}
         self._held_out_split = config.held_out_split
         if is_file and not config.held_out_path and config.held_out_split == of_task["held_out_split"]:
             self._held_out_split = ""  # one file has no splits
@@ -176,11 +177,6 @@ class Rows(Task):
         # As a number, "abc" does not even equal itself.
         return text if KINDS[self.config.answer_kind].equal(text, text) else None
 
-    @property
-    def read_as(self) -> str:
-        """What the answer column is read as, in words."""
-        return f"task.answer_kind {self.config.answer_kind!r}"
-
     def _held_out_parts(self) -> dict[str, RowSet]:
         """Returns the held-out sets by name, and leaves their prompts out of training."""
         config = self.config
@@ -212,9 +208,10 @@ class Rows(Task):
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
-            part = RowSet(table, self.config, self.expected_answer, self.read_as)
-        if reads := part.reads():
+            part = RowSet(table, self.config, self.expected_answer)
+        if (reads := part.reads()) not in self._told:
             progress(reads)
+        self._told.add(reads)
         return part
 
 

@@ -116,6 +116,8 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
             "prime-rl: prompt, verification_info; the answer is verification_info.ground_truth",
         ),
         ({"question": "1 + 1?", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "answer": "", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "ground_truth": "2", "info": '{"answer": 3}'}, [], "2", "not in the prompt: info"),
         ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "the answer is answer.ground_truth"),
         ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "data.parquet: not in the prompt: input"),
     ],
@@ -226,6 +228,7 @@ def test_contents_in_parts_of_text_are_read(build):
             ["Be brief.", "a", "b"],
         ),
         ({"conversations": SHAREGPT, "system": "Be brief."}, ["Be brief."]),
+        ({"question": "1 + 1?", "chosen": "2", "rejected": None, "system": "Be brief."}, ["Be brief."]),
     ],
 )
 def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, capsys, name, row, first):
@@ -238,7 +241,7 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
     assert [one["content"] for one in example.messages[:-1]] == first
     assert example.messages[-1]["content"].endswith(" + 1?")
     assert example.demonstration == TWO[1:]
-    assert "not in the prompt" not in capsys.readouterr().out
+    assert "system" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -265,6 +268,13 @@ def test_what_comes_before_the_prompt_is_refused_by_name_if_it_cannot_be_read(bu
 def test_tools_that_are_no_functions_are_refused_by_name(build):
     with pytest.raises(UserError, match="row 1: tools is no list of functions with names, in OpenAI's form"):
         build([{"prompt": "a", "tools": ["hammer"]}])
+
+
+def test_a_chosen_text_without_a_prompt_is_refused_by_name(build):
+    with pytest.raises(
+        UserError, match="task.prompt_column = '': expected the column of data.jsonl that holds the prompt"
+    ):
+        build([{"chosen": "Human: a Assistant: b", "rejected": "c"}], demonstrations="last")
 
 
 def test_a_chosen_answer_to_another_prompt_is_refused_by_name(build):
@@ -592,19 +602,19 @@ def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
 
 def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys):
     rows = [*sums(99), {"prompt": "a", "answer": "blue"}]
-    left_out = (
-        "98 rows for training; left out: 1 no answer found in 'answer', read as task.answer_kind 'number' (row 100)"
-    )
+    left_out = "98 rows for training; left out: 1 no answer that can be read in 'answer': expected a number alone, with a point before decimals (row 100)"
     task = build(rows, answer_kind="number", held_out_share=0.01)
     assert left_out in told(task, capsys)
-    with pytest.raises(UserError, match="2 rows that cannot be used. rows 100, 101: no answer found in 'answer'"):
+    with pytest.raises(
+        UserError, match="2 rows that cannot be used. rows 100, 101: no answer that can be read in 'answer'"
+    ):
         build([*rows, rows[-1] | {"prompt": "b"}], answer_kind="number")
 
 
 def test_answer_not_parsable_as_its_kind_is_an_error(build, capsys):
-    with pytest.raises(UserError, match="row 3: no answer found in 'answer'"):
+    with pytest.raises(UserError, match="row 3: no answer that can be read in 'answer'"):
         build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
-    with pytest.raises(UserError, match="read as task.answer_kind 'number', with a point before decimals"):
+    with pytest.raises(UserError, match="expected a number alone, with a point before decimals"):
         build([*sums(2), {"prompt": "49/2", "answer": "24,5"}], answer_kind="number")
     rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
     assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
