@@ -142,10 +142,9 @@ def returned(function: Callable[[], Any], field: str, value: str, expected: str,
 
 def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
     """Returns what a method of a task, or of its config, returns. Raises UserError if it raises and is the user's."""
-    name, file = f"{type(part).__qualname__}.{method}", inspect.getfile(type(part))
     numbers = "".join(f"({value})" for value in args if isinstance(value, int))
-    message = f"{name}{numbers}: expected a method that returns, but it raises"
-    with correctable(message) if is_users_file(file) else nullcontext():
+    message = f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises"
+    with correctable(message) if is_users_class(type(part)) else nullcontext():
         return getattr(part, method)(*args, **options)
 
 
@@ -185,6 +184,12 @@ def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Returns the frames of the traceback in the user's code, such as a config, a task or a reward function."""
     frames = [frame for e in (error, error.__cause__) if e for frame in traceback.extract_tb(e.__traceback__)]
     return [frame for frame in frames if is_users_file(frame.filename)]
+
+
+def is_users_class(cls: type) -> bool:
+    """Whether a class is the user's: of a user's file, or of no file, as in a notebook."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is None or is_users_file(file)
 
 
 def is_users_file(file: str) -> bool:

@@ -1,6 +1,5 @@
 """Calls the parts of the objective once on a synthetic step, so that a fault in a user's loss is named before the engine starts."""
 
-import inspect
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from torchtitan_rl.core.types import (
     flat,
 )
 from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS
-from torchtitan_rl.library.references import correctable, is_users_file
+from torchtitan_rl.library.references import correctable, is_users_class
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     groups = [_group(replace(prompt, prompt_idx=index), config, reward_names) for index in range(2)]
     held = (*vars(algorithm).values(), *vars(algorithm.credit).values())
     parts = dict.fromkeys(type(part) for part in held if isinstance(part, Configurable))
-    own = ", ".join(part.__qualname__ for part in parts if is_users_file(inspect.getfile(part)))
+    own = ", ".join(part.__qualname__ for part in parts if is_users_class(part))
     with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
         _train(algorithm, draft_episodes(groups))
 

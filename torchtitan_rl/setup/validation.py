@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from dataclasses import Field, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
-from torchtitan_rl.library.references import correctable, did_you_mean, is_users_file, load_function
+from torchtitan_rl.library.references import correctable, did_you_mean, is_users_class, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
@@ -137,8 +136,7 @@ def _check_whole(config: Any, path: str = "") -> None:
 
 def _check_overrides(field: str, built: type) -> None:
     """Check that a user's part of the objective overrides something of its base."""
-    file = getattr(sys.modules.get(built.__module__), "__file__", None)
-    if not field.startswith("algorithm") or file is None or not is_users_file(file):
+    if not field.startswith("algorithm") or not is_users_class(built):
         return
     own = [name for name in vars(built) if name in ("__init__", "__call__") or not (name[0] == "_" or name == "Config")]
     used = not own or any(hasattr(base, name) for base in built.__bases__ for name in own)
