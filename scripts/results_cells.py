@@ -10,17 +10,20 @@ from configs.debug_tasks import debug_in_flight
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, Grpo, SeqMeanTokenMean, SeqSumConst, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import TokenTruncate
 from torchtitan_rl.library.maxent import MaxEnt, maxent_class_defaults
-from torchtitan_rl.library.objectives import Cispo, Gspo, Rloo
+from torchtitan_rl.library.modifiers import SquaredLogRatio
+from torchtitan_rl.library.objectives import Cispo, Dppo, Gdpo, Gspo, MaxRl, Rloo, Sapo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _with(**objective) -> RunConfig:
-    """Returns the grid's base, counting or the config that `results.py --config` names, with another algorithm."""
+    """Returns the grid's base with another algorithm: counting, or the config that `results.py --config` names, whose
+    mismatch correction stays."""
     name = os.environ.get("RESULTS_CONFIG")
     config = load_config(name) if name else _counting()
-    config.algorithm = Algorithm.Config(**objective)
+    kept = {"mismatch": config.algorithm.mismatch} if name else {}
+    config.algorithm = Algorithm.Config(**kept, **objective)
     return config
 
 
@@ -71,6 +74,33 @@ def cispo() -> RunConfig:
 def rloo() -> RunConfig:
     """RLOO."""
     return _with(advantage=Rloo.Config())
+
+
+def dppo() -> RunConfig:
+    """DPPO with Kimi K2.5's squared log ratio, as prime-rl's defaults, two optimizer steps a batch."""
+    loss = SquaredLogRatio.Config(loss=Dppo.Config())
+    config = _with(advantage=GroupMean.Config(), loss=loss, old_logprobs="sampler")
+    config.trainer.num_minibatches = 2
+    return config
+
+
+def maxrl() -> RunConfig:
+    """MaxRL."""
+    return _with(advantage=MaxRl.Config())
+
+
+def gdpo() -> RunConfig:
+    """GDPO over the task's reward functions."""
+    config = _with(advantage=Gdpo.Config())
+    config.algorithm.advantage.weights = dict(config.grader.weights)
+    return config
+
+
+def sapo() -> RunConfig:
+    """SAPO, two optimizer steps a batch."""
+    config = _with(loss=Sapo.Config(), aggregation=SeqMeanTokenMean.Config())
+    config.trainer.num_minibatches = 2
+    return config
 
 
 def maxent() -> RunConfig:

@@ -101,7 +101,7 @@ def job_of(seed: int, ours: Path, folder: Path, settings: list[str]) -> dict:
         "prompts_per_step": config.num_prompts_per_step,
         "n": config.sampling.n,
         "new_tokens": config.sampling.max_tokens,
-        "ragged": True,
+        "ends": True,
         "learning_rates": rates,
         "hyperparameters": hyperparameters(config, len(rates)),
         "trl": over(TRL, ["sequences_at_once=8", "checkpointing=yes", *settings]),

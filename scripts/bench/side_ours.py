@@ -15,16 +15,16 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 # isort: split
 import torch  # noqa: E402
 
-from configs.debug import debug  # noqa: E402
 from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.setup.registry import load_config  # noqa: E402
 from torchtitan_rl.setup.run_config import RunConfig  # noqa: E402
 from torchtitan_rl.train import build_run  # noqa: E402
 
 
 def config_of(job: dict) -> RunConfig:
-    """debug, with the job's model, lengths and dtypes; its task gives the prompts that TRL's side is handed as texts."""
-    config = debug()
+    """The job's config, with its model, lengths and dtypes; its task gives the prompts that TRL's side is handed as texts."""
+    config = load_config(job["config"])
     config.model_spec, config.hf_assets_path = None, job["model"]
     config.dump_folder = job["folder"] + "/ours"
     config.num_steps = 100_000
@@ -55,7 +55,7 @@ def main() -> None:
     config = config_of(job)
     controller = build_run(config, Path(config.dump_folder))
     controller.sync_weights()
-    if not job["ragged"]:
+    if not job["ends"]:
         controller.generator.end_token_ids = []  # every completion has the full length
     recorder, values = controller.services.observer.recorder, {}
     flush = recorder.flush

@@ -95,7 +95,7 @@ def trainer_config(job: dict, **more: Any) -> GRPOConfig:
         full_length = {"min_new_tokens": job["new_tokens"]}
     return GRPOConfig(
         **engine,
-        generation_kwargs={} if job["ragged"] else full_length,
+        generation_kwargs={} if job["ends"] else full_length,
         output_dir=job["folder"] + "/trl",
         bf16=settings["compute"] == "bfloat16",
         model_init_kwargs={"dtype": settings["weights"], "attn_implementation": settings["attention"]},

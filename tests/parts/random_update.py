@@ -32,16 +32,24 @@ from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
 from torchtitan_rl.core.trainer.minibatches import Batcher, split_groups
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch, TurnRecord
 from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.modifiers import OffPolicyMask, RoleBaseline, SquaredLogRatio, TargetEntropy
 from torchtitan_rl.library.objectives import (
     BatchStd,
     Cispo,
+    Dppo,
+    Gdpo,
+    Gmpo,
     Gspo,
+    MaxRl,
     Reinforce,
     Rloo,
+    Sapo,
     SequenceMask,
     SequenceTruncate,
     TokenMask,
+    Vespo,
 )
+from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 VOCABULARY, WIDTH, LONGEST = 11, 6, 12
@@ -54,16 +62,24 @@ MARGIN = 1e-5
 
 def random_settings(rng: random.Random) -> dict:
     """The settings of one update, without those that the config refuses together."""
-    loss = rng.choice(["clip", "clip", "gspo", "cispo", "reinforce", "maxent"])
+    loss = rng.choice(["clip", "clip", "gspo", "cispo", "reinforce", "maxent", "gmpo", "dppo", "sapo", "vespo"])
     token = loss != "maxent"
+    around = rng.choice(["none", "none", "squared", "off_policy", "target_entropy", "role", "otb"]) if token else "none"
+    baseline = around not in ("role", "otb")
+    sums = token and baseline and rng.random() < 0.15
     clip_coef = rng.choice([0.0, 0.5])
     old = rng.choice(["policy", "policy", "sampler"])
     corrects = old == "policy" and (token or clip_coef > 0)
     kl = token and rng.random() < 0.5
     return {
         "loss": loss,
-        "advantage": rng.choice(["group_mean", "grpo", "batch_std", "rloo"]) if token else "grpo",
-        "credit": rng.choice(["episode", "turn"]) if token else "episode",
+        "around": around,
+        "advantage": "gdpo"
+        if sums
+        else rng.choice(["group_mean", "grpo", "batch_std", "rloo", "max_rl"])
+        if token and baseline
+        else "grpo",
+        "credit": rng.choice(["episode", "turn"]) if token and baseline and not sums else "episode",
         "aggregation": rng.choice(["token_mean", "seq_mean", "seq_sum"]),
         "mismatch": rng.choice(["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
         if corrects
@@ -72,16 +88,17 @@ def random_settings(rng: random.Random) -> dict:
         "kl": rng.choice(["k1", "k2", "k3"]),
         "kl_coef": rng.choice([0.04, 0.5]) if kl else 0.0,
         "kl_place": rng.choice(["loss", "reward"]) if kl else "none",
-        "entropy_coef": rng.choice([0.0, 0.0, 0.01]),
+        "entropy_coef": 0.0 if around == "target_entropy" else rng.choice([0.0, 0.0, 0.01]),
         "truncation": rng.choice(["keep", "mask", "penalty"]),
         "cut_reward": rng.choice([0.0, -0.25]), "cache": rng.choice([None, 3]),
-        "zero_variance": rng.choice(["keep", "keep", "drop"]),
-        "seed_alpha": rng.choice([None, 0.5]) if token else None,
+        "zero_variance": rng.choice(["keep", "keep", "drop"]) if baseline and not sums else "keep",
+        "seed_alpha": rng.choice([None, 0.5]) if token and baseline and not sums else None,
         "old_logprobs": old,
         "first_update": rng.random() < 0.4,
         "num_minibatches": rng.choice([1, 1, 2]),
         "eps_low": rng.choice([0.05, 0.2]), "eps_high": rng.choice([0.05, 0.28]), "dual": rng.choice([None, 1.5]),
-        "floor": rng.choice([None, 0.9]), "cispo_cap": rng.choice([1.1, 5.0]),
+        "floor": rng.choice([None, 0.9]), "cispo_cap": rng.choice([1.1, 5.0]), "delta": rng.choice([0.003, 0.02]),
+        "weight_b": rng.choice([0.5, -1.0]), "role_decay": rng.choice([0.5, 0.95]),
         "tau": rng.choice([0.3, 1.0]), "beta": rng.choice([0.0, 0.2]), "q_temperature": rng.choice([0.5, 1.0]),
         "q_floor": rng.choice([1e-6, 0.02]), "normalize_reference": rng.random() < 0.5, "normalize_policy": rng.random() < 0.5,
         "neutral": rng.choice(["skip", "uniform"]), "clip_coef": clip_coef,
@@ -113,6 +130,11 @@ def random_case(seed: int) -> tuple[dict, Tensors, Tensors]:
                 tokens = torch.tensor([[*group["prompt"], *sample["tokens"]]])
                 log_p = torch.log_softmax(logits_of(of, tokens, case["temperature"]), -1)[0]  # [L, V]
                 begin = len(group["prompt"]) - 1
+                if name == "mu":
+                    log_p_sampled = log_p[begin : begin + len(sample["tokens"])]  # [L, V]
+                    taken = torch.tensor(sample["tokens"], dtype=torch.int64)[:, None]
+                    sample["before"] = log_p_sampled.gather(1, taken)[:, 0].tolist()
+                    sample["collisions"] = log_p_sampled.exp().square().sum(1).log().tolist()
                 found = [
                     log_p[begin + t, token].item() + rng.gauss(0, noise) for t, token in enumerate(sample["tokens"])
                 ]
@@ -146,6 +168,7 @@ def random_sample(rng: random.Random, reward: float | None, kind: str) -> dict:
         "tokens": [rng.randrange(VOCABULARY) for _ in mask],
         "mask": mask,
         "turns": turns if talks else [],
+        "breakdown": None if reward is None else {"a": rng.choice([0.0, 1.0]), "b": rng.choice([0.25, reward, None])},
         "turn_rewards": [rng.choice([0.0, 0.25, 0.5]) for _ in turns] if talks and reward is not None else [],
         "reward": reward,
         "finish": rng.choice(["stop", "stop", "length", "max_turns"]),
@@ -164,12 +187,25 @@ def algorithm_of(s: dict) -> Algorithm:
         "clip": lambda: Clip.Config(**clip),
         "gspo": lambda: Gspo.Config(**clip),
         "cispo": lambda: Cispo.Config(cap=s["cispo_cap"], floor=s["floor"]),
+        "gmpo": lambda: Gmpo.Config(eps_low=s["eps_low"], eps_high=s["eps_high"]),
+        "dppo": lambda: Dppo.Config(cap=s["cispo_cap"], delta_low=s["delta"], delta_high=2 * s["delta"]),
+        "sapo": lambda: Sapo.Config(tau_pos=s["tau"], tau_neg=2 * s["tau"]),
+        "vespo": lambda: Vespo.Config(k_pos=s["tau"]),
         "reinforce": lambda: Reinforce.Config(),
         "maxent": lambda: MaxEnt.Config(
             **{name: s[name] for name in (*listwise, "clip_coef", "clip_ratio")}, clip=Clip.Config(**clip)
         ),
     }
-    advantages = {"group_mean": GroupMean, "grpo": Grpo, "batch_std": BatchStd, "rloo": Rloo}
+    around = {
+        "none": lambda loss: loss,
+        "squared": lambda loss: SquaredLogRatio.Config(loss=loss, coef=0.3),
+        "off_policy": lambda loss: OffPolicyMask.Config(loss=loss, delta=s["delta"]),
+        "target_entropy": lambda loss: TargetEntropy.Config(loss=loss, target=9.0, step=0.07),
+        "role": lambda loss: RoleBaseline.Config(loss=loss, decay=s["role_decay"]),
+        "otb": lambda loss: OptimalBaseline.Config(loss=loss),
+    }
+    gdpo = Gdpo.Config(weights={"b": s["weight_b"]})
+    advantages = {"group_mean": GroupMean, "grpo": Grpo, "batch_std": BatchStd, "rloo": Rloo, "max_rl": MaxRl}
     aggregates = s["loss"] != "maxent" or s["clip_coef"] > 0  # refused where it has no effect
     aggregations = {"token_mean": TokenMean, "seq_mean": SeqMeanTokenMean, "seq_sum": SeqSumConst}
     cap, band = {"cap": s["cap"]}, {"low": s["low"], "high": s["high"]}
@@ -182,8 +218,8 @@ def algorithm_of(s: dict) -> Algorithm:
     }
     place = {} if s["kl_place"] == "none" else {"placement": s["kl_place"]}
     return Algorithm.Config(
-        loss=losses[s["loss"]](),
-        advantage=advantages[s["advantage"]].Config(),
+        loss=around[s["around"]](losses[s["loss"]]()),
+        advantage=gdpo if s["advantage"] == "gdpo" else advantages[s["advantage"]].Config(),
         credit=s["credit"],
         aggregation=aggregations[s["aggregation"] if aggregates else "token_mean"].Config(),
         mismatch=mismatches[s["mismatch"]],
@@ -201,7 +237,7 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
     return [
         Group(
             prompt=Prompt(
-                prompt_idx=g, text="", token_ids=group["prompt"], expected_answer="",
+                prompt_idx=g, text="", token_ids=group["prompt"], expected_answer="", columns={"role": g % 2},
                 sampling=None if group["limit"] == LONGEST else SamplingConfig(max_tokens=group["limit"]),
             ),
             samples=[
@@ -212,6 +248,7 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
                         turns=tuple(TurnRecord(text="", num_tokens=length) for length in sample["turns"]),
                     ),
                     reward=sample["reward"], answer=sample["answer"], turn_rewards=tuple(sample["turn_rewards"]),
+                    reward_breakdown=sample["breakdown"] or {},
                 )
                 for i, sample in enumerate(group["samples"])
             ],
@@ -251,6 +288,10 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
     for group, plain in zip(groups, case["groups"]):
         for episode, sample in zip(group.samples, plain["samples"]):
             episode.reference_logprobs = np.array(sample["reference"], dtype=np.float32)
+            episode.credit.token_columns |= {LOGPROBS: np.array(sample["before"])}
+            episode.credit.token_columns |= {LOG_COLLISIONS: np.array(sample["collisions"])}
+    if settings["around"] == "target_entropy":
+        algorithm.after_update({"policy/entropy": 0.0})
     algorithm.credit.assign(groups)
     batcher, chunk = random_batcher(algorithm, rng), rng.choice([7, 1024])
     for minibatch in split_groups(groups, settings["num_minibatches"]):

@@ -41,6 +41,7 @@ class Distill(Clip):
     needs_teacher = True
     uses_rewards = False
     token_columns = (LOG_RATIOS,)
+    source_columns = (LOGPROBS,)
 
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):

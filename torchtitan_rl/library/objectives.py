@@ -1,16 +1,33 @@
-"""Advantages, losses and corrections that one picks by name beside the core's own: RLOO, GSPO, CISPO, REINFORCE, IcePop."""
+"""Advantages, losses and corrections that one picks by name beside the core's own.
+
+Advantages: BatchStd, Rloo, MaxRl, Gdpo. Losses: Gspo, Gmpo, Cispo, Dppo, Sapo, Vespo, Reinforce. Corrections: SequenceTruncate,
+TokenMask, SequenceMask. library/modifiers.py has masks, penalties and baselines on top of a loss.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.advantages import Advantage, Grpo, RewardedGroup, centered, sample_std, scaled
-from torchtitan_rl.core.algorithm.losses import Clip, LossInputs, Sequences, TokenLoss, safe_exp
+from torchtitan_rl.core.algorithm.advantages import (
+    Advantage,
+    Grpo,
+    RewardedGroup,
+    all_equal,
+    centered,
+    sample_std,
+    scaled,
+)
+from torchtitan_rl.core.algorithm.losses import LOG_RATIO_LIMIT, Clip, LossInputs, Sequences, TokenLoss, safe_exp
 from torchtitan_rl.core.algorithm.mismatch import Correction, Mismatch, TokenTruncate
-from torchtitan_rl.core.config import number
-from torchtitan_rl.core.types import Episode
+from torchtitan_rl.core.config import MANY, number
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.core.types import Episode, Group
+
+if TYPE_CHECKING:
+    from torchtitan_rl.core.algorithm.algorithm import Algorithm
 
 
 class BatchStd(Grpo):
@@ -30,6 +47,67 @@ class Rloo(Advantage):
     def of_group(self, group: RewardedGroup) -> list[float]:
         scale = len(group.rewards) / (len(group.rewards) - 1)
         return [scale * difference for difference in centered(group.rewards)]
+
+
+class MaxRl(Advantage):
+    """A_i = (r_i - mean(r)) / mean(r), and 0 where the mean is not above 0. MaxRL, arXiv 2602.02710.
+
+    Rewards are 0 or more. For 0 and 1 its expected gradient is that of the first G - 1 terms of log p = -sum_k (1 - p)^k / k, p the
+    chance of a right answer, so that a prompt that is seldom answered weighs up to 1 / p times as much.
+    """
+
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        mean = sum(group.rewards) / len(group.rewards)
+        return [difference / mean if mean > 0 else 0.0 for difference in centered(group.rewards)]
+
+
+class Gdpo(Grpo):
+    """A_i = (a_i - mean(a)) / (s(a) + std_eps) over the step, a_i = sum_k w_k (r_ik - mean_g(r_k)) / (s_g(r_k) + std_eps).
+
+    Each reward function k is normalised in the group by itself, so that (1, 0) and (0, 1) differ although their sums are equal.
+    s with N - 1. A penalty for length or KL is one more function, of weight 1. GDPO, arXiv 2601.05242.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Grpo.Config):
+        weights: dict[str, float] = number({}, least=-MANY, most=MANY)
+        """Weights w_k by the reward function's name, 1 for others: those of `grader.weights`."""
+
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            for name, only in {"credit": "episode", "zero_variance": "keep"}.items():
+                value, remedy = getattr(objective, name), "Gdpo compares functions, of whole completions. Leave it out."
+                expect(value == only, f"algorithm.{name}", value, f"{only} with Gdpo", remedy)
+
+    def of_step(self, rewards: list[list[float | None]], groups: list[Group[Episode]]) -> list[list[float]]:
+        summed: list[list[float | None]] = []
+        for of_group, group in zip(rewards, groups, strict=True):
+            totals = [None if reward is None else 0.0 for reward in of_group]
+            rewarded = [i for i, reward in enumerate(of_group) if reward is not None]
+            for weight, values in self._functions([group.samples[i] for i in rewarded]):
+                scored = {i: value for i, value in zip(rewarded, values, strict=True) if value is not None}
+                for i, value in zip(scored, self._normalized(list(scored.values())), strict=True):
+                    totals[i] += weight * value
+            summed.append(totals)
+        of_step = iter(self._normalized([total for totals in summed for total in totals if total is not None]))
+        return [[0.0 if total is None else next(of_step) for total in totals] for totals in summed]
+
+    def _normalized(self, values: list[float]) -> list[float]:
+        """(v_i - mean(v)) / (s(v) + std_eps); 0 if all are equal."""
+        if all_equal(values):
+            return [0.0] * len(values)
+        return scaled(values, sample_std(values), self.config.std_eps)
+
+    def _functions(self, episodes: list[Episode]) -> list[tuple[float, list[float | None]]]:
+        """Each function's weight and its values for `episodes`; the last is the penalty."""
+        names = sorted({name for episode in episodes for name in episode.scored.reward_breakdown})
+        found: list[tuple[float, list[float | None]]] = []
+        for name in names:
+            weight = self.config.weights.get(name, 1.0)
+            if weight != 0:
+                found.append((weight, [e.scored.reward_breakdown.get(name) for e in episodes]))
+        if not names:
+            return [(1.0, [episode.credit.shaped_reward for episode in episodes])]
+        return [*found, (1.0, [e.credit.shaped_reward - e.reward for e in episodes])]
 
 
 class Gspo(Clip):
@@ -60,6 +138,40 @@ class Gspo(Clip):
         return inputs.sequences.expand(safe_exp(self.of_sequence(inputs)))  # [T]
 
 
+class Gmpo(TokenLoss):
+    """l_t = -exp(mean_t b_t) A, b_t = log rho_t held below eps_high where A > 0 and above -eps_low where A < 0.
+
+    The geometric mean of clipped token ratios. The paper combines it with `SeqMeanTokenMean`. GMPO, arXiv 2507.20673.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TokenLoss.Config):
+        eps_low: float = number(0.4, above=0, most=math.inf)
+        """Where A < 0, a log ratio below -eps_low gets no gradient."""
+        eps_high: float = number(0.4, above=0, most=math.inf)
+        """Where A > 0, a log ratio above eps_high gets no gradient."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Gmpo and not episode.credit.has_advantage
+
+    def ratio(self, inputs: LossInputs) -> Tensor:
+        log_ratio = inputs.log_ratio  # [T]
+        lowered = log_ratio.clamp(max=self.config.eps_high)  # [T]
+        raised = log_ratio.clamp(min=-self.config.eps_low)  # [T]
+        bounded = torch.where(inputs.advantages > 0, lowered, raised)  # [T]
+        return inputs.sequences.expand(safe_exp(inputs.sequences.mean(bounded)))  # [T]
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return -self.ratio(inputs) * inputs.advantages  # [T]
+
+    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        """[T] each: "low" and "high", of the token's own ratio."""
+        return {
+            "low": (inputs.log_ratio < -self.config.eps_low) & (inputs.advantages < 0),  # [T]
+            "high": (inputs.log_ratio > self.config.eps_high) & (inputs.advantages > 0),  # [T]
+        }
+
+
 class Cispo(TokenLoss):
     """l_t = -stopgrad(clamp(rho, floor, cap)) A log pi. CISPO, arXiv 2506.13585.
 
@@ -83,6 +195,99 @@ class Cispo(TokenLoss):
     def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
         """[T] each: "low" and "high", where the weight is at its bound. The gradient remains."""
         return {"low": ratio < (self.config.floor or 0.0), "high": ratio > self.config.cap}  # [T] each
+
+
+class Dppo(Cispo):
+    """l_t = -m_t stopgrad(min(rho, cap)) A log pi. m_t is 0 where A > 0 and pi - pi_old > delta_high, or A < 0 and
+    pi - pi_old < -delta_low, else 1.
+
+    The bound is on the probability itself, not on its ratio: a rare token may change by a large factor. pi_old is the sampler
+    with `algorithm.old_logprobs` "sampler", as in the paper. DPPO with binary total variation, arXiv 2602.04879 eq. 13.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Cispo.Config):
+        cap: float = number(20.0, above=0, most=math.inf)
+        """Largest importance weight (absolute)."""
+        delta_low: float = number(0.2, above=0, most=1)
+        """A token whose probability has fallen by more gets no gradient where A < 0."""
+        delta_high: float = number(0.2, above=0, most=1)
+        """A token whose probability has risen by more gets no gradient where A > 0."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Dppo and not episode.credit.has_advantage
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        dropped = self.clipped(inputs, inputs.mask)  # [T] each
+        return torch.where(dropped["low"] | dropped["high"], 0.0, super().__call__(inputs))  # [T]
+
+    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
+        """[T] each: "low" and "high", where the token is dropped."""
+        change = inputs.logprobs.detach().exp() - inputs.old_logprobs.exp()  # [T]
+        return {
+            "low": (change < -self.config.delta_low) & (inputs.advantages < 0),  # [T]
+            "high": (change > self.config.delta_high) & (inputs.advantages > 0),  # [T]
+        }
+
+
+def by_sign(advantages: Tensor, positive: float, negative: float) -> Tensor:
+    """[T] `positive` where A >= 0, else `negative`, in the dtype of the advantages."""
+    return torch.where(advantages >= 0, torch.full_like(advantages, positive), negative)
+
+
+class Sapo(TokenLoss):
+    """l_t = -(4 / tau) sigmoid(tau (rho - 1)) A, tau = tau_pos where A > 0, else tau_neg. SAPO, arXiv 2511.20347.
+
+    A soft clip: the gradient falls as rho leaves 1, and faster where A < 0. The paper combines it with `SeqMeanTokenMean`.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TokenLoss.Config):
+        tau_pos: float = number(1.0, above=0)
+        """Temperature where A > 0."""
+        tau_neg: float = number(1.05, above=0)
+        """Temperature where A < 0."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Sapo and not episode.credit.has_advantage
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        tau = by_sign(inputs.advantages, self.config.tau_pos, self.config.tau_neg)  # [T]
+        gate = 4 / tau * torch.sigmoid(tau * (self.ratio(inputs) - 1))  # [T]
+        return -gate * inputs.advantages  # [T]
+
+
+class Vespo(TokenLoss):
+    """l_t = -stopgrad(w^k e^(lambda (1 - w))) A log pi, w = prod_t rho_t of the whole sequence. VESPO, arXiv 2602.10693.
+
+    k and lambda depend on the sign of A. With `algorithm.old_logprobs` "sampler", w is pi / mu, as in the paper.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TokenLoss.Config):
+        k_pos: float = number(2.0, least=0)
+        """k where A >= 0: how much a sequence that has become less likely counts less."""
+        lambda_pos: float = number(3.0, above=0)
+        """lambda where A >= 0: how much a sequence that has become more likely counts less."""
+        k_neg: float = number(3.0, least=0)
+        """k where A < 0."""
+        lambda_neg: float = number(2.0, above=0)
+        """lambda where A < 0."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return type(self) is Vespo and not episode.credit.has_advantage
+
+    def log_ratio(self, inputs: LossInputs) -> Tensor:
+        clamped = inputs.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)  # [T]
+        return inputs.sequences.expand(inputs.sequences.sum(clamped))  # [T]
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        least = math.log(1e-8)  # of log w, as in the authors' code
+        log_w = self.log_ratio(inputs).detach().clamp(least, LOG_RATIO_LIMIT)  # [T]
+        k = by_sign(inputs.advantages, self.config.k_pos, self.config.k_neg)  # [T]
+        decay = by_sign(inputs.advantages, self.config.lambda_pos, self.config.lambda_neg)  # [T]
+        weight = (k * log_w + decay * (1 - log_w.exp())).exp()  # [T]
+        return -weight * inputs.advantages * inputs.logprobs  # [T]
 
 
 class Reinforce(TokenLoss):

@@ -78,8 +78,8 @@ class Parts:
     algorithm: "Algorithm"
     trainer: Trainer
     sources: "list[Source]"
-    """The frozen models that score episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, and the
-    teacher of a loss that reads its log-probabilities."""
+    """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
+    reads its log-probabilities, and the loss's own."""
     generator: "Generator | NoEngine"
     weight_sync: "WeightSync | None"
     """None without an engine."""
@@ -160,6 +160,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
             trainer.teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
         elif config.teacher:
             sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
+        sources += algorithm.policy_loss.sources(trainer)
     generator, weight_sync = NoEngine(), None
     if config.needs_engine:
         with events.phase("start the vLLM engine" + engine_start_note()):

@@ -26,7 +26,7 @@ from torchtitan_rl.core.types import (
     TurnRecord,
     flat,
 )
-from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS
+from torchtitan_rl.library.distillation import DIVERGENCE
 from torchtitan_rl.library.references import correctable, is_users_class
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows
 
@@ -53,11 +53,12 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
 
 
 def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
-    """Set what the reference and the teacher say of the episodes."""
+    """Set what the reference and the other sources say of the episodes."""
     for episode in flat(groups) if algorithm.needs_reference else []:
         episode.reference_logprobs = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
-    for episode in flat(groups) if algorithm.policy_loss.needs_teacher else []:
-        episode.credit.token_columns[LOGPROBS] = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
+    for name in algorithm.policy_loss.source_columns:
+        for episode in flat(groups):
+            episode.credit.token_columns[name] = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
 
 
 def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:

@@ -22,6 +22,7 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
+from torchtitan_rl.library.objectives import Gdpo
 from torchtitan_rl.library.references import correctable, did_you_mean, is_users_class, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
@@ -429,6 +430,9 @@ def _check_used(config: "RunConfig") -> None:
         group, _, name = field.rpartition(".")
         value, default = attrgetter(field)(config), type(attrgetter(group)(config)).__dataclass_fields__[name].default
         expect(holds or value == default, field, value, f"{default}, as {by} is not set", f"Set {by}, or leave it out.")
+    if isinstance(config.algorithm.advantage, Gdpo.Config):
+        weights, summed = config.algorithm.advantage.weights, config.grader.weights
+        expect(weights == summed, "algorithm.advantage.weights", weights, f"{summed}, as grader.weights", "Set both.")
 
 
 def _check_in_flight(config: "RunConfig", *, replicas: int) -> None:

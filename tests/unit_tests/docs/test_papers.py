@@ -16,7 +16,15 @@ from torchtitan_rl.core.algorithm import Advantage, Aggregation, Algorithm, Loss
 from torchtitan_rl.core.algorithm.advantages import GroupScale
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.reference import Reference
-from torchtitan_rl.library import demonstrations, distillation, maxent, objectives, seed_grpo
+from torchtitan_rl.library import (
+    demonstrations,
+    distillation,
+    maxent,
+    modifiers,
+    objectives,
+    optimal_baseline,
+    seed_grpo,
+)
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.setup.registry import load_config
@@ -24,7 +32,8 @@ from torchtitan_rl.setup.validation import validate
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers.md").read_text()
-MODULES = (core_algorithm, objectives, maxent, maxent.controllers, seed_grpo, distillation, demonstrations)
+MODULES = (core_algorithm, objectives, modifiers, optimal_baseline)
+MODULES += (maxent, maxent.controllers, seed_grpo, distillation, demonstrations)
 LINE = re.compile(r"`((?:algorithm|trainer|in_flight|sampling)\.[\w.]+ = [^`]+)`")
 
 
@@ -74,6 +83,8 @@ def test_lines_of_a_row_train_one_step(trainers, row):
         Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:
         Teacher(trainer, tiny_spec(), Path(trainer.hf_assets_path)).add_logprobs(groups)
+    for source in objective.policy_loss.sources(trainer):
+        source.add_logprobs(groups)
     objective.credit.assign(groups)
     before = weights(trainer)
     report = trainer.update(groups)
@@ -95,7 +106,7 @@ def choices(module: ModuleType) -> set[str]:
 
 
 def test_every_choice_of_the_objective_has_a_row():
-    known = set.union(*(choices(module) for module in MODULES)) - {NoCorrection.__name__}
+    known = set.union(*(choices(module) for module in MODULES)) - {NoCorrection.__name__, "Modifier", "OwnBaseline"}
     known |= {"TauController", "BetaController", "MetaController", "k1", "k2", "k3"}
     in_rows = " ".join(line for lines in rows().values() for line in lines) + PAGE
     assert {name for name in known if not re.search(rf"\b{name}\b", in_rows)} == set()

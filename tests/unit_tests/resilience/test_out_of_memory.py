@@ -62,11 +62,6 @@ def test_peak_is_compared_with_the_smallest_limit(machine, files):
     assert out_of_memory.usable_bytes() == 6 * GIB
 
 
-def test_without_a_limit_the_machines_memory_is_usable(machine):
-    machine({"own": "0::/job\n", "job/memory.max": "max\n"})
-    assert out_of_memory.usable_bytes() == 24 * GIB
-
-
 def test_memory_remedy_depends_on_the_phase(machine):
     machine({"own": "0::/job\n", "job/memory.events": "oom_kill 0\n"})
     detector = out_of_memory.OomDetector()

@@ -31,6 +31,11 @@ class Advantage(OwnConfig, ABC):
     of 0.1, 0.1, 0.1 is not 0.1, and the standard deviation 1e-17 would become a divisor.
     """
 
+    @dataclass(kw_only=True, slots=True)
+    class Config(OwnConfig.Config):
+        def check_objective(self, objective: OwnConfig.Config) -> None:
+            """Raise UserError if a setting of the objective, an `Algorithm.Config`, does not go with this advantage."""
+
     def of_step(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]
     ) -> list[list[float]]:

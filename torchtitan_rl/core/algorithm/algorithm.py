@@ -138,6 +138,7 @@ class Algorithm(OwnConfig):
             is_loss = isinstance(self.loss, Loss.Config)
             expect(is_loss, "algorithm.loss", self.loss, "Loss.Config", "Use Clip.Config().")
             self.loss.check_objective(self)
+            self.advantage.check_objective(self)
 
     def __init__(self, config: Config, *, max_completion_tokens: int) -> None:
         """
@@ -222,7 +223,7 @@ class Algorithm(OwnConfig):
             UserError: a part of the objective returns another shape, or no gradient.
         """
         self._check(batch)
-        if self.config.entropy_coef == 0:
+        if self.config.entropy_coef == 0 and not self.policy_loss.needs_entropy_gradient:
             entropy = entropy.detach()  # [T]
         given = self._label_values(batch, logprobs, entropy)  # [T] each
         by_name = batch.token_columns | given  # [T] each

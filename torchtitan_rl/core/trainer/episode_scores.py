@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
 
 def episode_logprobs(
-    trainer: "Trainer", model: Decoder, groups: Sequence[Group[Episode]]
+    trainer: "Trainer",
+    model: Decoder,
+    groups: Sequence[Group[Episode]],
+    *,
+    temperature: float | None = None,
 ) -> list[FloatArray]:
     """Returns the log-probability that `model` gives each token of each episode's completion, [L].
 
-    Collective. Every rank gets those of all episodes, in the groups' order. An episode without sampled tokens gets zeros.
+    At the sampling temperature unless another is given. Collective. Every rank gets those of all episodes, in the groups' order. An episode without sampled tokens gets zeros.
     """
     index = {id(episode): i for i, episode in enumerate(flat(groups))}
     mine: list[tuple[int, FloatArray]] = []
@@ -42,7 +46,7 @@ def episode_logprobs(
             batch.token_ids,
             batch.labels,
             batch.layout,
-            trainer.temperature,
+            temperature or trainer.temperature,
             batch.loss_positions,
         )  # [T]
         found = completion_values(batch, logprobs, share_prompts_from=share_from)  # [L] each

@@ -5,6 +5,9 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+KEY_HEADERS = ("authorization", "x-api-key")
+"""Headers with the key: OpenAI's clients send the first, Anthropic's the second."""
+
 HEADER_SECONDS = 30.0
 """Maximum time in which a new connection must have sent a request's headers with a valid key."""
 
@@ -17,7 +20,7 @@ def admitting(knows: Callable[[bytes], bool]) -> type[asyncio.Protocol]:
     """Returns a uvicorn protocol that closes connections which do not send a valid key in time.
 
     Args:
-        knows: whether the value of an `authorization` header is that of an open conversation.
+        knows: whether the value of a header with a key is that of an open conversation.
     """
     waiting: dict[asyncio.Protocol, asyncio.TimerHandle] = {}  # oldest first
 
@@ -33,7 +36,9 @@ def admitting(knows: Callable[[bytes], bool]) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             has_headers = self in waiting and self.cycle is not None
-            if has_headers and any(name == b"authorization" and knows(value) for name, value in self.headers):
+            if has_headers and any(
+                name.decode("latin-1") in KEY_HEADERS and knows(value) for name, value in self.headers
+            ):
                 waiting.pop(self).cancel()
 
         def connection_lost(self, exc: Exception | None) -> None:

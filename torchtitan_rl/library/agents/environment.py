@@ -177,8 +177,7 @@ class AgentEnvironment(FittedEnvironment):
                 self._number = event.number
                 try:
                     request = ChatRequest.read(
-                        event.body, self._conversation.sampling, is_response=event.path.endswith("/responses"),
-                        refuses=self._refuses_settings,
+                        event.body, self._conversation.sampling, path=event.path, refuses=self._refuses_settings
                     )  # fmt: skip
                 except NotFollowed as refused:
                     self._refusal = str(refused)

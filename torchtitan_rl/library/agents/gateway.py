@@ -17,8 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from torchtitan_rl.library.agents.connections import admitting
-from torchtitan_rl.library.agents.protocol import MODEL, AgentError, Outcome
+from torchtitan_rl.library.agents.connections import KEY_HEADERS, admitting
+from torchtitan_rl.library.agents.protocol import MODEL, OTHER_APIS, AgentError, Outcome
 
 MOST_BYTES = 16 * 2**20
 """Maximum size of one request."""
@@ -219,7 +219,7 @@ class Gateway:
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         routes = [
             Route("/v1/chat/completions", self._ask, methods=["POST"]),
-            Route("/v1/responses", self._ask, methods=["POST"]),
+            *(Route(path, self._ask, methods=["POST"]) for path in OTHER_APIS),
             Route("/v1/reward", self._take_outcome, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/{path:path}", self._elsewhere, methods=METHODS),
@@ -238,7 +238,8 @@ class Gateway:
         return session
 
     def _session(self, request: Request) -> Session | None:
-        return self.sessions.get(_key(request.headers.get("authorization", "")))
+        named = (request.headers.get(name) for name in KEY_HEADERS)
+        return next((self.sessions[_key(value)] for value in named if value and _key(value) in self.sessions), None)
 
     async def _ask(self, request: Request) -> Response:
         session = self._session(request)
@@ -254,7 +255,7 @@ class Gateway:
         return _refused(
             404,
             f"{request.method} {request.url.path} is no address of the policy; it answers POST /v1/chat/completions, "
-            "POST /v1/responses, POST /v1/reward and GET /v1/models",
+            "POST /v1/responses, POST /v1/messages, POST /v1/reward and GET /v1/models",
         )
 
     async def _models(self, request: Request) -> Response:
@@ -295,7 +296,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _refusal(reason: str, **facts: Any) -> str:
-    return json.dumps({"error": {"message": reason, "type": "invalid_request_error", **facts}})
+    return json.dumps({"type": "error", "error": {"message": reason, "type": "invalid_request_error", **facts}})
 
 
 def _refused(status: int, reason: str) -> Response:
@@ -303,4 +304,4 @@ def _refused(status: int, reason: str) -> Response:
 
 
 def _unknown() -> Response:
-    return _refused(401, "the key names no open conversation; use OPENAI_API_KEY as it was given")
+    return _refused(401, "the key names no open conversation; use OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given")

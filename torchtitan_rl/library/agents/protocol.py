@@ -1,13 +1,18 @@
-"""OpenAI's chat completions as plain values: requests, their messages, and the policy's turn as a response."""
+"""OpenAI's chat completions as plain values: requests, their messages, and the policy's turn as a response.
+
+Other APIs are modules with `as_chat`, `from_completion` and `streamed`, which say the same in terms of chat completions.
+"""
 
 import contextlib
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.library.agents import messages as anthropic_messages
 from torchtitan_rl.library.agents import responses
 from torchtitan_rl.library.agents.history import UNREADABLE
 from torchtitan_rl.library.agents.settings import check_settings
@@ -17,6 +22,10 @@ from torchtitan_rl.library.environments.tool_calls import ToolCall
 
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""
+
+
+OTHER_APIS = {"/v1/responses": responses, "/v1/messages": anthropic_messages}
+"""By address."""
 
 
 class AgentError(Exception):
@@ -67,14 +76,12 @@ class ChatRequest:
     columns: dict[str, Any]
     """The agent's log of the previous turn."""
 
-    is_response: bool = False
-    """Whether it is a request for `/v1/responses`."""
+    api: ModuleType | None = None
+    """The module of another API than chat completions."""
 
     @classmethod
-    def read(
-        cls, body: bytes, sampling: SamplingConfig, *, is_response: bool = False, refuses: bool = False
-    ) -> "ChatRequest":
-        """Reads a request for chat completions, or with `is_response` one for `/v1/responses`.
+    def read(cls, body: bytes, sampling: SamplingConfig, *, path: str = "", refuses: bool = False) -> "ChatRequest":
+        """Reads a request for chat completions, or for the API at `path`.
 
         Raises AgentError for a malformed request, and NotFollowed for one whose settings cannot be followed, or with
         `refuses` differ from the run's.
@@ -83,8 +90,9 @@ class ChatRequest:
             asked = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise AgentError(f"the agent's request is not JSON: {error}") from None
-        if is_response and isinstance(asked, dict):
-            asked = responses.as_chat(asked)
+        api = OTHER_APIS.get(path)
+        if api is not None and isinstance(asked, dict):
+            asked = api.as_chat(asked)
         messages = asked.get("messages") if isinstance(asked, dict) else None
         if not isinstance(messages, list) or not messages:
             raise AgentError("the agent's request has no messages")
@@ -97,7 +105,7 @@ class ChatRequest:
             raise AgentError(f"the agent's request has the columns {str(columns)[:80]!r}; expected a dict")
         stream_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         read = [_read_message(message) for message in messages]
-        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns, is_response)
+        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns, api)
 
     @property
     def tool_names(self) -> list[str]:
@@ -178,9 +186,8 @@ def heard(message: Message, calls: Sequence[ToolCall] = ()) -> Message:
 
 def body_of(request: ChatRequest, completion: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the answer to a request, and its media type."""
-    if request.is_response:
-        response = responses.from_completion(completion)
-        answer, events = response, responses.streamed
+    if request.api is not None:
+        answer, events = request.api.from_completion(completion), request.api.streamed
     else:
         answer, events = completion, functools.partial(streamed, with_usage=request.stream_usage)
     if request.stream:

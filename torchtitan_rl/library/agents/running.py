@@ -55,6 +55,8 @@ class RunningCommand:
         own = {
             "OPENAI_BASE_URL": session.base_url,
             "OPENAI_API_KEY": session.key,
+            "ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": session.key,
             "AGENT_TASK": str(self._task),
             "AGENT_RESULT": str(self._result),
             CALL_VARIABLE: new_mark(),

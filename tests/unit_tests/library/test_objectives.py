@@ -1,0 +1,342 @@
+"""Losses and advantages of library/objectives.py and modifiers.py: a peer's own numbers, closed forms, and state.
+
+Numbers of a peer were written by its own function, in float64, for the three completions of `three`.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parts.algorithm import group, loss_inputs, prompt
+from torchtitan_rl.core.algorithm import Algorithm, Clip, SeqMeanTokenMean, SeqSumConst, TokenMean
+from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.types import Group, flat
+from torchtitan_rl.library.modifiers import OffPolicyMask, RoleBaseline, SquaredLogRatio, TargetEntropy, TopEntropy
+from torchtitan_rl.library.objectives import Dppo, Gdpo, Gmpo, Gspo, MaxRl, Reinforce, Sapo, Vespo
+from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
+
+OLD = [-1.2, -0.3, -2.5, -0.05, -0.7, -1.6, -0.2, -3.0, -0.9]
+CHANGE = [0.5, 0.25, 1.1, -0.1, -0.6, 0.3, 0.15, -0.45, -1.3]
+ADVANTAGES = [1.2] * 4 + [-0.7] * 2 + [0.4] * 3
+ENTROPY = [0.1, 0.9, 0.5, 0.2, 0.7, 0.3, 0.8, 0.05, 0.6]
+
+
+def three():
+    """Three completions of 4, 2 and 3 tokens; log pi requires grad."""
+    old = torch.tensor(OLD, dtype=torch.float64)
+    logprobs = (old + torch.tensor(CHANGE, dtype=torch.float64)).requires_grad_()
+    inputs = loss_inputs(logprobs, old=old, advantages=ADVANTAGES, sequence_ids=[0] * 4 + [1] * 2 + [2] * 3)
+    return replace(inputs, entropy=torch.tensor(ENTROPY, dtype=torch.float64))
+
+
+def loss_and_gradient(config, aggregation) -> tuple[float, list[float]]:
+    inputs = three()
+    loss = config.build().terms(inputs, aggregation.Config().build())["policy"]
+    (gradient,) = torch.autograd.grad(loss, inputs.logprobs)
+    return loss.item(), gradient.tolist()
+
+
+PEERS = {
+    "verl 0.9.1 dppo_tv": (
+        Dppo.Config(),
+        TokenMean,
+        0.7232683911036633,
+        [
+            -0.21982950276,
+            0.0,
+            -0.40055546986,
+            -0.120644989071,
+            0.0,
+            0.104989018367,
+            -0.051637077455,
+            -0.028339028961,
+            -0.012112524135,
+        ],
+    ),
+    "verl 0.9.1 geo_mean": (
+        Gmpo.Config(),
+        SeqMeanTokenMean,
+        -0.3634959616308204,
+        [
+            0.0,
+            -0.12680749897,
+            0.0,
+            -0.12680749897,
+            0.0,
+            0.11097676511,
+            -0.026073165184,
+            -0.026073165184,
+            -0.026073165184,
+        ],
+    ),
+    "TRL 1.16 GMPOTrainer": (
+        Gmpo.Config(),
+        SeqMeanTokenMean,
+        -0.3634959622674587,
+        [
+            0.0,
+            -0.126807499679,
+            0.0,
+            -0.126807499679,
+            0.0,
+            0.110976766192,
+            -0.026073165312,
+            -0.026073165312,
+            -0.026073165312,
+        ],
+    ),
+    "TRL 1.16 sapo": (
+        Sapo.Config(),
+        SeqMeanTokenMean,
+        -0.8276883036863706,
+        [
+            -0.148673861056,
+            -0.1258473926,
+            -0.125767364285,
+            -0.090279197282,
+            0.060565693189,
+            0.152287783823,
+            -0.05130044989,
+            -0.027428693964,
+            -0.010641440242,
+        ],
+    ),
+    "TRL 1.16 vespo": (
+        Vespo.Config(),
+        TokenMean,
+        -0.024875164621701282,
+        [
+            -2.820177e-06,
+            -2.820177e-06,
+            -2.820177e-06,
+            -2.820177e-06,
+            0.053102250856,
+            0.053102250856,
+            -0.019856877403,
+            -0.019856877403,
+            -0.019856877403,
+        ],
+    ),
+    "TRL 1.16 luspo": (
+        Gspo.Config(eps_low=0.2, eps_high=0.2),
+        SeqSumConst,
+        -0.10956217284201995,
+        [0.0, 0.0, 0.0, 0.0, 0.012551991323, 0.012551991323, -0.004888718496, -0.004888718496, -0.004888718496],
+    ),
+    "TRL 1.16 off_policy_mask": (
+        OffPolicyMask.Config(delta=0.1),
+        TokenMean,
+        -0.6927336196218643,
+        [0.0, 0.0, 0.0, -0.120644989071, 0.0, 0.0, -0.051637077455, -0.028339028961, -0.012112524135],
+    ),
+    "TRL 1.16 top_entropy_quantile": (
+        TopEntropy.Config(fraction=0.34),
+        TokenMean,
+        -0.14941485523236814,
+        [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.051637077455, 0.0, 0.0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_loss_and_gradient_equal_the_numbers_of_a_peer(name):
+    config, aggregation, loss, gradient = PEERS[name]
+    found = loss_and_gradient(config, aggregation)
+    assert found[0] == pytest.approx(loss, rel=1e-8)
+    assert found[1] == pytest.approx(gradient, abs=2e-9)
+
+
+def test_dppo_with_the_squared_log_ratio_has_the_gradient_of_prime_rl():
+    # prime-rl (559b447) differentiates the ratio, where the weight is a constant here: the same gradient.
+    _, gradient = loss_and_gradient(SquaredLogRatio.Config(loss=Dppo.Config()), TokenMean)
+    assert gradient == pytest.approx(
+        [
+            -0.219718391649,
+            5.5555556e-05,
+            -0.400311025415,
+            -0.120667211294,
+            -0.000133333333,
+            0.105055685034,
+            -0.051603744121,
+            -0.028439028961,
+            -0.012401413024,
+        ],
+        abs=1e-11,
+    )
+
+
+LOSSES = [
+    Gmpo.Config(),
+    Dppo.Config(),
+    Sapo.Config(tau_neg=1.0),
+    Vespo.Config(),
+    SquaredLogRatio.Config(loss=Reinforce.Config()),
+    OffPolicyMask.Config(),
+    TopEntropy.Config(fraction=1.0),
+    TargetEntropy.Config(),
+]
+
+
+@pytest.mark.parametrize("config", LOSSES, ids=lambda config: type(config)._owner.__name__)
+def test_first_update_equals_the_policy_gradient(config):
+    logprobs = torch.tensor([-0.3, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
+    inputs = loss_inputs(logprobs, advantages=[2.0, -1.0, 0.5], sequence_ids=[0, 1, 2])
+    config.build()(inputs).sum().backward()
+    assert logprobs.grad.tolist() == pytest.approx([-2.0, 1.0, -0.5], abs=1e-12)
+
+
+@pytest.mark.parametrize("config", LOSSES, ids=lambda config: type(config)._owner.__name__)
+@pytest.mark.parametrize("log_ratio", [800.0, -800.0, 25.0])
+def test_an_overflowing_ratio_stays_finite_in_float32(config, log_ratio):
+    old = torch.tensor([-900.0, -1.0])
+    logprobs = (old + torch.tensor([log_ratio, 0.0])).requires_grad_()
+    losses = config.build()(loss_inputs(logprobs, old=old, advantages=[-1.0, 1.0], sequence_ids=[0, 1]))
+    losses.sum().backward()
+    assert torch.isfinite(losses).all()
+    assert torch.isfinite(logprobs.grad).all()
+
+
+def advantages(config, *rewards, breakdowns=None):
+    """The advantages of groups with these rewards; `breakdowns` [group][sample]."""
+    columns = [{"breakdown": of_group} for of_group in breakdowns or []] or [{}] * len(rewards)
+    groups = draft_episodes([group(i, r, **c) for i, (r, c) in enumerate(zip(rewards, columns, strict=True))])
+    for episode in flat(groups):
+        episode.credit.shaped_reward = episode.reward
+    return config.build().of_step([list(of_group) for of_group in rewards], groups)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1.0, 0.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),
+        ([1.0, 1.0, 0.0, None], [0.5, 0.5, -1.0, 0.0]),
+        ([-1.0, 0.0], [0.0, 0.0]),
+        ([0.3, 0.3], [0.0, 0.0]),
+    ],
+)
+def test_maxrl_divides_by_the_mean(rewards, expected):
+    assert advantages(MaxRl.Config(), rewards)[0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_maxrl_has_the_expected_gradient_of_the_first_terms_of_log_p():
+    # log p = -sum_k (1 - p)^k / k; the derivative of its first G - 1 terms is sum_(k < G - 1) (1 - p)^k.
+    p, size = 0.3, 4
+    found = 0.0
+    for outcome in range(2**size):
+        rewards = [float(outcome >> i & 1) for i in range(size)]
+        probability = math.prod(p if reward else 1 - p for reward in rewards)
+        scores = [1 - p if reward else -p for reward in rewards]  # d log p(answer) / d logit
+        of_group = advantages(MaxRl.Config(), rewards)[0]
+        found += probability * sum(a * score for a, score in zip(of_group, scores, strict=True)) / size
+    assert found == pytest.approx(sum((1 - p) ** k for k in range(size - 1)) * p * (1 - p), rel=1e-12)
+
+
+def test_gdpo_tells_apart_what_the_sum_does_not():
+    breakdowns = [[{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 1.0, "b": 0.0}]]
+    found = advantages(Gdpo.Config(), [1.0, 1.0, 1.0], breakdowns=breakdowns)[0]
+    assert found == pytest.approx([0.0, 0.0, 0.0], abs=1e-9)  # the two functions are exact opposites
+    weighted = advantages(Gdpo.Config(weights={"b": 0.5}), [1.0, 0.5, 1.0], breakdowns=breakdowns)[0]
+    assert weighted[0] > 0 > weighted[1]
+
+
+def test_gdpo_equals_trl_normalize_then_sum():
+    scores = [(1.0, 0.0), (0.0, 0.5), (1.0, 1.0), (1.0, 0.25), (0.0, 0.25), (0.0, 0.75)]
+    breakdowns = [[{"a": a, "b": b} for a, b in scores[:3]], [{"a": a, "b": b} for a, b in scores[3:]]]
+    rewards = [[a + 0.5 * b for a, b in scores[:3]], [a + 0.5 * b for a, b in scores[3:]]]
+    found = advantages(Gdpo.Config(weights={"b": 0.5}), *rewards, breakdowns=breakdowns)
+    assert sum(found, []) == pytest.approx(
+        [0.08648582418, -1.29085442204, 1.20436859786, 0.96819669281, -0.96808494025, -0.00011175256], abs=1e-9
+    )
+
+
+def test_gdpo_refuses_turns_and_dropped_groups():
+    for wrong in ({"credit": "turn"}, {"zero_variance": "drop"}):
+        with pytest.raises(UserError, match=f"algorithm.{next(iter(wrong))} = .* with Gdpo"):
+            Algorithm.Config(advantage=Gdpo.Config(), **wrong)
+
+
+def roles(rewards: list[float], role: str = "first"):
+    groups = draft_episodes([group(0, rewards)])
+    (only,) = groups
+    only = Group(prompt=replace(prompt(0), columns={"role": role}), samples=only.samples)
+    for episode in only.samples:
+        episode.credit.shaped_reward = episode.reward
+    return only
+
+
+def test_role_baseline_scores_a_reward_before_it_moves_its_own_role_and_resumes():
+    loss = RoleBaseline.Config(decay=0.5).build()
+    first, second = roles([1.0, 1.0]), roles([-1.0, None], "second")
+    loss.assign_credit([first, second])
+    assert [episode.credit.advantage for episode in first.samples] == [1.0, 0.5]
+    assert [episode.credit.advantage for episode in second.samples] == [-1.0, 0.0]
+    assert {k: m.value for k, m in loss.group_metrics([]).items()} == {
+        "role_baseline/first": 0.75,
+        "role_baseline/second": -0.5,
+    }
+    resumed = RoleBaseline.Config(decay=0.5).build()
+    resumed.load_state_dict(loss.state_dict())
+    resumed.assign_credit([again := roles([1.0])])
+    assert again.samples[0].credit.advantage == 0.25
+
+
+def test_target_entropy_raises_the_bonus_below_the_target_and_withdraws_it_above():
+    loss = TargetEntropy.Config(target=0.5, step=0.25, most=0.5).build()
+    assert loss.terms(three(), TokenMean.Config().build())["policy"] == loss_of(Clip.Config())
+    for entropy, coef, active in ((0.4, 0.25, True), (0.4, 0.5, True), (0.4, 0.5, True), (0.6, 0.25, False)):
+        loss.after_update({"policy/entropy": entropy})
+        assert (loss.coef, loss.active) == (coef, active)
+    loss.after_update({"policy/entropy": 0.1})
+    inputs = three()
+    inputs.entropy.requires_grad_()
+    total = loss.terms(inputs, TokenMean.Config().build())["policy"]
+    assert total.item() == pytest.approx(loss_of(Clip.Config()).item() - 0.5 * np.mean(ENTROPY), rel=1e-12)
+    (gradient,) = torch.autograd.grad(total, inputs.entropy)
+    assert gradient.tolist() == pytest.approx([-0.5 / 9] * 9)
+    resumed = TargetEntropy.Config().build()
+    resumed.load_state_dict(loss.state_dict())
+    assert (resumed.coef, resumed.active) == (loss.coef, loss.active)
+
+
+def loss_of(config):
+    return config.build().terms(three(), TokenMean.Config().build())["policy"].detach()
+
+
+def test_modifiers_nest_and_forward_what_the_inner_loss_declares():
+    config = RoleBaseline.Config(loss=OffPolicyMask.Config(loss=SquaredLogRatio.Config(loss=Dppo.Config(), coef=0.1)))
+    loss = config.build()
+    assert not loss.uses_advantages
+    inputs = three()
+    assert set(loss.clipped(inputs, loss.ratio(inputs))) == {"low", "high"}
+    assert "off_policy/masked_fraction" in loss.loss_metrics(inputs)
+    expected = Dppo.Config().build()(inputs) + 0.1 * inputs.log_ratio.square()
+    masked = OffPolicyMask.Config().build().masked(inputs)
+    assert torch.equal(loss(inputs), torch.where(masked, 0.0, expected))
+
+
+def test_baseline_modifiers_refuse_settings_without_effect():
+    for wrong in ({"advantage": MaxRl.Config()}, {"credit": "turn"}, {"zero_variance": "refill"}):
+        with pytest.raises(UserError, match=f"algorithm.{next(iter(wrong))} = "):
+            Algorithm.Config(loss=OptimalBaseline.Config(), **wrong)
+    with pytest.raises(UserError, match="algorithm.entropy_coef = 0.1: expected 0"):
+        Algorithm.Config(loss=TargetEntropy.Config(), entropy_coef=0.1)
+
+
+def test_optimal_baseline_equals_verl():
+    logprobs = [tuple(OLD[:4]), tuple(OLD[4:6]), tuple(OLD[6:])]
+    collisions = [[0.3, 0.6, 0.2, 0.9], [0.5, 0.35], [0.7, 0.1, 0.4]]
+    groups = draft_episodes([group(0, [1.0, 0.0, 0.5], logprobs=logprobs)])
+    for episode, squares in zip(flat(groups), collisions, strict=True):
+        columns = {LOGPROBS: episode.completion.sampler_logprobs, LOG_COLLISIONS: np.log(squares)}
+        episode.credit.token_columns |= columns
+        episode.credit.shaped_reward = episode.reward
+    OptimalBaseline.Config().build().assign_credit(groups)
+    found = np.concatenate([episode.credit.token_advantages for episode in flat(groups)])
+    assert found.tolist() == pytest.approx(
+        [0.42470984, 0.595598116, 0.235579569, 1.0, -0.57529016, -0.404401884, -0.07529016, 0.095598116, -0.264420431],
+        abs=1e-6,
+    )
