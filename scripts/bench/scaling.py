@@ -17,6 +17,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
 from torchtitan_rl.library.models import hf_architecture, qwen3
 from torchtitan_rl.setup.memory import meta_model
+from torchtitan_rl.setup.step_time import draw_lengths
 
 HOST_MS = (0.2, 0.045)
 """Milliseconds of vLLM's scheduler, its output and our code for a decode step: fixed, and for each sequence. Fitted to 3.1, 11.8 and
@@ -164,13 +165,6 @@ class Layout(NamedTuple):
     """FSDP ranks; the rest are replicas."""
     engine: int
     """GPUs of one engine."""
-
-
-def draw_lengths(num: int, *, mean: float, longest: int, spread: float = 0.8) -> np.ndarray:
-    """Returns lengths of completions, [num], log-normal with this mean before the cut at `longest`. spread 0: all equal."""
-    rng = np.random.default_rng(0)
-    drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, num)
-    return np.clip(np.rint(drawn), 1, longest).astype(int)
 
 
 def decode_seconds(lengths: np.ndarray, *, prompt: int, model: Model, engine: int, machine: Machine) -> float:
