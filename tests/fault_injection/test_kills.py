@@ -107,16 +107,6 @@ def test_killed_demonstrations_resume_bitwise(tmp_path, tmp_path_factory, ranks,
     assert found[12]["evaluation/loss"] == metrics_of(whole / "run")[12]["evaluation/loss"]
 
 
-def test_a_killed_rank_of_four_is_named(tmp_path):
-    run = start(tmp_path, *STEPS, ranks=4)
-    run.wait_in("train", rank=3)
-    run.signal(signal.SIGKILL, rank=3)
-    ended = run.end(90)
-    assert ended.code == KILLED
-    ended.says(r"rank 3 \(.*\) in step 1: .* was killed by signal 9")
-    ended.never_says("Traceback")
-
-
 @pytest.mark.parametrize("victim", ["torchtitan_rl.resilience.launch", "torchtitan_rl.resilience.agent"])
 def test_no_process_outlives_a_killed_launcher_or_agent(tmp_path, victim):
     run = start(tmp_path, "--num-steps", "500", ranks=2, log="orphans.log")

@@ -97,14 +97,6 @@ def test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds(tmp_path
     assert job.left() == []
 
 
-def test_rank_exiting_early_with_code_0_fails_the_job(tmp_path):
-    job = Job(tmp_path, "exit")
-    code, said = job.end()
-    assert code == 1
-    assert (job.how_it_ended()["outcome"], job.how_it_ended()["rank"]) == ("killed", 1)
-    assert "in step 3: grade ended with code 0 before the end of training" in said
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_first_stop_signal_lets_ranks_finish(tmp_path, number, code):
     job = Job(tmp_path, "run")
@@ -112,18 +104,6 @@ def test_first_stop_signal_lets_ranks_finish(tmp_path, number, code):
     job.process.send_signal(number)
     assert job.end()[0] == code
     assert job.left() == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_stop_signal_before_the_first_step_does_not_hide_an_earlier_failure(tmp_path, number):
-    job = Job(tmp_path, "full disk", ranks=1)
-    while not (job.folder / "begun").exists():
-        time.sleep(0.05)
-    job.process.send_signal(number)
-    code, said = job.end()
-    assert code == 3
-    assert "stopped: the disk is full" in said
-    assert "nothing new is saved" not in said
 
 
 def test_suspended_agent_is_reported_and_does_not_delay_the_end_of_a_finished_run(tmp_path):
@@ -161,41 +141,6 @@ def test_second_stop_signal_kills_unresponsive_ranks(tmp_path):
     assert job.left() == []
 
 
-def test_hanging_rank_is_shown_with_its_stack_and_the_job_ends_at_the_timeout(tmp_path):
-    job = Job(tmp_path, "hang")
-    code, said = job.end()
-    assert code == 1
-    end = job.how_it_ended()
-    assert (end["outcome"], end["rank"], end["phase"]) == ("hung", 1, "step 3: grade")
-    assert "longer than watchdog.limit_seconds (6 s)" in end["message"]
-    assert re.search(r"Rank 1 is at:\n.*line \d+ in hang_here", end["message"])
-    assert re.search(
-        r"^watchdog: rank 1 \(.*\) in step 3: grade for \d s; rank 0 \(.*\) waits in step 3: gather; the job is",
-        said,
-        re.M,
-    )
-    assert re.search(r"stub_rank.py\", line \d+ in hang_here", said)
-    assert "longer than watchdog.limit_seconds (6 s); the job is ended" in said
-    assert "killed by signal" not in said
-    assert "hang_here" in (tmp_path / "run" / "logs" / "stacks_rank_1.txt").read_text()
-
-
-def test_suspended_rank_is_reported_as_stopped(tmp_path):
-    job = Job(tmp_path, "run")
-    job.wait_for_step_3()
-    rank = next(p for p in find_marked(job.mark) if f"{p}" in open_rank(job, 0))
-    os.kill(rank, signal.SIGSTOP)
-    deadline = time.monotonic() + 15
-    while "is stopped by a signal: kill -CONT" not in job.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert re.search(rf"rank 0 is stopped by a signal: kill -CONT {rank} on", job.log.read_text())
-    job.process.send_signal(signal.SIGINT)
-    time.sleep(1.2)
-    job.process.send_signal(signal.SIGINT)
-    assert job.end()[0] == 130
-    assert job.left() == []
-
-
 def open_rank(job, rank):
     """The process ids of a rank of the job."""
     entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in find_marked(job.mark))
@@ -217,23 +162,6 @@ def test_killed_launcher_leaves_no_process_even_in_another_session(tmp_path):
         time.sleep(0.05)
     assert job.how_it_ended()["outcome"] == "killed"
     assert "The launcher was killed, and its ranks with it" in (job.folder / "report.html").read_text()
-
-
-def test_child_processes_of_a_rank_end_with_the_job(tmp_path):
-    job = Job(tmp_path, "child")
-    job.wait_for_step_3()
-    job.process.send_signal(signal.SIGTERM)
-    assert job.end()[0] == 143
-    assert job.left() == []
-
-
-def test_ranks_of_one_node_find_each_other_whatever_the_node_is_called(tmp_path):
-    job = Job(tmp_path, "run")
-    job.wait_for_step_3()
-    [rank] = open_rank(job, 1)
-    assert b"MASTER_ADDR=localhost" in Path(f"/proc/{rank}/environ").read_bytes().split(b"\0")
-    job.process.send_signal(signal.SIGTERM)
-    assert job.end()[0] == 143
 
 
 def test_max_restarts_restarts_the_ranks_and_reports_the_cause(tmp_path):

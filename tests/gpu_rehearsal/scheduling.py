@@ -2,17 +2,14 @@
 
     python -m tests.gpu_rehearsal.scheduling [REPORT.json]
 
-Random workloads must make both ask the worker for the same steps, end with the same outputs, and leave the same KV cache. Then the
-worker computes nothing, and the host's calls for a step of each are counted. Without a report, its time is measured in turn, too.
+Random workloads must make both ask the worker for the same steps, end with the same outputs, and leave the same KV cache.
 """
 
-import gc
 import json
 import os
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,13 +33,9 @@ from torchtitan_rl.core.generator import scheduler as scheduler_module
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
-from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.observability.engine_stats import EngineStats
 
 SCHEDULERS = ("stock", "turns")
-SEQUENCES = (64, 256, 512)
-TOKENS = 96
-"""Tokens of each completion when time is measured."""
 ALIVE: list[object] = []
 """Engines: one that is collected ends the process group, which the next ones need."""
 WORKLOADS = 24
@@ -217,105 +210,6 @@ def differences(at: str, *, asynchronous: bool, workloads: int = WORKLOADS) -> l
     return found
 
 
-class IdleWorker(rehearsal.CountingWorker):
-    """Answers every step at once with one token for each sequence, and a GPU's asynchronous output."""
-
-    blocks = 20_000
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._left: dict[str, int] = {}
-
-    def execute_model(self, scheduled: object) -> ModelRunnerOutput | None:
-        for name in scheduled.finished_req_ids:
-            self._left.pop(name, None)
-        for new in scheduled.scheduled_new_reqs:
-            self._left[new.req_id] = len(new.prompt_token_ids) - new.num_computed_tokens
-        self._names, self._whole = list(scheduled.num_scheduled_tokens), []
-        for name, number in scheduled.num_scheduled_tokens.items():
-            self._left[name] -= number
-            self._whole.append(self._left[name] <= 0)
-        return None if self._names else ModelRunnerOutput(req_ids=[], req_id_to_index={})
-
-    def sample_tokens(self, _: object) -> AsyncModelRunnerOutput:
-        number = len(self._names)
-        ids = np.full((number, 1), 50, dtype=np.int64)
-        logprobs = LogprobsLists(ids, np.full((number, 1), -0.5, np.float32), np.ones(number, np.int64))
-        tokens = [[50] if whole else [] for whole in self._whole]
-        places = {name: place for place, name in enumerate(self._names)}
-        out = ModelRunnerOutput(self._names, places, sampled_token_ids=tokens, logprobs=logprobs)
-        late = type("Late", (AsyncModelRunnerOutput,), {"get_output": lambda _: out})
-        return late()
-
-
-def idle_generators(at: str) -> dict[str, Generator]:
-    """Returns a generator for each scheduler, whose worker computes nothing."""
-    made: dict[str, Generator] = {}
-    for name in SCHEDULERS:
-        config = Generator.Config(
-            dtype="bfloat16", max_model_len=1024, max_num_seqs=max(SEQUENCES), sleep=False, scheduler=name
-        )
-        made[name] = config.build(
-            hf_assets_path=rehearsal._folder(rehearsal.SPEC, f"{at}/{name}"),
-            sampling=SamplingConfig(n=8, max_tokens=TOKENS),
-            seed=3,
-            tokenizer=rehearsal._Tokenizer(),
-            stats=EngineStats(),
-        )
-        made[name].policy_version = 0
-        ALIVE.append(made[name])
-    return made
-
-
-def host_ms(made: dict[str, Generator]) -> dict[str, dict[str, float]]:
-    """Returns {scheduler: {sequences: milliseconds of this thread for a step}}, the least of several rounds in turn."""
-    found: dict[str, dict[str, float]] = {name: {} for name in SCHEDULERS}
-    for sequences in SEQUENCES:
-        for round in range(3):
-            for name, generator in made.items():
-                gc.collect()
-                begin = time.thread_time()
-                generate(generator, sequences, round)
-                took = 1e3 * (time.thread_time() - begin) / TOKENS
-                before = found[name].get(str(sequences), took)
-                found[name][str(sequences)] = min(before, took)
-    return found
-
-
-def host_calls(made: dict[str, Generator]) -> dict[str, dict[str, float]]:
-    """Returns {scheduler: {sequences: calls of Python and C functions for a step}}. They are the same on any machine at any load."""
-    found: dict[str, dict[str, float]] = {name: {} for name in SCHEDULERS}
-    for sequences in SEQUENCES[:2]:
-        for name, generator in made.items():
-            calls = 0
-
-            def count(frame: object, event: str, argument: object) -> None:
-                nonlocal calls
-                calls += event in ("call", "c_call")
-
-            sys.setprofile(count)
-            try:
-                generate(generator, sequences, 0)
-            finally:
-                sys.setprofile(None)
-            found[name][str(sequences)] = calls / TOKENS
-    return found
-
-
-def generate(generator: Generator, sequences: int, round: int) -> None:
-    """Generate `sequences` completions of TOKENS tokens."""
-    rng = np.random.default_rng(round)
-    prompts = [
-        Prompt(prompt_idx=i, text="", token_ids=rng.integers(60, 100, 64), expected_answer="")
-        for i in range(sequences // 8)
-    ]
-    generator.llm.reset_prefix_cache()
-    with mock.patch.object(rehearsal._Tokenizer, "decode", return_value=""):
-        groups = list(generator.generate(prompts, step=round))
-    sampled = sum(len(sample.token_ids) for group in groups for sample in group.samples)
-    assert sampled == sequences * TOKENS, sampled
-
-
 @contextmanager
 def _worker(kind: type) -> Iterator[None]:
     """Within this context an engine gets this worker."""
@@ -339,16 +233,8 @@ def _main(*report: str) -> int:
         "0" * 8
     )  # the order in which aborted requests are freed depends on their names
     dist.init_process_group("fake", rank=0, world_size=1)
-    with tempfile.TemporaryDirectory() as at:
-        with _worker(RecordingWorker):
-            found = {
-                mode: differences(at, asynchronous=mode == "asynchronous") for mode in ("asynchronous", "synchronous")
-            }
-        with _worker(IdleWorker):
-            made = idle_generators(at)
-            found["host_calls"] = host_calls(made)
-            if not report:
-                found["host_ms"] = host_ms(made)
+    with tempfile.TemporaryDirectory() as at, _worker(RecordingWorker):
+        found = {mode: differences(at, asynchronous=mode == "asynchronous") for mode in ("asynchronous", "synchronous")}
     for path in report:
         Path(path).write_text(json.dumps(found))
     print(json.dumps(found, indent=1))

@@ -23,21 +23,18 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
+from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
-from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
-from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy  # noqa: E402
+from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
 from torchtitan_rl.core.trainer.score import score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SegmentLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
-from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.proof.weight_sync import WeightSync  # noqa: E402
@@ -223,27 +220,19 @@ def main() -> None:
     parallelism = ParallelismConfig(
         tensor_parallel_degree=args.tp, data_parallel_replicate_degree=args.replicate, spmd_backend="partial_dtensor"
     )
-    set_spmd_backend(parallelism.spmd_backend)
     dims = ParallelDims.from_config(parallelism, dist.get_world_size())
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
         save(Path(folder), args.architecture, tie=not args.untied)
     dist.barrier()
-    spec = spec_from_folder(Path(folder))
-    training = TrainingConfig(seq_len=256, mixed_precision_param=args.dtype)
-    config = model_config(spec, parallelism, training, 5, False)
-    model = build_policy(
-        spec,
-        config,
-        parallel_dims=dims,
-        parallelism=parallelism,
-        training=training,
-        compile_config=CompileConfig(),
-        activation_checkpoint="none",
-        dump_folder="",
+    model, adapter = sharded_policy(
+        Path(folder),
+        dtype=args.dtype,
+        seq_len=256,
+        chunk_tokens=5,
+        tensor_parallel_degree=args.tp,
+        data_parallel_replicate_degree=args.replicate,
     )
-    adapter = spec.state_dict_adapter(spec.model, None)
-    load_hf_weights(model, adapter, folder)
     failures: list[str] = []
     policy_diff = check_gradients(model, adapter, folder, dims, args.dtype, failures)
     generator = Generator.Config(

@@ -19,17 +19,14 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
-from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, TrainingConfig  # noqa: E402
-from torchtitan.distributed import ParallelDims  # noqa: E402
-from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
+from torchtitan.config import CommConfig  # noqa: E402
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
-from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, tiny_spec  # noqa: E402
+from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.score import score  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
@@ -46,23 +43,7 @@ class Pair:
     """A policy and an engine in these processes."""
 
     def __init__(self, folder: str, dtype: str, generator_tp: int) -> None:
-        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-        set_spmd_backend(parallelism.spmd_backend)
-        spec = tiny_spec()
-        training = TrainingConfig(seq_len=256, mixed_precision_param=dtype)
-        config = model_config(spec, parallelism, training, 64, False)
-        self.model = build_policy(
-            spec,
-            config,
-            parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
-            parallelism=parallelism,
-            training=training,
-            compile_config=CompileConfig(),
-            activation_checkpoint="none",
-            dump_folder="",
-        )
-        self.adapter = spec.state_dict_adapter(spec.model, None)
-        load_hf_weights(self.model, self.adapter, folder)
+        self.model, self.adapter = sharded_policy(Path(folder), dtype=dtype, seq_len=256, chunk_tokens=64)
         self.generator = Generator.Config(
             tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False
         ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=4), seed=0)

@@ -77,16 +77,6 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def counts(self, script: str) -> dict[str, float]:
-        """By how much each of Chromium's own counts of the page (Nodes, LayoutCount, JSEventListeners, ...) grows by the expression."""
-        self.call("Performance.enable")
-        before = self._metrics()
-        self.run(script)
-        return {name: value - before[name] for name, value in self._metrics().items()}
-
-    def _metrics(self) -> dict[str, float]:
-        return {metric["name"]: metric["value"] for metric in self.call("Performance.getMetrics")["metrics"]}
-
     def rest(self) -> None:
         """Leaves the page: it then draws and reloads nothing, and takes no CPU from other tests."""
         self.call("Page.navigate", url="about:blank")

@@ -9,18 +9,16 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.config import ParallelismConfig, TrainingConfig
 from transformers import AutoModelForCausalLM
 
 from scripts.make_random_checkpoint import small_model
 from tests.integration.parity import TokenizerStandIn
-from tests.parts.tiny import ODD_DIMENSIONS, scale_policy
+from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.hf import gather, hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.hf import gather, hf_weights
+from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.core.trainer.score import score, score_only
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import spec_from_folder
@@ -98,30 +96,6 @@ def save_hf_family(folder: Path, family: str, **settings: object) -> None:
     model.save_pretrained(folder)
 
 
-def hf_policy(folder: Path, *, activation_checkpoint: str = "none", replicate: int = 1, experts: int = 1):
-    """Returns the float32 policy of a folder with its weights, and its adapter. Needs a process group."""
-    parallelism = ParallelismConfig(
-        spmd_backend="partial_dtensor", data_parallel_replicate_degree=replicate, expert_parallel_degree=experts
-    )
-    set_spmd_backend(parallelism.spmd_backend)
-    spec = spec_from_folder(folder)
-    training = TrainingConfig(seq_len=128, mixed_precision_param="float32")
-    config = model_config(spec, parallelism, training, 32, False)
-    model = build_policy(
-        spec,
-        config,
-        parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
-        parallelism=parallelism,
-        training=training,
-        compile_config=CompileConfig(),
-        activation_checkpoint=activation_checkpoint,
-        dump_folder="",
-    )
-    adapter = spec.state_dict_adapter(spec.model, None)
-    load_hf_weights(model, adapter, str(folder))
-    return model, adapter
-
-
 def sequences() -> list[Tensor]:
     """Random token ids, [L] each, some longer than WINDOW."""
     random = torch.Generator().manual_seed(0)
@@ -197,7 +171,7 @@ def policy_figures(folder: Path, replicate: int = 1, experts: int = 1) -> dict[s
     """
     parts, rank, size = sequences(), dist.get_rank(), dist.get_world_size()
     total = sum(len(ids) - 1 for ids in parts)
-    model, _ = hf_policy(folder, replicate=replicate, experts=experts)
+    model, _ = sharded_policy(folder, data_parallel_replicate_degree=replicate, expert_parallel_degree=experts)
     mine = backward(model, parts[rank::size], total)
     whole = unsharded_policy(folder)
     backward(whole, parts, total)
@@ -254,7 +228,7 @@ def logprobs_of(model: nn.Module, ids: Tensor) -> np.ndarray:
 
 def engine_figures(folder: Path, degree: int = 1, experts: int = 1) -> dict[str, float]:
     """Compares engine and policy after the first push, and after the policy has changed."""
-    model, adapter = hf_policy(folder, experts=experts)
+    model, adapter = sharded_policy(folder, expert_parallel_degree=experts)
     with engine(folder, degree) as made:
         first = made.push(model, adapter)
         scale_policy(model, 1.1)

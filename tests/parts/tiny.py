@@ -5,16 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from scripts.make_random_checkpoint import small_model
 from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.trainer.hf import load_hf_weights
 from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.core.trainer.policy import build_policy, model_config
 from torchtitan_rl.core.types import Completion, Group, Prompt
 from torchtitan_rl.library.lora.adapters import own_part
-from torchtitan_rl.library.models import new_hf_model, small_qwen3
+from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
 
 DIMENSIONS = {
     "vocab_size": 128,
@@ -73,6 +80,40 @@ ODD = {
 def tiny_spec():
     """The model spec of `save_tiny_checkpoint`'s folder."""
     return small_qwen3(**DIMENSIONS)
+
+
+def sharded_policy(
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    seq_len: int = 128,
+    chunk_tokens: int = 32,
+    activation_checkpoint: str = "none",
+    **degrees: int,
+) -> tuple[nn.Module, BaseStateDictAdapter]:
+    """Returns the policy of a folder with its weights, and the adapter of its names. Needs a process group.
+
+    Args:
+        seq_len: tokens of the longest sequence.
+        chunk_tokens: tokens whose logits are computed at once.
+        degrees: of the parallelism, by their names in torchtitan's config.
+    """
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor", **degrees)
+    set_spmd_backend(parallelism.spmd_backend)
+    spec, training = spec_from_folder(folder), TrainingConfig(seq_len=seq_len, mixed_precision_param=dtype)
+    model = build_policy(
+        spec,
+        model_config(spec, parallelism, training, chunk_tokens, False),
+        parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
+        parallelism=parallelism,
+        training=training,
+        compile_config=CompileConfig(),
+        activation_checkpoint=activation_checkpoint,
+        dump_folder="",
+    )
+    adapter = spec.state_dict_adapter(spec.model, None)
+    load_hf_weights(model, adapter, str(folder))
+    return model, adapter
 
 
 def scale_policy(model: nn.Module, factor: float) -> None:

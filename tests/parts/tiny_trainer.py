@@ -7,14 +7,18 @@ from torch.distributed.tensor import DTensor
 from torchtitan.config import ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.protocols.model_spec import ModelSpec
 
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.trainer.hf import hf_weights
+from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group
+from torchtitan_rl.library.lora.adapters import Lora
 
 
 def tiny_trainer(
@@ -22,23 +26,54 @@ def tiny_trainer(
     algorithm: Algorithm.Config | None = None,
     reshard: str = "default",
     num_steps: int = 10,
+    *,
+    model_spec: ModelSpec | None = None,
+    lora: LoraConfig | None = None,
+    temperature: float = 1.0,
+    generator_dtype: str = "bfloat16",
     **config: Any,
 ) -> Trainer:
-    """A trainer of the model in `folder`. The process group of one rank exists. `config`: fields of the trainer's."""
+    """A trainer of the model in `folder`. The process group of one rank exists.
+
+    Args:
+        model_spec: the folder's; None for the tiny Qwen3.
+        generator_dtype: "bfloat16" where samples are made up, because their log-probabilities are not the policy's.
+        config: fields of the trainer's.
+    """
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=reshard)
     set_spmd_backend(parallelism.spmd_backend)
+    lora = lora or LoraConfig()
     settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
-    return Trainer.Config(parallelism=parallelism, **settings).build(
-        model_spec=tiny_spec(),
+    return Trainer.Config(parallelism=parallelism, lora=lora, **settings).build(
+        model_spec=model_spec or tiny_spec(),
         hf_assets_path=folder,
         parallel_dims=ParallelDims.from_config(parallelism, 1),
         algorithm=(algorithm or Algorithm.Config()).build(max_completion_tokens=MAX_TOKENS),
         num_steps=num_steps,
         max_model_len=64,
-        temperature=1.0,
-        generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
+        temperature=temperature,
+        generator_dtype=generator_dtype,
         dump_folder="",
+        policy_lora=Lora.of(lora),
     )
+
+
+def catch_gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Returns a dict that gets the gradients of the trainer's next optimizer step, by their Hugging Face names."""
+    caught: dict[str, torch.Tensor] = {}
+
+    def catch(*_: object) -> None:
+        values = [(p, p.detach().clone()) for p in trainer.model.parameters()]
+        with torch.no_grad():
+            for p, _ in values:
+                p.copy_(p.grad)
+            exported = hf_weights(trainer.model, trainer.state_dict_adapter, torch.float32)
+            caught.update({name: tensor.clone() for name, tensor in exported})
+            for p, value in values:
+                p.copy_(value)
+
+    trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
+    return caught
 
 
 def credited(trainer: Trainer, **step: Any) -> list[Group[Episode]]:

@@ -18,9 +18,6 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 4.0
 """For a run that hangs: a busy machine takes seconds to start Python."""
 HANGS = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('child', p.pid, flush=True); time.sleep(600)"  # noqa: E501
-STUBBORN = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('stays', flush=True); time.sleep(600)"
-)
 
 
 def python(name: str, code: str, seconds: float = 20, **more) -> Run:
@@ -51,13 +48,6 @@ def test_a_hanging_run_and_its_children_are_killed_and_the_next_begins(tmp_path)
     while is_alive(child):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def test_a_run_that_ignores_the_signal_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_first_day, "GRACE_S", 0.5)
-    report, lines = said(tmp_path, [python("stubborn", STUBBORN, LIMIT_S)])
-    assert report.failed == 1
-    assert lines[-1] == "stays"
 
 
 @pytest.mark.parametrize(

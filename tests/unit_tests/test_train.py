@@ -5,7 +5,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from torchtitan_rl.resilience.rank_status import StatusFile
 from torchtitan_rl.resilience.run_end import Phases
 from torchtitan_rl.setup import start_checkpoint
 from torchtitan_rl.setup.registry import config_functions, parse_args
-from torchtitan_rl.setup.run_folder import code_version
 
 
 @pytest.fixture
@@ -81,33 +79,13 @@ def test_a_finished_run_ends_with_0(run):
     assert run(lambda name, *_: print(name)) == (0, "debug\n")
 
 
-def test_two_runs_without_torchrun_use_different_ports(run, monkeypatch):
-    monkeypatch.delenv("MASTER_PORT", raising=False)
-    ports = [run(lambda *_: print(os.environ["MASTER_PORT"]))[1] for _ in range(2)]
-    assert ports[0] != ports[1]
-
-
 def test_wrong_input_ends_with_2_and_its_message_alone(run):
     assert run(raising(UserError("sampling.n = 1: ..."))) == (2, "error: sampling.n = 1: ...\n")
     assert run(None, ["--config", "debgu"])[0] == 2
 
 
-def test_a_folder_whose_name_is_no_utf8_can_be_named_in_a_message(run):
-    error = UserError(f"dump_folder: cannot write to {os.fsdecode(b'runs/caf' + bytes([0xE9]))}")
-    assert run(raising(error)) == (2, "error: dump_folder: cannot write to runs/caf\\udce9\n")
-
-
 def test_training_that_stops_itself_ends_with_3(run):
     assert run(raising(TrainingStopped("the loss is NaN"))) == (3, "stopped: the loss is NaN\n")
-
-
-def test_a_run_whose_folder_is_gone_still_says_why_it_stops(run, tmp_path):
-    def training(name, config, output, status_file):
-        output.to_file(tmp_path / "run")
-        shutil.rmtree(tmp_path / "run")
-        raise TrainingStopped("the run folder has vanished")
-
-    assert run(training) == (3, "stopped: the run folder has vanished\n")
 
 
 def test_a_bug_keeps_its_traceback_and_ends_with_1(run):
@@ -141,14 +119,6 @@ def test_config_that_exits_fails_the_run(run, tmp_path, code):
     assert "it calls sys.exit(0)" in said
 
 
-def test_exit_in_user_code_is_reported_with_its_line(run, tmp_path):
-    (tmp_path / "mine.py").write_text("import sys\n\n\ndef quits():\n    sys.exit(0)\n")
-    quits = load_function(f"{tmp_path}/mine.py:quits", "grader.rewards")
-    code, said = run(lambda *_: quits())
-    assert code == 1
-    assert said.endswith(f"The last line of your own code in it: {tmp_path}/mine.py, line 5\n")
-
-
 @pytest.mark.parametrize("shown", ["1", "none"])
 def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, shown):
     monkeypatch.setenv("LOG_RANK", shown)
@@ -179,11 +149,6 @@ def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_gro
     assert said.endswith("error: stopped\n")
 
 
-def test_help_and_unknown_options_exit_while_parsing(run):
-    assert run(None, ["--list-configs"])[0] == 0
-    assert run(None, ["--nonsense"])[0] == 2
-
-
 def test_failing_teardown_does_not_fail_a_finished_run(run):
     code, said = run(lambda *_: train.close_parts(SimpleNamespace(close=raising(RuntimeError("engine core died")))))
     assert code == 0
@@ -196,17 +161,6 @@ def test_an_ascii_terminal_shows_other_characters_by_their_numbers():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout == "caf\\xe9\n"
-
-
-def test_trackers_store_the_commit_with_the_config(tmp_path, monkeypatch):
-    given = {}
-    config = config_functions()["debug"]()
-    monkeypatch.setattr(type(config.metrics), "build", lambda self, **arguments: given.update(arguments))
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 0)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
-    train.build_recorder(config, SimpleNamespace(decode=str), tmp_path)
-    assert given["run_config"]["code"] == code_version()
-    assert given["run_config"]["num_steps"] == config.num_steps
 
 
 def test_escapes_in_an_error_do_not_reach_the_terminal_raw(run):

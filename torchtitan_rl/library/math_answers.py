@@ -56,8 +56,9 @@ class MathJudge:
         self._owner = 0
         # The reward and the judgement compare the same pairs.
         self.equal = functools.lru_cache(maxsize=4096)(self._equal)
+        self.reads = functools.cache(self._reads)  # a file's answers are read again whenever a row is used
 
-    def reads(self, expected: str) -> bool:
+    def _reads(self, expected: str) -> bool:
         """Returns whether math-verify reads the expected answer, so that it can be written in another way than as it is."""
         pairs = (("{", "}"), ("\\left", "\\right"))
         is_balanced = all(expected.count(opens) == expected.count(closes) for opens, closes in pairs)

@@ -81,13 +81,6 @@ def test_triton_uses_exact_float32_products():
     assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
 
 
-@pytest.mark.skipif(not device.ON_CPU, reason="a GPU's machine has compilers")
-def test_a_cpu_needs_no_compiler():
-    import torch._dynamo
-
-    assert torch._dynamo.config.disable
-
-
 @pytest.mark.skipif(not device.ON_CPU, reason="a GPU engine shares no such memory")
 def test_only_shared_memory_of_killed_runs_is_removed():
     names = {which: Path(f"/dev/shm/-tp:0-[{ranks}]-cpushm_{which[0]}") for which, ranks in

@@ -131,26 +131,6 @@ def test_documented_warm_start_uses_the_text_that_a_run_renders(files):
     assert scored.correct
 
 
-def test_documented_method_with_a_seed_works(files):
-    config = load_config(f"{files}/my_environment.py:countup")
-    import my_environment
-
-    [method] = re.findall(r"```python\n(def environment\(self, prompt, \*, seed\).*?)```", PAGE.read_text(), re.DOTALL)
-
-    class Dice(my_environment.CountUp):
-        def __init__(self, dice):
-            super().__init__(2, 20)
-            rolled.append(dice.random())
-
-    rolled = []
-    names = {"random": random, "Dice": Dice, "CountUpTask": my_environment.CountUpTask}
-    exec(f"class DiceTask(CountUpTask):\n{textwrap.indent(method, '    ')}", names)
-    config.task = names["DiceTask"].Config()
-    _, scored = talk(config, "2", "7")
-    assert len(scored.completion.turns) == 2
-    assert rolled[-1] == random.Random(0).random()
-
-
 def test_the_table_of_finish_reasons_is_complete():
     from typing import get_args
 

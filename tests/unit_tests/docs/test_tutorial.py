@@ -8,7 +8,6 @@ import pytest
 
 from scripts.make_arrivals import rows
 from tests.parts.grading import drained
-from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Completion, Group, Prompt
 from torchtitan_rl.library.starts.answer_recipes import arrivals
 from torchtitan_rl.setup.build_grader import build_grader
@@ -74,9 +73,3 @@ def test_documented_report_on_rows_matches_the_output(here, capsys):
     told = capsys.readouterr().out.splitlines()
     assert len(told) == 2
     assert all(line in PAGE for line in told)
-
-
-def test_unusable_row_is_an_error(here):
-    (here / "mine.jsonl").write_text('{"answer": 1}\n')
-    with pytest.raises(UserError, match="task.prompt_column"):
-        config_on("mine.jsonl").task.build()

@@ -1,25 +1,19 @@
 """Demonstrations: which tokens are learned, and the loss and gradient against a dense reference and TRL's SFTTrainer."""
 
-from functools import partial
-
 import pytest
 import torch
-from torchtitan.config import ParallelismConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
 from transformers import AutoModelForCausalLM
 
-from tests.parts.tiny import change_adapters, save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny import change_adapters, save_tiny_checkpoint
+from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
 from torchtitan_rl.core.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, Truncation
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.episode_scores import held_out_loss
-from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.demonstrations import Demonstrations, Nll
-from torchtitan_rl.library.lora.adapters import Lora
 
 MAX_TOKENS = 24
 ROWS = [
@@ -66,46 +60,20 @@ def folder(one_rank, tmp_path_factory):
 
 
 def build(folder: str, *, max_tokens: int = 4096, lora_rank: int = 0, **algorithm) -> Trainer:
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    set_spmd_backend(parallelism.spmd_backend)
-    lora = LoraConfig(rank=lora_rank)
-    return Trainer.Config(
-        parallelism=parallelism,
-        mixed_precision_param="float32",
+    return tiny_trainer(
+        folder,
+        Algorithm.Config(loss=Nll.Config(), **algorithm),
+        lora=LoraConfig(rank=lora_rank),
+        generator_dtype="float32",
         logprob_chunk_tokens=7,
         max_tokens_per_microbatch=max_tokens,
         max_norm=1e9,
-        lora=lora,
-    ).build(
-        model_spec=tiny_spec(),
-        hf_assets_path=folder,
-        parallel_dims=ParallelDims.from_config(parallelism, 1),
-        algorithm=Algorithm.Config(loss=Nll.Config(), **algorithm).build(max_completion_tokens=MAX_TOKENS),
-        num_steps=10,
-        max_model_len=64,
-        temperature=1.0,
-        generator_dtype="float32",
-        dump_folder="",
-        policy_lora=Lora.of(lora),
     )
 
 
 def update(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
     """Returns the loss of an update, and its gradients by their Hugging Face names."""
-    caught: dict[str, torch.Tensor] = {}
-
-    def catch(*_: object) -> None:
-        values = [(p, p.detach().clone()) for p in trainer.model.parameters()]
-        with torch.no_grad():
-            for p, _ in values:
-                p.copy_(p.grad)
-            exported = partial(hf_weights, trainer.model, trainer.state_dict_adapter)
-            caught.update({name: tensor.clone() for name, tensor in exported(torch.float32)})
-            for p, value in values:
-                p.copy_(value)
-
-    if trainer.lora is None:
-        trainer.optimizer.optimizers[0].register_step_pre_hook(catch)
+    caught = {} if trainer.lora else catch_gradients(trainer)
     groups = draft_episodes(scored_groups())
     trainer.algorithm.credit.assign(groups)
     metrics = [one for one in trainer.update(groups).metrics if "loss/total" in one]

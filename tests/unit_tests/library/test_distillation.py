@@ -6,20 +6,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torchtitan.config import ParallelismConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
 from transformers import AutoModelForCausalLM
 
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
 from torchtitan_rl.core.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN, Sequences
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer import minibatches, packing
-from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher, _by_quarter
@@ -127,19 +124,7 @@ def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torc
     student, teacher, spec = folders
     made = trainer_of(student, ExactDistill.Config(beta=beta), **trainer)
     made.teacher = ExactTeacher(made, spec, teacher)
-    caught: dict[str, torch.Tensor] = {}
-
-    def catch(*_: object) -> None:
-        values = [(p, p.detach().clone()) for p in made.model.parameters()]
-        with torch.no_grad():
-            for p, _ in values:
-                p.copy_(p.grad)
-            exported = hf_weights(made.model, made.state_dict_adapter, torch.float32)
-            caught.update({name: tensor.clone() for name, tensor in exported})
-            for p, value in values:
-                p.copy_(value)
-
-    made.optimizer.optimizers[0].register_step_pre_hook(catch)
+    caught = catch_gradients(made)
     groups = draft_episodes(scored_step(num_prompts=3))
     made.algorithm.credit.assign(groups)
     found = [one for one in made.update(groups).metrics if "teacher/divergence" in one]
@@ -254,18 +239,7 @@ def test_settings_that_the_exact_loss_does_not_read_are_refused(setting):
 
 
 def trainer_of(folder: Path, loss: Loss.Config | None = None, *, parallelism: str = "default", **settings) -> Trainer:
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=parallelism)
-    set_spmd_backend(parallelism.spmd_backend)
-    return Trainer.Config(
-        parallelism=parallelism, mixed_precision_param="float32", logprob_chunk_tokens=7, max_norm=1e9, **settings
-    ).build(
-        model_spec=tiny_spec(),
-        hf_assets_path=str(folder),
-        parallel_dims=ParallelDims.from_config(parallelism, 1),
-        algorithm=Algorithm.Config(loss=loss or Distill.Config()).build(max_completion_tokens=MAX_TOKENS),
-        num_steps=10,
-        max_model_len=64,
-        temperature=1.0 if loss is None else 0.9,
-        generator_dtype="float32" if loss is None else "bfloat16",  # the samples are made up
-        dump_folder="",
-    )
+    """Without a loss its samples are the policy's own."""
+    made_up = {"temperature": 0.9} if loss else {"generator_dtype": "float32"}
+    settings = {"logprob_chunk_tokens": 7, "max_norm": 1e9} | made_up | settings
+    return tiny_trainer(str(folder), Algorithm.Config(loss=loss or Distill.Config()), parallelism, **settings)

@@ -2,23 +2,20 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torchtitan.config import ParallelismConfig
-from torchtitan.distributed import ParallelDims
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.integration.invariance import MAX_TOKENS
 from tests.parts.hf_decoders import (
     BOUNDS,
     ODD_DIMENSIONS,
     TIED,
     WINDOW,
     backward,
-    hf_policy,
     packed,
     policy_figures,
     save_hf_family,
@@ -26,13 +23,16 @@ from tests.parts.hf_decoders import (
     transformers_logprobs,
     unsharded_policy,
 )
+from tests.parts.tiny import sharded_policy
+from tests.parts.tiny_trainer import tiny_trainer
 from tests.unit_tests.library.lora.test_adapters import copies, saver, updated
-from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
+from torchtitan_rl.core.trainer.optimizer import AdamW
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.trainer.trainer_config import LRSchedule
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
@@ -73,7 +73,7 @@ def test_policy_and_gradients_equal_transformers(folder_of, family):
     folder = folder_of(family)
     figures = policy_figures(folder)
     assert {name: value for name, value in figures.items() if not value <= BOUNDS[name]} == {}
-    model, adapter = hf_policy(folder, activation_checkpoint="full")
+    model, adapter = sharded_policy(folder, activation_checkpoint="full")
     backward(model, sequences(), 73)
     _, expected = transformers_logprobs(folder, sequences())
     found = adapter.to_hf(
@@ -87,7 +87,7 @@ def test_policy_and_gradients_equal_transformers(folder_of, family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_round_trip_bitwise(folder_of, family):
-    model, adapter = hf_policy(folder_of(family))
+    model, adapter = sharded_policy(folder_of(family))
     stored, back = load_file(folder_of(family) / "model.safetensors"), dict(hf_weights(model, adapter, torch.float32))
     assert back.keys() == stored.keys() | {"lm_head.weight"}
     assert all(torch.equal(back[name], stored[name]) for name in stored)
@@ -97,7 +97,7 @@ def test_weights_round_trip_bitwise(folder_of, family):
 def test_selective_checkpointing_gives_the_same_gradients(folder_of):
     grads = []
     for policy in ("none", "selective"):
-        model, _ = hf_policy(folder_of("gemma3_text"), activation_checkpoint=policy)
+        model, _ = sharded_policy(folder_of("gemma3_text"), activation_checkpoint=policy)
         backward(model, sequences(), 73)
         grads.append([p.grad.full_tensor() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
@@ -105,7 +105,7 @@ def test_selective_checkpointing_gives_the_same_gradients(folder_of):
 
 def test_sliding_window_applies_across_a_shared_prompt(folder_of):
     """The second sequence continues the first one's 20 tokens, of which only some are in its window."""
-    model, _ = hf_policy(folder_of("gemma3_text"))
+    model, _ = sharded_policy(folder_of("gemma3_text"))
     parts = sequences()
     prompt, first, second = parts[0][:20], parts[2][:9], parts[3][:9]
     wholes = [torch.cat([prompt, rest]) for rest in (first, second)]
@@ -122,20 +122,8 @@ def test_sliding_window_applies_across_a_shared_prompt(folder_of):
 
 
 def trainer_of(folder) -> Trainer:
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    made = Trainer.Config(parallelism=parallelism, mixed_precision_param="float32", logprob_chunk_tokens=32)
-    made.optimizer.lr, made.lr_scheduler.warmup_steps = 1e-3, 0
-    return made.build(
-        model_spec=spec_from_folder(folder),
-        hf_assets_path=str(folder),
-        parallel_dims=ParallelDims.from_config(parallelism, 1),
-        algorithm=Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
-        num_steps=10,
-        max_model_len=64,
-        temperature=1.0,
-        generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
-        dump_folder="",
-    )
+    made = partial(tiny_trainer, str(folder), model_spec=spec_from_folder(folder))
+    return made(optimizer=AdamW.Config(lr=1e-3), lr_scheduler=LRSchedule(warmup_steps=0))
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "olmo2"])

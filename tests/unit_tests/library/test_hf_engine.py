@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tests.parts.hf_decoders import BOUNDS, Engine, backward, hf_policy, save_hf_family, sequences
+from tests.parts.hf_decoders import BOUNDS, Engine, backward, save_hf_family, sequences
 from tests.parts.only_rank import only_rank
+from tests.parts.tiny import sharded_policy
 from torchtitan_rl.proof.weight_sync import WeightSyncError
 
 BUILT_BY_VLLM = {"gemma3_text": False, "olmo2": True, "granite": False}
@@ -17,7 +18,7 @@ def pair(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     save_hf_family(folder, request.param)
     with only_rank():
-        model, adapter = hf_policy(folder)
+        model, adapter = sharded_policy(folder)
         before = computed(model)
         engine = Engine(folder)
         yield request.param, folder, model, adapter, engine, before
@@ -38,7 +39,7 @@ def test_engine_equals_the_policy_without_changing_it(pair):
     assert kind.startswith("Transformers") is BUILT_BY_VLLM[family], kind
     assert engine.push(model, adapter) <= BOUNDS["engine"]
     assert all(map(torch.equal, before, computed(model)))
-    later, _ = hf_policy(folder)
+    later, _ = sharded_policy(folder)
     assert all(map(torch.equal, before, computed(later)))
     assert engine.push(later, adapter) <= BOUNDS["engine"]
 
@@ -53,6 +54,6 @@ def test_wrong_window_or_logit_scale_is_detected_at_the_first_push(pair, tmp_pat
     if family not in WRONG:
         pytest.skip("has neither")
     save_hf_family(tmp_path, family, **WRONG[family])
-    wrong, _ = hf_policy(tmp_path)
+    wrong, _ = sharded_policy(tmp_path)
     with pytest.raises(WeightSyncError, match="although every weight arrived. They compute different models"):
         engine.push(wrong, adapter)

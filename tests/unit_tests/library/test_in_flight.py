@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import engine, prompts
 from tests.parts.talk import chat_tokenizer, save_talker
-from tests.parts.tiny import DIMENSIONS, sampled
+from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import Prompt, flat
@@ -97,16 +97,6 @@ def test_new_prompts_fill_the_free_slots(made):
     assert in_flight.num_new(4) == 4
     then = in_flight.admit(stream.next_batch(4))
     assert [(p.prompt_idx, p.stream_idx) for p in then] == [(0, 6), (1, 1), (2, 7), (3, 8), (4, 4), (5, 9)]
-
-
-def test_zero_groups_in_flight_equals_plain_sampling(generator, made):
-    plain = Run(generator, made, prompts=0)
-    groups = plain.step()
-    generator.llm.reset_prefix_cache()
-    expected = sampled(generator, Stream(made).next_batch(4), step=0, sampling_config=SAMPLING)
-    assert said(groups) == said(expected)
-    assert all(c.token_versions is None for c in flat(groups))
-    assert not plain.in_flight.carried
 
 
 def test_resumed_completions_have_the_greedy_tokens_of_uninterrupted_ones(generator, made):
@@ -226,14 +216,3 @@ def test_a_resumed_run_may_have_another_number_of_samples(generator, made, n):
     run.sampling = SamplingConfig(n=n, max_tokens=40)
     groups = [group for _ in range(3) for group in run.step()]
     assert {len(group.samples) for group in groups} == {n}
-
-
-def test_groups_in_flight_are_finished_after_the_setting_is_turned_off(generator, made):
-    run = Run(generator, made, prompts=8)
-    run.step()
-    carried = len(run.in_flight.carried)
-    run.in_flight.config.prompts = 0
-    assert run.in_flight.num_new(4) == 4 - carried
-    assert len(run.step()) == 4
-    assert not run.in_flight.carried
-    assert not run.in_flight.active

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from configs.debug import debug, debug_moe
-from tests.parts.tiny import save_odd_checkpoint
-from tests.unit_tests.library.test_models import policy_of
+from tests.parts.tiny import save_odd_checkpoint, sharded_policy
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.score import score
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 )
 def test_packed_logprobs_equal_transformers_and_weights_round_trip(tmp_path, settings):
     save_odd_checkpoint(tmp_path, "qwen3_moe", **{"tie": False, **settings})
-    model, adapter = policy_of(tmp_path)
+    model, adapter = sharded_policy(tmp_path)
     total = sum(LENGTHS)
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, 130, (total + PADDING,), generator=random)  # [T]

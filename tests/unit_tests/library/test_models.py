@@ -5,16 +5,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
 from transformers import AutoModelForCausalLM
 
 from tests.parts.hf_decoders import BOUNDS, YARN, policy_figures, save_hf_family
-from tests.parts.tiny import ODD, save_odd_checkpoint
+from tests.parts.tiny import ODD, save_odd_checkpoint, sharded_policy
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config
+from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.score import score_only
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import QWEN3_SIZES, hf_architecture, new_hf_model, qwen3, spec_from_folder
@@ -23,32 +19,11 @@ from torchtitan_rl.library.models.hf_decoder import HFDecoder
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-def policy_of(folder):
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    set_spmd_backend(parallelism.spmd_backend)
-    spec = spec_from_folder(folder)
-    training = TrainingConfig(seq_len=128, mixed_precision_param="float32")
-    config = model_config(spec, parallelism, training, 32, False)
-    model = build_policy(
-        spec,
-        config,
-        parallel_dims=ParallelDims.from_config(parallelism, 1),
-        parallelism=parallelism,
-        training=training,
-        compile_config=CompileConfig(),
-        activation_checkpoint="none",
-        dump_folder="",
-    )
-    adapter = spec.state_dict_adapter(spec.model, None)
-    load_hf_weights(model, adapter, str(folder))
-    return model, adapter
-
-
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("architecture", sorted(ODD))
 def test_logprobs_equal_transformers_and_weights_round_trip(tmp_path, architecture, tie):
     save_odd_checkpoint(tmp_path, architecture, tie=tie)
-    model, adapter = policy_of(tmp_path)
+    model, adapter = sharded_policy(tmp_path)
     token_ids = torch.randint(0, 130, (96,), generator=torch.Generator().manual_seed(0))  # [T]
     ours = score_only(model, token_ids, token_ids.roll(-1), SegmentLayout.of([96], device="cpu"), 1.0)[:-1]  # [T - 1]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")

@@ -6,11 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 
 from tests.parts.observability import record_run
 from torchtitan_rl.observability import record_metric
-from torchtitan_rl.observability.panels import metric_lines, plain_console, sample_panel
 from torchtitan_rl.observability.sinks.console import lost
 
 
@@ -95,52 +93,6 @@ def test_an_evaluation_begins_with_its_accuracy_and_fits_its_terminal(recorder, 
     assert max(map(len, lines)) <= columns
 
 
-@pytest.mark.parametrize("columns", [40, 80, 120])
-def test_sample_panel_never_splits_a_name_from_its_value(monkeypatch, columns):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", stream)
-    console = plain_console()
-    console.width = columns
-    row = {"prompt": "p", "response": "r", "reward": 1.0, "response_tokens": 18, "reward/correct": 1.0, "example/operands": [61, 14],
-           "finish_reason": "stop", "reward/format": 0.2, "logprob_mean": -0.00029, "extra/long": "word " * 30}  # fmt: skip
-    console.print(sample_panel(row, console))
-    shown = stream.getvalue()
-    coloured = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
-    coloured.print(sample_panel({"reward/correct": 1.5}, coloured))
-    assert "\x1b[2mreward/correct\x1b[0m 1.5" in coloured.file.getvalue()  # the name is dim, its value is not
-    for pair in (
-        "response tokens 18",
-        "reward/correct 1",
-        "reward/format 0.2",
-        "example/operands [61, 14]",
-        "finish reason stop",
-    ):
-        assert pair in shown
-    assert shown.count("word") == 30
-    assert max(map(len, shown.splitlines())) <= columns
-
-
-@pytest.mark.parametrize("columns", [50, 80, 120])
-def test_panel_never_wraps_a_name(monkeypatch, columns):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", stream)
-    console = plain_console()
-    console.width = columns
-    names = [f"diversity/jaccard_distance/macro_{i}" for i in range(3)] + [f"reward/{i}" for i in range(20)]
-    lines = [line.plain for line in metric_lines(dict.fromkeys(names, 0.123456), console)]
-    assert lines[0].startswith("  diversity  jaccard_distance/macro_0 0.1235")
-    assert [line.split()[0] for line in lines if line[2] != " "] == ["diversity", "reward"]  # each once
-    said = " ".join(lines)
-    assert all(f" {name.partition('/')[2]} 0.1235" in said for name in names)
-    assert max(map(len, lines)) <= columns
-
-
-def test_an_evaluations_numbers_are_printed_once(recorder, monkeypatch):
-    output = console_output(recorder, monkeypatch, console_every=1, console_metrics=["*"])
-    assert output.count("accuracy 50.0%") == output.count("  evaluation  ") > 0
-    assert [line.split()[1] for line in output.splitlines() if line.startswith("  reward ")] == ["mean"] * 3
-
-
 def test_console_with_a_closed_pipe_stops_writing(tmp_path):
     code = """
 from torchtitan_rl.observability.panels import plain_console
@@ -182,52 +134,9 @@ def test_console_is_coloured_only_on_a_terminal(recorder, monkeypatch):
     assert "\x1b[" in console_output(recorder, monkeypatch, Terminal())
 
 
-def test_console_says_which_table_its_samples_are_from_and_how_many(recorder, monkeypatch):
-    output = console_output(recorder, monkeypatch, console_every=1)
-    assert "rollout/samples: 3 rows" in output
-    assert "evaluation/samples: 3 rows" in output
-
-
-def test_console_shows_each_reward_function_s_mean(recorder, monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", stream)
-    run = recorder(sinks=["console"], console_every=1)
-    record_metric("reward/correct/mean", 0.625)
-    run.flush(1)
-    run.close()
-    assert "  reward  correct/mean 0.625" in stream.getvalue()
-
-
 def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True)
     monkeypatch.setattr(sys, "stdout", stream)
     record_run(recorder(sinks=["console"], console_every=1))
     assert b"\\U0001f469" in raw.getvalue()
-
-
-def test_console_shows_about_30_metrics_chosen_by_patterns(recorder, monkeypatch):
-    output = console_output(recorder, monkeypatch, console_every=1, console_metrics=["obs/*", "reward/p50"])
-    assert "obs     rejected_values 0" in output or "sink_errors 0" in output
-    assert "reward  p50 6.5" in output
-    assert "p95" not in output
-
-
-def test_console_shows_a_loss_that_is_not_finite_as_nan(recorder, monkeypatch):
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", stream)
-    run = recorder(sinks=["console"])
-    record_metric("loss", float("nan"))
-    run.flush(1)
-    run.close()
-    assert "loss     nan" in stream.getvalue()
-
-
-def test_with_no_color_a_terminal_gets_no_escapes_at_all(recorder, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in console_output(recorder, monkeypatch, Terminal(), console_every=1)

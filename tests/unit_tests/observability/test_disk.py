@@ -1,19 +1,15 @@
 """A disk that is full for a while, and files that somebody deletes: what is lost is said, in one line, and nothing else is."""
 
 import logging
-import os
 import resource
 from contextlib import contextmanager
 
 import pytest
 
-from torchtitan_rl.core import comm
-from torchtitan_rl.core.errors import TrainingStopped, UserError
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import record_metric
-from torchtitan_rl.observability.evaluation_results import print_results_of
 from torchtitan_rl.observability.line_file import LineFile, read_lines
 from torchtitan_rl.observability.observer import RunObserver
-from torchtitan_rl.resilience.rank_output import LogFile
 from torchtitan_rl.setup.run_folder import RunFolder
 from torchtitan_rl.setup.secrets import masked
 
@@ -100,31 +96,6 @@ def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path,
         observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.7}, "failures": {}})
     assert "evaluation/step-4.json is not written: [Errno 27] File too large; the run continues" in caplog.text
     assert list((tmp_path / "evaluation").iterdir()) == []
-
-
-def test_standalone_evaluation_without_results_ends_with_a_message(tmp_path, monkeypatch):
-    monkeypatch.setattr(comm, "is_rank_0", lambda: True)
-    with pytest.raises(
-        TrainingStopped, match="results could not be written to .*step-4.json. Make room and start it again"
-    ):
-        print_results_of(tmp_path, 4)
-
-
-def test_run_files_follow_the_umask(tmp_path):
-    before = os.umask(0o077)
-    try:
-        LineFile(tmp_path / "private" / "metrics.jsonl", b"\n").close()
-    finally:
-        os.umask(before)
-    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "private" / "metrics.jsonl").stat().st_mode & 0o777 == 0o600
-
-
-def test_unwritable_log_file_prints_no_traceback(tmp_path, capsys):
-    handler = LogFile(tmp_path / "rank_0.log")
-    with no_space_over(0):
-        handler.handle(logging.makeLogRecord({"msg": "a library's record"}))
-    assert capsys.readouterr().err == ""
 
 
 def test_full_disk_at_the_start_is_a_user_error(one_rank, tmp_path):

@@ -84,15 +84,6 @@ def test_incomplete_last_batch_is_truncated_on_open_and_skipped_on_read(tmp_path
     assert [line.get("a") for line in read_lines(path, b" \n")] == [1, 2, 4]
 
 
-def test_the_end_of_a_batch_is_found_across_read_blocks(tmp_path):
-    for length in range(2**20 - 60, 2**20 - 20):
-        path = tmp_path / "f"
-        path.write_bytes(b'{"step": 1} \n' + b"x" * length)
-        file = LineFile(path, b" \n")
-        assert file.size == 13
-        file.close()
-
-
 def test_resume_without_recorder_state_repeats_no_step(recorder, tmp_path):
     for steps in ((1, 2, 3, 4), (3, 4, 5)):
         run = recorder()
@@ -120,31 +111,12 @@ def test_a_resumed_run_that_fails_before_its_first_step_removes_no_step(recorder
         assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
 
 
-def test_restarted_run_replaces_repeated_steps(recorder, tmp_path):
-    for value in (1.0, 2.0):
-        run = recorder()
-        for step in (1, 2):
-            record_metric("x", value)
-            run.flush(step)
-        run.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["x"]) for line in lines] == [(1, 2.0), (2, 2.0)]
-
-
 def test_run_id_is_kept_over_resumes(recorder, tmp_path):
     recorder().close()
     first = (tmp_path / "run_id").read_text()
     recorder().close()
     assert (tmp_path / "run_id").read_text() == first
     assert len(first) == 8
-
-
-def test_a_damaged_run_id_is_replaced_by_the_same_one_on_all_ranks(recorder, tmp_path, caplog):
-    (tmp_path / "run_id").write_bytes(b"\xff\xfe")
-    for _ in range(2):
-        recorder().close()
-    assert "run_id is damaged: expected eight hex digits" in caplog.text
-    assert len({record.message for record in caplog.records if "run_id" in record.message}) == 1
 
 
 @pytest.mark.parametrize(
@@ -209,22 +181,6 @@ def test_the_store_is_read_back_in_one_call_into_pyarrow_and_pandas_with_the_ful
     frame = table.to_pandas()
     assert list(frame["table"]) == ["rollout/samples", "rollout/samples", "other"]
     assert read_samples(tmp_path, table="other").num_rows == 1
-
-
-def test_a_new_column_gives_null_in_the_rows_before_it(recorder, tmp_path, caplog):
-    run = recorder()
-    record_metric("t", {"score": 1}, Reduce.TABLE)
-    run.flush(1)
-    record_metric("t", {"score": 2, "extra/new": 0.5}, Reduce.TABLE)
-    run.flush(2)
-    run.close()
-    assert read_samples(tmp_path).column("extra/new").to_pylist() == [None, 0.5]
-    assert "'extra/new'" in caplog.text
-
-
-def test_folder_that_is_not_a_run_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="samples.jsonl does not exist"):
-        read_samples(tmp_path)
 
 
 def test_every_line_of_metrics_jsonl_is_strict_json(recorder, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtitan_rl.observability.reduce import FORMULAS, MAX_SAMPLE, Reduce, new_series
+from torchtitan_rl.observability.reduce import MAX_SAMPLE, Reduce, new_series
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -54,12 +54,6 @@ def test_last_of_several_ranks_is_the_lowest_rank_s_latest():
     assert reduced(Reduce.LAST, [], once([3, 4]), once([9])) == 4
 
 
-@pytest.mark.parametrize("reduction", [*FORMULAS, Reduce.DISTRIBUTION])
-def test_empty_series_has_no_value(reduction):
-    assert reduced(reduction, []) is None
-    assert reduced(reduction, once([1.0])) is not None
-
-
 @settings(max_examples=60, deadline=None)
 @given(ranks=st.lists(st.lists(numbers, max_size=6), min_size=1, max_size=4))
 def test_merged_states_equal_the_pooled_values_for_every_reduction(ranks):
@@ -86,13 +80,6 @@ def distribution(*arrays):
     return one
 
 
-def test_distribution_values_do_not_change_when_more_are_added():
-    one = distribution([1.0])
-    values = one.numbers()
-    one.append(np.array([2.0]))
-    assert list(values) == [1.0]
-
-
 def test_a_distribution_is_exact_up_to_its_cap_and_a_repeatable_sample_of_bounded_size_above_it():
     values = np.arange(MAX_SAMPLE, dtype=float)
     assert sorted(distribution(*np.split(values, 8)).numbers()) == values.tolist()
@@ -110,7 +97,3 @@ def test_a_sampled_distribution_of_uneven_ranks_is_that_of_the_pooled_values():
     values = distribution(*np.split(np.random.default_rng(1).normal(size=400_000), 50)).values("x")
     assert values["x/p05"] == pytest.approx(-1.645, abs=0.1)
     assert values["x/p50"] == pytest.approx(0.0, abs=0.05)
-
-
-def test_reduction_can_be_given_as_a_string():
-    assert Reduce("distribution") is Reduce.DISTRIBUTION

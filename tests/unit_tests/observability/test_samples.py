@@ -72,20 +72,6 @@ def test_the_question_of_a_chat_template_s_prompt_is_shown(recorder, tmp_path, c
     assert "lines ..." not in output
 
 
-def test_training_and_evaluation_groups_are_shown_separately(recorder, tmp_path, capsys):
-    one = recorder(keep_all_rows=True)
-    for split in ("train", "eval_greedy"):
-        rows = rows_of(group(2, sample(0, text=f"of {split}"), text=f"prompt of {split}"), step=4, split=split)
-        record_metric(f"{split}/samples", rows, Reduce.TABLE)
-    one.flush(4)
-    one.close()
-    assert main([str(tmp_path), "--step", "4", "--group", "2"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "siblings" in line or "prompt of" in line]
-    assert [line.split(" · ")[0].strip() for line in lines] == [
-        "eval_greedy", "prompt of eval_greedy", "train", "prompt of train",
-    ]  # fmt: skip
-
-
 def test_one_prompt_is_shown_over_the_steps(run, capsys):
     assert main([run("a"), "--prompt", "What is 1 + 1"]) == 0
     output = capsys.readouterr().out
@@ -134,37 +120,3 @@ def test_control_characters_are_escaped_in_every_view(recorder, tmp_path, capsys
         output = capsys.readouterr().out
         assert not any(harmful in output for harmful in ("\x1b", "\x00", "\u202e"))
         assert "[/answer]" in output
-
-
-def test_unselected_rows_are_counted_and_not_shown(recorder, tmp_path, capsys):
-    one = recorder(keep_all_rows=True)
-    groups = [group(0, *(sample(s, float(s), text=f"answer {s:02d}") for s in range(40)))]
-    record_metric("rollout/samples", rows_of(*groups, step=1), Reduce.TABLE)
-    one.flush(1)
-    one.close()
-    selected = [row for row in read_rows(tmp_path) if row["select_reason"]]
-    assert 0 < len(selected) < 40
-    assert main([str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert {int(n) for n in re.findall(r"answer (\d\d)", shown)} == {row["sample_idx"] for row in selected}
-    assert f"{40 - len(selected)} more stored rows of step 1" in shown
-
-
-@pytest.mark.parametrize("columns", ["30", "200"])
-def test_every_sample_has_its_number_at_any_width(run, capsys, monkeypatch, columns):
-    folder = run("a")
-    monkeypatch.setattr("torchtitan_rl.observability.panels.PLAIN_WIDTH", int(columns))
-    for options in (["--best", "1"], ["--group", "1"]):
-        assert main([folder, *options]) == 0
-        assert "prompt 1 sample 2" in capsys.readouterr().out
-    assert main([folder, "--prompt", "What is 1 + 1"]) == 0
-    lines = [re.findall(r"\d+", line) for line in capsys.readouterr().out.splitlines()]
-    for row in (["3", "1", str(s)] for s in range(3)):
-        assert any(numbers[:3] == row for numbers in lines), row
-
-
-@pytest.mark.parametrize("number", ["all", "-1", "1.5"])
-def test_a_number_of_rows_that_is_none_is_named(capsys, number):
-    with pytest.raises(SystemExit, match="2"):
-        main(["run", f"--best={number}"])
-    assert f"--best: {number!r}: expected a number of rows, 0 or more" in capsys.readouterr().err

@@ -109,23 +109,6 @@ def test_exception_disables_only_its_sink_with_one_error(recorder, faulty, caplo
     assert last["obs/sink_errors"] == 1
 
 
-def test_the_rows_of_a_step_that_a_sink_failed_to_write_count_as_dropped(recorder, faulty):
-    run = recorder(sinks=["raising"])
-    record_metric("t", [{"score": s} for s in (1, 2)], Reduce.TABLE)
-    run.flush(1)
-    run.sinks["raising"].join(5)
-    assert run.flush(2)["obs/dropped_rows"] == 2
-
-
-def test_full_disk_ends_only_the_file_sink(recorder, caplog, tmp_path):
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    run = recorder(sinks=["jsonl"])
-    assert train(run).shape == (STEPS,)
-    run.close()
-    assert "No space left on device" in caplog.text
-    assert (tmp_path / "samples.jsonl").read_text().count('"table"') == STEPS
-
-
 def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, faulty, caplog):
     run = recorder(sinks=["blocked"], queue_size=2)
     for step in range(1, 9):
@@ -169,18 +152,6 @@ class SlowlyClosedSink(Sink):
     def close(self):
         time.sleep(1.5)
         type(self).closed = True
-
-
-def test_flush_returns_at_once_while_a_sink_is_blocked(recorder, faulty):
-    run = recorder(sinks=["blocked"], queue_size=2)
-    slowest = 0.0
-    for step in range(1, 20):
-        record_metric("loss", 1.0)
-        started = time.perf_counter()
-        run.flush(step)
-        slowest = max(slowest, time.perf_counter() - started)
-    assert slowest < 10
-    BlockedSink.release.set()
 
 
 def test_failed_gather_loses_other_ranks_metrics_without_raising(recorder, caplog):

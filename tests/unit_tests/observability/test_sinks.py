@@ -84,15 +84,6 @@ def test_tensorboard_shows_each_step_once_after_a_resumption(recorder, tmp_path)
     assert [(e.step, e.value) for e in scalars] == [(1, 4), (2, 8), (3, 9), (4, 12), (5, 15)]
 
 
-def test_tensorboard_per_rank_writes_a_folder_each(ranks, tmp_path):
-    world = ranks(2, sinks=["tensorboard:per_rank_reduce"])
-    world.record(1, "x", 3.0)
-    world.flush(1)
-    for one in world.recorders:
-        one.close()
-    assert tensorboard_events(tmp_path / "tensorboard.rank1").Scalars("x")[0].value == 3.0
-
-
 def wandb_log_entries(path):
     """The entries of a .wandb file: LevelDB's log format (blocks of 32 KiB, entries in fragments) after 7 bytes."""
     data = path.read_bytes()
@@ -262,12 +253,6 @@ def test_trackio_traces_are_rollouts_alone_and_say_which_example_they_answer(tra
         assert metadata["task"] == "sums"
         assert metadata["example"] == {"level": 3, "place": {"row": 1}}
         assert metadata["expected_answer"] == "1"
-
-
-def test_trackio_traces_are_off_at_0(trackio_rows):
-    metrics, traces = trackio_rows(max_traces_per_step=0)
-    assert traces == []
-    assert len(metrics) >= 3
 
 
 def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeypatch):

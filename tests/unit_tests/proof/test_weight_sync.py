@@ -4,20 +4,15 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
-from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy
+from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
-from torchtitan_rl.core.trainer.policy import build_policy, model_config
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Completion, Prompt, SegmentLayout, flat
-from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
@@ -32,24 +27,8 @@ class Pair:
 
     def __init__(self, folder, save=save_tiny_checkpoint, **generator) -> None:
         save(folder)
-        spec = spec_from_folder(folder)
-        parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-        set_spmd_backend(parallelism.spmd_backend)
-        training = TrainingConfig(seq_len=384, mixed_precision_param="float32")
-        config = model_config(spec, parallelism, training, 64, False)
-        self.model = build_policy(
-            spec,
-            config,
-            parallel_dims=ParallelDims.from_config(parallelism, 1),
-            parallelism=parallelism,
-            training=training,
-            compile_config=CompileConfig(),
-            activation_checkpoint="none",
-            dump_folder="",
-        )
-        self.adapter = spec.state_dict_adapter(spec.model, None)
+        self.model, self.adapter = sharded_policy(folder, seq_len=384)
         self.folder = str(folder)
-        self.restore()
         self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False, **generator).build(
             stats=EngineStats(),
             hf_assets_path=self.folder,

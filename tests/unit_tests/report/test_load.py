@@ -10,7 +10,6 @@ from tests.parts.report_runs import write_run
 from torchtitan_rl.report import load as loading
 from torchtitan_rl.report import load_run
 from torchtitan_rl.report.ending import ending
-from torchtitan_rl.report.load import unique_names
 
 
 def test_metrics_come_as_series_with_gaps_where_a_step_has_no_value(tmp_path):
@@ -54,38 +53,10 @@ def test_missing_file_gives_a_note(tmp_path, missing):
     assert missing in " ".join(load_run(folder).notes)
 
 
-@pytest.mark.parametrize("name", ["config.json", "environment.json"])
-def test_a_file_nested_too_deeply_gives_a_note(tmp_path, name):
-    folder = write_run(tmp_path / "a", steps=2)
-    (folder / name).write_text("[" * 5000)
-    assert f"{name} could not be read" in " ".join(load_run(folder).notes)
-
-
-def test_rank_0_values_are_used_for_per_rank_files(tmp_path):
-    folder = write_run(tmp_path / "a", steps=2)
-    (folder / "metrics.jsonl").rename(folder / "metrics.rank0.jsonl")
-    run = load_run(folder)
-    assert run.steps == [0, 1, 2]
-    assert "rank 0" in " ".join(run.notes)
-
-
-def test_streamed_values_are_grouped_by_step(tmp_path):
-    folder = write_run(tmp_path / "a", steps=1)
-    (folder / "metrics.jsonl").write_text(
-        '{"step": 1, "key": "loss", "value": 1.0}\n{"step": 1, "key": "loss", "value": 2.0}\n'
-    )
-    assert load_run(folder).series == {"loss": [2.0]}
-
-
 def test_nan_and_text_are_not_plotted(tmp_path):
     folder = write_run(tmp_path / "a", steps=1)
     (folder / "metrics.jsonl").write_text('{"step": 1, "a": NaN, "b": "text", "c": Infinity, "d": 1.5, "e": true}\n')
     assert load_run(folder).series == {"d": [1.5]}
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="expected the folder of a run"):
-        load_run(tmp_path)
 
 
 def test_warnings_that_differ_in_numbers_are_one(tmp_path):
@@ -128,21 +99,6 @@ def test_large_store_keeps_the_same_held_out_prompts_in_every_evaluation(tmp_pat
     prompts = [{row["prompt_idx"] for row in read if row["step"] == step} for step in (0, 10, 20)]
     assert 25 < len(prompts[0]) < 80
     assert prompts[0] == prompts[1] == prompts[2]
-
-
-def test_run_names_are_shortened_while_unique(tmp_path):
-    assert unique_names([tmp_path / "a", tmp_path / "b"]) == ["a", "b"]
-    assert unique_names([tmp_path / "x" / "run", tmp_path / "y" / "run"]) == ["x/run", "y/run"]
-    assert len(set(unique_names([tmp_path, tmp_path]))) == 2
-
-
-def test_special_files_are_not_read(tmp_path):
-    folder = write_run(tmp_path / "a", steps=2)
-    (folder / "metrics.jsonl").unlink()
-    (folder / "metrics.jsonl").symlink_to("/dev/full")  # which never ends
-    run = load_run(folder)
-    assert run.steps == []
-    assert len(run.rows) == 32
 
 
 def test_run_counts_as_running_while_locked_or_recently_changed(tmp_path):

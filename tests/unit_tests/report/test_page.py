@@ -8,7 +8,6 @@ import pytest
 from tests.parts.report_runs import HOSTILE, write_run
 from torchtitan_rl.report import write_report
 from torchtitan_rl.report.__main__ import main
-from torchtitan_rl.report.page import embed, flat
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
@@ -49,14 +48,6 @@ def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
     assert "expected the folder of a run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--size", "--every"])
-@pytest.mark.parametrize("number", ["0", "-3", "nan", "inf", "5MB"])
-def test_invalid_number_is_refused(capsys, option, number):
-    with pytest.raises(SystemExit):
-        main(["a", f"{option}={number}"])
-    assert f"{option}: {number!r}: expected a number above 0, without a unit" in capsys.readouterr().err
-
-
 def test_too_small_size_is_refused_with_the_minimum(tmp_path, capsys):
     folder = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400)
     assert main([str(folder), "--size", "0.3"]) == 2
@@ -94,11 +85,6 @@ def test_no_text_can_close_the_data_script(tmp_path):
     assert raw.count(b"<script") == raw.count(b"</script>") == 2
 
 
-def test_embedded_values_read_back_as_they_were():
-    value = {"a<b>&": ["\u2028", "</script>", None, True, 1.5, "\x00", "\u05e9"]}
-    assert json.loads(embed(value)) == value
-
-
 def second_of(page):
     """The token and the rows of the page's second file."""
     token, rows = json.loads(
@@ -128,14 +114,6 @@ def test_samples_beyond_the_size_are_in_a_second_file_in_whole_groups(tmp_path):
     assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay in the page
 
 
-def test_a_second_file_that_is_not_needed_any_more_is_removed(tmp_path):
-    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
-    write_report([folder], output, size_mb=0.9)
-    write_report([folder], output, size_mb=100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
-    assert data_of(output)["more"] is None
-
-
 @pytest.mark.parametrize("name", ["r.html", "r.samples.js"])
 def test_another_file_in_the_place_of_one_of_the_two_is_refused_and_stays(tmp_path, name):
     folder = write_run(tmp_path / "a")
@@ -144,13 +122,6 @@ def test_another_file_in_the_place_of_one_of_the_two_is_refused_and_stays(tmp_pa
         write_report([folder], tmp_path / "r.html")
     assert (tmp_path / name).read_text() == "theirs"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", name]
-
-
-def test_no_text_can_close_the_script_of_the_second_file(tmp_path):
-    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text=HOSTILE * 10), tmp_path / "r.html"
-    write_report([folder], output, size_mb=0.9)
-    assert not set((tmp_path / "r.samples.js").read_text("utf-8")) & set("<>&\u2028\u2029")
-    assert HOSTILE * 10 in column(second_of(output)[1], "response")
 
 
 def test_a_text_of_100k_characters_shows_head_and_tail(tmp_path):
@@ -169,14 +140,3 @@ def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
     (b / "metrics.jsonl").unlink()
     write_report([a, b], tmp_path / "r.html")
     assert [run["name"] for run in data_of(tmp_path / "r.html")["runs"]] == ["a", "b"]
-
-
-def test_watching_ends_with_the_run_and_the_last_page_stops_reloading(tmp_path, capsys):
-    folder = write_run(tmp_path / "a")
-    assert main([str(folder), "--watch", "--every", "0.01"]) == 0
-    assert "a step 12" in capsys.readouterr().out
-    assert data_of(folder / "report.html")["refresh"] is None
-
-
-def test_nested_settings_are_flattened():
-    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}

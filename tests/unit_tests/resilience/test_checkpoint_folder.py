@@ -179,26 +179,6 @@ def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
     assert find_resume(str(folder.steps()[20]), tmp_path).step == 20
 
 
-@pytest.mark.parametrize("wrong", ["step-4", "newest", "-1", "3.5", "", "Auto"])
-def test_invalid_resume_choice_is_refused(folder, tmp_path, wrong):
-    make(folder, 4, 8)
-    with pytest.raises(UserError, match=f"resume = '{wrong}': expected auto, never, a step such as 40, or the folder"):
-        find_resume(wrong, tmp_path)
-
-
 def test_free_space_is_that_of_the_first_existing_parent_folder(folder):
     assert folder.missing_bytes(1) <= 0
     assert folder.missing_bytes(2**60) > 2**59
-
-
-def test_deleted_run_folder_is_reported(tmp_path):
-    with pytest.raises(FileNotFoundError, match="the run folder .* has vanished"):
-        CheckpointFolder(tmp_path / "gone").begin(1)
-
-
-def test_manifest_has_sizes_digests_and_extra_facts(folder):
-    make(folder, 7)
-    content = json.loads((folder.steps()[7] / manifest.NAME).read_text())
-    assert content["step"] == 7
-    assert content["files"][".metadata"]["bytes"] == 5
-    assert len(content["files"]["__0_0.distcp"]["sha256"]) == 64

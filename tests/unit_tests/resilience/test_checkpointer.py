@@ -52,13 +52,6 @@ def test_checkpoint_is_complete_and_restores_everything(tmp_path):
     assert [state.value for state in other.states.values()] == [7] * 4
 
 
-def test_single_process_load_prints_no_warning(tmp_path, recwarn):
-    saver = checkpointer(tmp_path)
-    saver.save(2)
-    safe_load.load({"weight": torch.empty(64, 64)}, saver.folder.steps()[2], no_dist=True)
-    assert [str(warning.message) for warning in recwarn] == []
-
-
 def test_the_best_is_saved_when_it_is_found_and_survives(tmp_path):
     saver = checkpointer(tmp_path, keep_latest_k=1)
     saver.keep_best(1)
@@ -204,13 +197,6 @@ def test_a_vanished_run_folder_stops_the_run(tmp_path):
     saver = checkpointer(tmp_path / "gone")
     with pytest.raises(TrainingStopped, match="the run folder .*gone has vanished"):
         saver.save(3, last_step=True)
-
-
-def test_the_index_is_made_of_known_records_only(tmp_path):
-    saver = checkpointer(tmp_path)
-    saver.save(2)
-    found = safe_load.SafeReader(str(saver.folder.steps()[2])).read_metadata()
-    assert "weight" in found.state_dict_metadata
 
 
 class Attribute:

@@ -29,12 +29,6 @@ def machine(tmp_path, monkeypatch):
     return show
 
 
-def test_kernel_log_line_of_a_killed_process_is_found():
-    said = out_of_memory.kernel_says(13289, KERNEL)
-    assert said == "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
-    assert out_of_memory.kernel_says(1328, KERNEL) == ""
-
-
 def test_kernel_log_gives_the_reason_and_the_peak_memory(machine, monkeypatch):
     monkeypatch.setattr(out_of_memory.OomDetector, "kernel_log", lambda detector: KERNEL)
     said = out_of_memory.OomDetector().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
@@ -77,11 +71,6 @@ def test_peak_is_compared_with_the_smallest_limit(machine, files):
     )
     assert told in out_of_memory.OomDetector().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
     assert out_of_memory.usable_bytes() == 6 * GIB
-
-
-def test_without_a_limit_the_machines_memory_is_usable(machine):
-    machine({"own": "0::/job\n", "job/memory.max": "max\n"})
-    assert out_of_memory.usable_bytes() == 24 * GIB
 
 
 def test_memory_remedy_depends_on_the_phase(machine):

@@ -94,10 +94,6 @@ def test_the_rank_ends_with_its_parent():
     assert not Path(f"/proc/{rank}/stat").exists()
 
 
-def test_under_the_launcher_there_is_no_parent(tmp_path):
-    assert end("print(os.getppid()); os._exit(0)", TORCHTITAN_RL_WATCH=str(tmp_path)) == (0, "")
-
-
 @pytest.mark.parametrize("begins", ["", "status.update(phase=READING_CONFIG, since=time.monotonic()); "])
 @pytest.mark.parametrize("code", [0, 3])
 def test_file_that_exits_at_import_is_named(tmp_path, code, begins):

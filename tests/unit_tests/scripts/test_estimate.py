@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from torchtitan_rl.library.models import qwen3
-from torchtitan_rl.setup import estimate, offline, step_model
+from torchtitan_rl.setup import offline, step_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,48 +21,6 @@ def test_a_configs_step_is_estimated_without_starting_it(monkeypatch, capsys):
     assert {"decode", "train", "sync", "step", "memory"} <= lines.keys()
 
 
-def estimated(monkeypatch, capsys, *options) -> dict[str, str]:
-    """The lines of an estimate by their first word."""
-    offline.main(["estimate", *options])
-    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-
-
-def test_demonstrations_cost_an_update_alone(monkeypatch, capsys):
-    lines = estimated(monkeypatch, capsys, "--config", "sft", "--model", "0.6B")
-    assert {"train", "step", "run", "memory"} <= lines.keys()
-    assert not {"decode", "sync", "teacher"} & lines.keys()
-
-
-def test_a_larger_teacher_costs_more_time_and_memory(monkeypatch, capsys, tmp_path):
-    config = tmp_path / "mine.py"
-    config.write_text(
-        "from configs.qwen3 import qwen3_0_6b\nfrom torchtitan_rl.core.algorithm import Algorithm\n"
-        "from torchtitan_rl.library.distillation import ExactDistill\n"
-        "def distilled():\n    config = qwen3_0_6b()\n"
-        "    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())\n    return config\n"
-    )
-    small, large = (
-        estimated(monkeypatch, capsys, "--config", f"{config}:distilled", "--teacher", size) for size in ("1.7B", "8B")
-    )
-    assert float(small["teacher"].split()[1]) < float(large["teacher"].split()[1])
-    assert float(small["memory"].split()[1]) + 5 < float(large["memory"].split()[1])
-    with pytest.raises(SystemExit):
-        estimated(monkeypatch, capsys, "--config", f"{config}:distilled")
-    assert "learns from a teacher: name its folder" in capsys.readouterr().err
-
-
-def test_the_head_is_charged_for_completion_tokens_only(monkeypatch):
-    found = {}
-    bounds = {"decode": 1.0, "train": 1.0, "sync": 1.0}
-    monkeypatch.setattr(estimate, "bound_seconds", lambda lengths, **how: found.update(how) or bounds)
-    options = ["--config", "debug", "--gpu", "H100", "--prompt-tokens", "56", "--completion-tokens", "8"]
-    offline.main(["estimate", *options])
-    (tokens, attended, scored), backward = found["work"]
-    assert backward == [tokens, attended, scored]
-    assert scored / tokens == 8 / 64
-    assert attended / tokens == 65 / 2
-
-
 def test_the_gain_of_groups_in_flight_follows_from_a_runs_lengths(monkeypatch, capsys, tmp_path):
     lengths = {"min": 10, "p25": 20, "p50": 30, "p75": 60, "p95": 200, "max": 400}
     step = {f"completions/group_longest/{name}": tokens for name, tokens in lengths.items()}
@@ -72,26 +30,6 @@ def test_the_gain_of_groups_in_flight_follows_from_a_runs_lengths(monkeypatch, c
     gains = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if line.endswith(" x")]
     assert len(gains) == 3
     assert 1 < gains[0] < gains[1] < gains[2]
-
-
-@pytest.mark.parametrize("prompts", [0, 4])
-def test_without_more_prompts_than_a_step_takes_nothing_is_gained(prompts):
-    equal = [(0.0, 50.0), (1.0, 50.0)]
-    assert estimate.tokens_waited(equal, needed=4, prompts=prompts, max_age=2) == pytest.approx(50)
-
-
-def test_no_group_is_carried_beyond_the_greatest_age():
-    tail = [(0.0, 1.0), (0.9, 1.0), (1.0, 1000.0)]
-    young, old = (estimate.tokens_waited(tail, needed=4, prompts=8, max_age=age) for age in (1, 8))
-    assert old < young
-
-
-@pytest.mark.parametrize("metrics", ["", "{\n", "[1]\n", '{"completions/group_longest/min": "x"}\n'])
-def test_a_run_whose_metrics_have_no_lengths_is_one_sentence(monkeypatch, capsys, tmp_path, metrics):
-    (tmp_path / "metrics.jsonl").write_text(metrics)
-    with pytest.raises(SystemExit, match="2"):
-        offline.main(["estimate", "--config", "debug", "--run", str(tmp_path)])
-    assert "expected a run with training steps, but" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -136,23 +74,6 @@ def test_parts_of_the_recorded_h100_step_are_within_15_percent():
     found = step_model.step_seconds(recorded_step(), model, layout, step_model.H100)
     assert {name: found[name] for name in MEASURED} == pytest.approx(MEASURED, rel=0.15)
     assert sum(found[name] for name in MEASURED) == pytest.approx(8.9, rel=0.15)
-
-
-def test_more_gpus_shorten_the_step_and_cost_tokens_per_gpu():
-    model = step_model.Model.of(qwen3("8B"))
-    work = step_model.Work(lengths=step_model.draw_lengths(512, mean=512, longest=2048), prompt=128)
-    steps = [sum(step_model.best(work, model, gpus, step_model.H100)[1].values()) for gpus in (4, 8, 32)]
-    assert steps[0] > steps[1] > steps[2]
-    assert 4 * steps[0] < 8 * steps[1] < 32 * steps[2]
-    assert step_model.best(work, model, 1, step_model.H100) is None
-
-
-def test_equal_lengths_have_no_straggler():
-    model, layout = step_model.Model.of(qwen3("0.6B")), step_model.Layout(gpus=8, shards=1, engine=1)
-    for spread, waits in ((0.0, False), (0.8, True)):
-        lengths = step_model.draw_lengths(64, mean=256, longest=1024, spread=spread)
-        found = step_model.step_seconds(step_model.Work(lengths=lengths, prompt=64), model, layout, step_model.H100)
-        assert (found["straggler"] > 0) == waits
 
 
 def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys):

@@ -8,7 +8,6 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup import export as script
-from torchtitan_rl.setup.offline import main
 
 
 def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
@@ -43,24 +42,6 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
     output.mkdir()
     (output / "model.safetensors").write_text("")
     export_says("--output = .*expected a new folder")
-
-
-def test_an_empty_output_is_not_the_current_folder(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["export", "--run", "outputs/none", "--output", ""])
-    assert ended.value.code == 2
-    assert "--output = '': expected a new folder" in capsys.readouterr().err
-
-
-def test_a_start_in_the_checkout_is_found_from_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "ROOT", tmp_path / "checkout")
-    start, run = tmp_path / "checkout" / "outputs" / "start", tmp_path / "run"
-    for folder in (start, run):
-        folder.mkdir(parents=True)
-    (start / "config.json").write_text("{}")
-    (run / "config.json").write_text(json.dumps({"config": "debug", "hf_assets_path": "outputs/start"}))
-    with pytest.raises(UserError, match="expected a run that has saved a checkpoint"):
-        script.export(run, tmp_path / "exported", None, "float32")
 
 
 def test_a_start_folder_that_has_another_model_now_is_named(tmp_path):

@@ -4,8 +4,6 @@ import json
 import random
 import sys
 
-import pytest
-
 from scripts import results
 from scripts.bench import learn_vs_trl
 from scripts.bench.counting_rewards import correct, well_formed
@@ -58,15 +56,6 @@ def test_table_has_curves_with_intervals_and_seconds_without_evaluations(tmp_pat
     assert cells[1] == ["TRL", "2", "10.0 ± 0.0", "20.0 ± 0.0", "42.0 ± 12.7", "40.0 ± 0.0", "40.0 ± 0.0"]
     assert difference == "Ours minus TRL at step 10, seed by seed: 3.0 ± 0.0 points."
     assert ratio == "TRL's steps take 2.00 ± 0.00 times as long."
-
-
-def test_runs_that_are_done_are_not_repeated(tmp_path, monkeypatch):
-    for name, seeds in CURVES.items():
-        write_run(tmp_path / name / "seed-0", seeds[0], 1.0, 1.0)
-    for function in ("run_trl", "command"):
-        monkeypatch.setattr(learn_vs_trl, function, lambda *_: pytest.fail("a run that is done was repeated"))
-    monkeypatch.setattr(sys, "argv", ["learn_vs_trl.py", "--seeds", "1", "--output", str(tmp_path)])
-    assert learn_vs_trl.main() == 0
 
 
 def test_trl_gets_the_hyperparameters_of_the_cell(tmp_path):

@@ -61,32 +61,3 @@ def test_a_scripts_own_file_is_written_anew(run, tmp_path, monkeypatch, name):
         source = [] if name == "make_arrivals" else [run]
         assert not run_script(name, *source, "--output", output, monkeypatch=monkeypatch)
         assert output.stat().st_size > 1000
-
-
-@pytest.mark.parametrize("name", ["make_arrivals", "make_random_checkpoint", "plot_run", "report"])
-def test_an_output_in_a_file_is_one_sentence(run, tmp_path, monkeypatch, capsys, name):
-    (tmp_path / "file").touch()
-    source = {"export": ["--run", run], "make_arrivals": [], "make_random_checkpoint": ["--architecture", "qwen3"]}
-    monkeypatch.setattr(
-        "sys.argv", [name, *map(str, source.get(name, [run])), "--output", str(tmp_path / "file" / "x")]
-    )
-    try:
-        code = MAINS[name]()
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 2
-    assert capsys.readouterr().err
-
-
-def test_a_report_into_a_folder_names_a_file(run, capsys):
-    assert report([str(run), "--output", str(run)]) == 2
-    assert f"--output {run} is a folder: expected a file, such as {run}/report.html" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("num", ["0", "99999"])
-def test_a_number_of_rows_that_there_is_not_is_refused(tmp_path, monkeypatch, capsys, num):
-    monkeypatch.setattr("sys.argv", ["make_arrivals", "--num", num, "--output", str(tmp_path / "rows.jsonl")])
-    with pytest.raises(SystemExit, match="2"):
-        make_arrivals.main()
-    assert f"--num {num}: expected at least 1 and at most 2,112" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

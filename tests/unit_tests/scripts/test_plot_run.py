@@ -1,9 +1,7 @@
 """The picture of several runs: runs that differ only in their seed become one curve with an interval."""
 
 import json
-import re
 
-import matplotlib.pyplot as plt
 import pytest
 from scipy import stats
 
@@ -28,24 +26,6 @@ def test_seeds_become_a_mean_with_a_t_interval_and_other_settings_a_curve_of_the
         assert means[place] + half[place] == pytest.approx(high)
 
 
-def test_runs_of_different_lengths_are_averaged_over_the_steps_of_all(tmp_path):
-    runs = [write_run(tmp_path / f"{steps}", steps=steps) for steps in (8, 3)]
-    steps, _, half = plot_run.mean_over_runs(runs, "reward/mean")
-    assert steps == [1, 2, 3]
-    assert len(half) == 3
-
-
-@pytest.mark.parametrize(("options", "curves"), [([], 3), (["--over-seeds"], 1)])
-def test_the_picture_has_a_curve_for_each_run_or_one_for_all_seeds(tmp_path, monkeypatch, options, curves):
-    runs = [write_run(tmp_path / f"seed_{seed}", steps=8, seed=seed) for seed in range(3)]
-    drawn = []
-    monkeypatch.setattr(plt.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    monkeypatch.setattr("sys.argv", ["plot_run", *map(str, runs), *options, "--output", str(tmp_path / "curve.png")])
-    plot_run.main()
-    assert [len(axes.lines) for axes in drawn[0].axes] == [curves, curves]
-    assert [len(axes.collections) for axes in drawn[0].axes] == [len(options), len(options)]
-
-
 def test_an_output_without_an_ending_is_a_png_that_is_named_and_overwrites_no_other_file(tmp_path, monkeypatch, capsys):
     run = write_run(tmp_path / "run", steps=3)
     monkeypatch.setattr("sys.argv", ["plot_run", str(run), "--output", str(tmp_path / "curve")])
@@ -55,23 +35,3 @@ def test_an_output_without_an_ending_is_a_png_that_is_named_and_overwrites_no_ot
     with pytest.raises(SystemExit, match="2"):
         plot_run.main()
     assert (tmp_path / "curve.png").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("metrics", "image", "says"),
-    [
-        ("{bad\n", "curve.png", "JSONDecodeError: Expecting property name"),
-        ('{"step": "a", "reward/mean": "x"}\n', "curve.png", "curve.png: TypeError: "),
-        ('{"step": 1, "loss": 0.5}\n', "curve.png", "they have neither reward/mean nor evaluation/accuracy"),
-        (None, "curve.xyz", "Format 'xyz' is not supported"),
-        (None, "none/curve.png", "No such file or directory"),
-    ],
-)
-def test_what_cannot_be_drawn_is_one_sentence(tmp_path, monkeypatch, capsys, metrics, image, says):
-    run = write_run(tmp_path / "run", steps=3)
-    if metrics:
-        (run / "metrics.jsonl").write_text(metrics)
-    monkeypatch.setattr("sys.argv", ["plot_run", str(run), "--output", str(tmp_path / image)])
-    with pytest.raises(SystemExit, match="2"):
-        plot_run.main()
-    assert re.search(f"error: cannot draw metrics.jsonl of .*run into .*{says}", capsys.readouterr().err)

@@ -52,20 +52,3 @@ def test_entries_may_be_given_one_by_one(tmp_path, monkeypatch):
     make_random_checkpoint.main()
     made = json.loads((tmp_path / "made" / "config.json").read_text())
     assert (made["num_hidden_layers"], made["intermediate_size"]) == (3, 512)
-
-
-def test_an_empty_architecture_makes_no_published_size(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        "sys.argv", ["make_random_checkpoint", "--architecture", "", "--output", str(tmp_path / "made")]
-    )
-    with pytest.raises(SystemExit, match="2"):
-        make_random_checkpoint.main()
-    assert "error: --architecture '': expected a model_type, such as llama" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("options", [["--set", "hidden_size=64"], ["--architecture", "llama", "--size", "8B"]])
-def test_an_option_without_effect_is_refused(tmp_path, monkeypatch, capsys, options):
-    monkeypatch.setattr("sys.argv", ["make_random_checkpoint", *options, "--output", str(tmp_path / "made")])
-    with pytest.raises(SystemExit, match="2"):
-        make_random_checkpoint.main()
-    assert f"error: {options[-2]} {options[-1]}" in capsys.readouterr().err

@@ -74,31 +74,6 @@ def test_p_values_are_corrected_for_the_number_of_cells():
     assert both["near"] == pytest.approx(results.against_first({k: cells[k] for k in ("first", "near")})["near"])
 
 
-@pytest.mark.parametrize("end", ["", "[]", '{"outcome": "done"}'])
-def test_a_folder_without_a_whole_run_has_no_row(tmp_path, monkeypatch, capsys, end):
-    folder = tmp_path / "grpo" / "seed-0"
-    folder.mkdir(parents=True)
-    (folder / "end.json").write_text(end)
-    for metrics in (None, '{"step": 1}\n'):
-        if metrics:
-            (folder / "metrics.jsonl").write_text(metrics)
-        monkeypatch.setattr(sys, "argv", ["results.py", "--table", "--only", "grpo", "--output", str(tmp_path)])
-        with pytest.raises(SystemExit, match="2"):
-            results.main()
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert printed.err.startswith(f"left out: {folder} has no run that is done, with an evaluation\n")
-        assert f"error: no run of grpo is done in {tmp_path}: run without --table" in printed.err
-
-
-@pytest.mark.parametrize("option", ["--seeds", "--steps", "--at-once"])
-def test_no_seeds_or_steps_are_refused(monkeypatch, capsys, option):
-    monkeypatch.setattr(sys, "argv", ["results.py", "--table", option, "0"])
-    with pytest.raises(SystemExit, match="2"):
-        results.main()
-    assert f"error: {option} 0: expected at least 1" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("at_once", ["1", "2"])
 def test_runs_that_are_not_done_are_started_seed_by_seed_in_their_folders(tmp_path, monkeypatch, at_once):
     for seed, outcome in enumerate(("stopped", "done", "stopped")):
@@ -129,19 +104,6 @@ def test_runs_that_are_not_done_are_started_seed_by_seed_in_their_folders(tmp_pa
     assert [words for words, _ in started[2:]] == [
         by_folder[str(tmp_path / "ranks_2" / f"seed-{n}")][0] for n in range(3)
     ]
-
-
-def test_after_a_refused_config_the_other_runs_do_not_begin(tmp_path, monkeypatch):
-    started = []
-
-    class Refused:
-        returncode = 2
-
-    monkeypatch.setattr(subprocess, "run", lambda words, **options: started.append(words) or Refused())
-    monkeypatch.setattr(sys, "argv", ["results.py", "--only", "grpo", "dapo", "--output", str(tmp_path)])
-    with pytest.raises(SystemExit, match="2"):
-        results.main()
-    assert len(started) == 1
 
 
 def test_a_config_takes_the_place_of_counting(monkeypatch):

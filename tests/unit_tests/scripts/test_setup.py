@@ -117,13 +117,6 @@ def test_a_locked_version_that_is_not_offered_names_the_way_out(checkout, said):
     assert checkout("--check").returncode == 1
 
 
-def test_another_failure_is_passed_on_and_the_next_call_goes_on(checkout):
-    assert "TORCHTITAN_RL_INSTALLER=pip" in checkout(INSTALL_CODE="1").stderr
-    checkout()
-    assert "-m venv" not in checkout.calls()
-    assert checkout("--check").returncode == 0
-
-
 def test_a_gpu_machine_without_a_compiler_is_refused_before_anything_is_installed(checkout):
     result = checkout(NO_GPU="0", TOOLS_CODE="1")
     assert result.returncode == 1
@@ -153,18 +146,6 @@ def test_without_a_compiler_only_the_package_that_must_be_compiled_is_left_out(c
     whole = (ROOT / "requirements/cpu.lock").read_text().splitlines()
     installed = Path(result.args[1]).parents[1] / ".venv/without-compiler.lock"
     assert [line for line in whole if line not in installed.read_text().splitlines()] == ["pycosat==0.6.6"]
-
-
-def test_where_the_package_cache_cannot_be_written_there_is_none(checkout):
-    assert "no package cache, as /proc/uv cannot be written" in checkout(XDG_CACHE_HOME="/proc").stdout
-    assert "package cache" not in checkout().stdout
-
-
-@pytest.mark.parametrize("name", ["TORCHTITAN_RL_KIND", "TORCHTITAN_RL_INSTALLER"])
-def test_a_wrong_choice_is_refused(checkout, name):
-    result = checkout(**{name: "other"})
-    assert (result.returncode, checkout.calls()) == (2, "")
-    assert f"{name} = 'other'" in result.stderr
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

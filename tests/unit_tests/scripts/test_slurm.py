@@ -76,11 +76,6 @@ def test_every_node_gets_the_rendezvous_its_cores_and_the_arguments(slurm):
     assert "requeue" not in calls
 
 
-def test_the_users_own_run_folder_is_kept(slurm):
-    finish(slurm("--config", "debug", "--dump-folder", "mine"))
-    assert "slurm-17" not in slurm.log.read_text()
-
-
 def test_a_venv_that_is_not_ready_for_gpus_ends_the_job_with_the_remedy(slurm):
     code, output = finish(slurm(SETUP_CODE="1"))
     assert code == 2
@@ -111,11 +106,6 @@ def test_the_time_limit_stops_the_run_and_queues_it_again_but_a_cancelled_job_st
         assert "stopped" in calls
         assert code == 75
         assert "queued again" in output
-
-
-def test_the_log_is_written_where_a_fresh_clone_has_a_folder():
-    output = re.search(r"#SBATCH --output=(\S+)", SCRIPT.read_text())[1]
-    assert "/" not in output
 
 
 def test_bash_reads_every_script():

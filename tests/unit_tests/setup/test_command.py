@@ -69,12 +69,6 @@ def test_ranks_on_one_cpu_share_its_cores(node):
     assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
-def test_the_users_threads_and_shown_rank_stay(node):
-    node(OMP_NUM_THREADS="3", LOG_RANK="1")
-    command.training([])
-    assert (os.environ["OMP_NUM_THREADS"], os.environ["LOG_RANK"]) == ("3", "1")
-
-
 def test_several_nodes_meet_at_the_first(node):
     node(NNODES="2", NODE_RANK="1", MASTER_ADDR="node0")
     arguments = command.training(["--config", "debug"])
@@ -124,11 +118,6 @@ def test_help_names_every_command_and_another_one_is_refused(tmp_path):
     assert "one of train, samples, report" in refused.stderr
 
 
-@pytest.mark.parametrize("name", command.READERS)
-def test_readers_take_their_own_options(tmp_path, name):
-    assert "usage:" in run(name, "--help", folder=tmp_path).stdout
-
-
 def test_training_takes_a_config_of_the_users_own_package_from_any_folder(tmp_path):
     package = tmp_path / "own_package"
     package.mkdir()
@@ -157,11 +146,3 @@ def test_a_wrong_flag_is_said_once_after_a_sign_of_life_and_ends_with_2(tmp_path
     assert result.stdout.startswith("start 1 rank ...")
     assert result.stderr.count("no-such-field") == 1
     assert "import torchtitan" not in result.stdout
-
-
-def test_no_color_holds_for_the_parser_s_messages_too(node, monkeypatch):
-    monkeypatch.setenv("PYTHON_TYRO_ANSI_CODES", "")
-    monkeypatch.delenv("PYTHON_TYRO_ANSI_CODES")
-    node(NO_COLOR="1")
-    command.training(["--config", "debug"])
-    assert os.environ["PYTHON_TYRO_ANSI_CODES"] == "False"

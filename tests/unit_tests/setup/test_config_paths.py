@@ -3,7 +3,6 @@
 import pytest
 
 from torchtitan_rl.library.tasks import Rows
-from torchtitan_rl.setup.build_grader import find_scorers
 from torchtitan_rl.setup.registry import parse_args
 
 MINE = """
@@ -64,14 +63,3 @@ def test_paths_of_the_command_line_are_the_callers(project):
     task = Rows.Config(path=config.task.path, held_out_paths=config.task.held_out_paths).build()
     assert "of the caller" in task.train_example(0, seed=0).text
     assert "of the caller, hard" in task.held_out_examples(1)[0].text
-
-
-def test_what_is_not_beside_the_config_is_looked_for_where_the_command_was_called(project):
-    (project / "rewards" / "my.py").rename(project.parent / "caller" / "my.py")
-    (project / "mine.py").write_text(MINE.replace("rewards/my.py", "my.py").replace("rows.jsonl", "openai/gsm8k"))
-    _, config = parse_args(["--config", f"{project / 'mine.py'}:mine"])
-    assert config.task.path == "openai/gsm8k"
-    assert config.grader.rewards[0] == "brief=my.py:brevity(scale=2)"
-    config.task = parse_args(["--config", "debug"])[1].task
-    scorers = find_scorers(config.grader, config.task.build())
-    assert [reward.name for reward in scorers[""].rewards][-2:] == ["brief", "overlong"]

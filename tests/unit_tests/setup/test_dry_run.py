@@ -10,15 +10,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.parts.wrong_parts import ScalarLoss
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.answer_recipes import sums
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import make_checkpoint
-from torchtitan_rl.library.tasks.sum_digits import SumDigits, debug_task
+from torchtitan_rl.library.tasks.sum_digits import debug_task
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.build_parts import build_parts
-from torchtitan_rl.setup.build_task import build_prompts, check_parts
+from torchtitan_rl.setup.build_task import check_parts
 from torchtitan_rl.setup.dry_run import show_run
 from torchtitan_rl.setup.dump_folder import create
 from torchtitan_rl.setup.registry import load_config, parse_args
@@ -103,59 +101,11 @@ def test_a_dry_run_says_that_the_right_answer_gets_no_more_than_the_wrong_one(st
     assert ("the right answer gets no more than the wrong one" in capsys.readouterr().out) == said
 
 
-def test_a_dry_run_shows_rewards_of_lengths_the_tokens_that_an_answer_has(start, capsys):
-    rewards = ["--grader.rewards", "torchtitan_rl.library.rewards:overlong(max_tokens=8, cache=8)"]
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start), *rewards])
-    lines = capsys.readouterr().out.partition("--- rewards")[2].splitlines()
-    found = {
-        line.split()[0]: float(line.partition("overlong ")[2].partition(")")[0]) for line in lines if "overlong" in line
-    }
-    assert found["right"] < found["empty"] == -1 / 8  # the end token alone
-
-
-def test_a_step_of_more_prompts_than_the_task_has_is_told(tmp_path, capsys):
-    class Few(SumDigits):
-        def epoch(self, num_seen):
-            return num_seen / 4
-
-    config = load_config("debug")
-    config.model_spec, config.hf_assets_path = small_qwen3(vocab_size=320), str(tmp_path)
-    config.prompts.max_prompt_tokens = 512
-    build_prompts(config, Few.Config().build(), make_small_tokenizer(["1"], vocab_size=258))
-    assert "num_prompts_per_step 16 is 4.0 x the task's prompts: a step repeats them" in capsys.readouterr().out
-
-
-def test_an_end_of_a_turn_that_the_template_alone_names_and_a_date_are_told(tmp_path, capsys):
-    config = load_config("debug")
-    config.model_spec, config.hf_assets_path = small_qwen3(vocab_size=320), str(tmp_path)
-    config.prompts.max_prompt_tokens = 512
-    tokenizer = make_small_tokenizer(["1"], vocab_size=262, chat=True)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    tokenizer.chat_template = (
-        tokenizer.chat_template.replace("<|endoftext|>", "<|im_end|>") + "{{ strftime_now('%Y')[:0] }}"
-    )
-    config.prompts.date = "2026-11-26"
-    build_prompts(config, config.task.build(), tokenizer)
-    told = capsys.readouterr().out
-    assert "'<|im_end|>' ends a turn too: the chat template ends an assistant's turn with it" in told
-    assert "the chat template writes the date: 2026-11-26, which stays the same if the run is resumed" in told
-
-
 def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):
     (tmp_path / "my_rewards.py").write_text("def fails(completions, **_):\n    return completions[0]['role']\n")
     options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:fails"]
     with pytest.raises(UserError, match=r"Reward function 'fails' failed on prompt .*: TypeError: .* line 2"):
         parse_args(["--dry-run", "--config", "debug", *options])
-
-
-def test_a_dry_run_gives_a_reward_function_as_many_answers_as_the_run(start, tmp_path, capsys):
-    (tmp_path / "my_rewards.py").write_text("def counts(completions, **_):\n    return [float(len(completions))] * 8\n")
-    options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:counts"]
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "debug", *options])
-    shown = capsys.readouterr().out.partition("--- rewards")[2]
-    assert shown.count("counts 8") == 3  # of a right, a wrong and an empty one
 
 
 @pytest.mark.parametrize(
@@ -229,22 +179,6 @@ def test_a_dry_run_plays_a_turn_with_an_environment_and_names_what_is_wrong(tmp_
         parse_args(["--dry-run", "--config", f"{tmp_path}/mine.py:mine"])
 
 
-def test_a_dry_run_names_an_environment_that_fails_for_a_prompt_of_training_alone(tmp_path):
-    fails = "prompt.prompt_idx == 0 and Mine.made > 0"
-    text = ENVIRONMENT.format(reset="[]", step="Turn(done=True)", fails=fails)
-    text = text.replace("        return Broken()", "        Mine.made += 1\n        return Broken()")
-    (tmp_path / "mine.py").write_text(
-        text.replace("class Mine(GuessNumber):", "class Mine(GuessNumber):\n    made = 0\n")
-    )
-    with pytest.raises(UserError, match="Mine.environment raised KeyError: 'no such column' .*Correct it"):
-        parse_args(["--dry-run", "--config", f"{tmp_path}/mine.py:mine"])
-
-
-def test_a_dry_run_of_a_wrong_config_is_the_error_of_the_run():
-    with pytest.raises(UserError, match="sampling.n = 1"):
-        parse_args(["--dry_run", "--config", "debug", "--sampling.n", "1"])
-
-
 def test_a_dry_run_finds_what_the_data_cannot_give(start):
     options = ["--hf-assets-path", str(start), "--evaluation.num-prompts", "60000"]
     with pytest.raises(
@@ -313,13 +247,6 @@ def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(star
         parse_args([*options, "--dump-folder", str(run)])
 
 
-def test_other_ranks_of_a_dry_run_are_silent(monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "debug"])
-    assert capsys.readouterr().out == ""
-
-
 def test_a_dry_run_says_which_start_it_would_make_and_makes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.START_CHECKPOINTS", tmp_path / "starts")
     with pytest.raises(SystemExit, match="0"):
@@ -330,16 +257,6 @@ def test_a_dry_run_says_which_start_it_would_make_and_makes_nothing(tmp_path, ca
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     assert "judged True" in shown.partition("--- rewards")[2]
     assert not (tmp_path / "starts").exists()
-
-
-def test_a_dry_run_finds_a_model_that_its_start_will_not_have(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.START_CHECKPOINTS", tmp_path / "starts")
-    (tmp_path / "mine.py").write_text(
-        "from configs.debug import debug\nfrom torchtitan_rl.library.named_models import small_qwen3\n\n\ndef mine():\n"
-        "    config = debug()\n    config.model_spec = small_qwen3(vocab_size=320, n_layers=2)\n    return config\n"
-    )
-    with pytest.raises(UserError, match="num_hidden_layers is 4 in the folder but 2 in the config"):
-        parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine"])
 
 
 def test_a_dry_run_in_which_a_task_exits_is_no_success(tmp_path):

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.parts.tiny import save_tiny_checkpoint
-from torchtitan_rl.setup.hub import is_hub_name, main
+from torchtitan_rl.setup.hub import is_hub_name
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -123,14 +123,6 @@ def test_a_hub_that_never_answers_is_said_after_the_hubs_own_limit(tmp_path):
         [told] = folders_of("some/model", cache=tmp_path, endpoint=address, HF_HUB_ETAG_TIMEOUT="1")
     assert "the hub did not give it (ReadTimeout" in told
     assert time.monotonic() - begin < 30
-
-
-@pytest.mark.parametrize("names", [[], ["Qwen3"], ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"]])
-def test_download_of_anything_but_one_name_is_one_sentence(names, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["hub", *names])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert "expected one name on the hub with its owner" in capsys.readouterr().out
 
 
 def test_hub_names_are_distinguished_from_folders(tmp_path, monkeypatch):

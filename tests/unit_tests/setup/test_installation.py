@@ -1,8 +1,6 @@
 """What is said of an environment that does not fit its machine, on a simulated one."""
 
 import importlib.metadata
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
@@ -90,10 +88,3 @@ def test_a_gpu_that_does_not_answer_is_refused_with_its_drivers_version(installe
     driver(text)
     with pytest.raises(UserError, match=said):
         node.check_environment()
-
-
-def test_a_script_that_is_called_by_sh_goes_on_in_bash():
-    root = Path(__file__).parents[3]
-    done = subprocess.run(["sh", root / "scripts" / "run_tests.sh", "nothing"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "run_tests.sh: no part 'nothing'" in done.stderr

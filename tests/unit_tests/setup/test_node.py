@@ -6,7 +6,7 @@ import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.setup import node
-from torchtitan_rl.setup.node import check_build_tools, environment_kind, gpu_count
+from torchtitan_rl.setup.node import check_build_tools, gpu_count
 
 LISTED = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
   MIG 3g.40gb     Device  0: (UUID: MIG-cccc)
@@ -97,10 +97,6 @@ def test_a_missing_library_of_the_engine_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(node, "CPU_ENGINE_LIBRARY", "libnone.so.9")
     with pytest.raises(UserError, match=r"libnone\.so\.9 is missing.*apt install libnuma1"):
         node.check_engine_library()
-
-
-def test_the_kind_is_that_of_the_installed_engine():
-    assert environment_kind() == "cpu"
 
 
 @pytest.mark.parametrize(

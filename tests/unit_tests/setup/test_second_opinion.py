@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from tests.parts.hf_decoders import WINDOW, save_hf_family
@@ -73,21 +72,6 @@ def test_large_models_other_ranks_and_starts_that_a_task_makes_are_left_out(tmp_
         assert compare_start(config) == ""
     monkeypatch.setenv("RANK", "1")
     assert compare_start(config) == ""
-
-
-def test_what_transformers_cannot_load_is_said(tmp_path):
-    save(tmp_path, "llama")
-    config = config_of(tmp_path)
-    change_config(tmp_path, num_attention_heads=7)
-    assert compare_start(config).startswith("not compared with transformers, which raises ")
-
-
-def test_random_numbers_and_dtypes_are_left_as_they_were(tmp_path):
-    save(tmp_path, "llama")
-    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
-    compare_start(config_of(tmp_path))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_default_dtype() == dtype
 
 
 def test_weights_that_are_nan_are_named_as_such(tmp_path):

@@ -7,7 +7,6 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.secrets import masked, without_secrets
 
 
@@ -37,11 +36,6 @@ def test_value_of_a_secret_variable_is_hidden_everywhere(monkeypatch):
     assert without_secrets({"rewards": ["a.py:f('sk-12345678')"]}) == {"rewards": ["a.py:f('***')"]}
 
 
-def test_an_ordinary_config_is_written_as_it_is():
-    described = json.loads(json.dumps(load_config("debug").to_dict(), default=repr))
-    assert without_secrets(described) == described
-
-
 SECRET = "sk-12345678"
 
 
@@ -59,14 +53,6 @@ def test_secrets_are_hidden_inside_lists_and_dicts_and_nothing_else_is(secret):
 def test_overlapping_secrets_are_hidden_completely(secret, monkeypatch):
     monkeypatch.setenv("OTHER_TOKEN", f"{SECRET}-and-more")
     assert masked(f"{SECRET}-and-more {SECRET}") == "*** ***"
-
-
-def test_short_values_are_not_treated_as_secrets(monkeypatch):
-    for name in ("OPENAI_API_KEY", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SHORT_TOKEN", "abc")
-    row = {"text": SECRET}
-    assert masked(row) == row
 
 
 @pytest.mark.parametrize(

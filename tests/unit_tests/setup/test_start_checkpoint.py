@@ -41,11 +41,6 @@ def test_missing_start_checkpoint_error_has_field_and_remedy(config, task):
         prepare_start(config)
 
 
-def test_debug_has_a_start_checkpoint(config, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.library.starts.warm_start.ensure_checkpoint", lambda *_: "here")
-    assert config.task.start_checkpoint(None) == "here"
-
-
 def test_missing_incomplete_or_mismatched_checkpoint_folder_is_refused(config, tmp_path):
     config.hf_assets_path = str(tmp_path / "none")
 

@@ -34,13 +34,6 @@ def test_a_teacher_and_a_loss_that_learns_from_one_need_each_other():
         check_asked(config)
 
 
-def test_a_folder_that_is_missing_is_the_teachers(tmp_path):
-    config = load_config("debug")
-    config.algorithm.loss, config.teacher = Distill.Config(), str(tmp_path / "none")
-    with pytest.raises(UserError, match="^teacher = .*--teacher FOLDER"):
-        prepare_teacher(config, make_small_tokenizer(["a"], vocab_size=320))
-
-
 @pytest.fixture
 def exact(tmp_path):
     """A config with the exact loss, whose teacher is a folder of the policy's tokenizer; and that tokenizer."""

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.parts.wrong_parts import CASES, LogLoss, LogOfLogprob, RaisesLoss, SortsRewards, trial
+from tests.parts.wrong_parts import CASES, RaisesLoss, SortsRewards, trial
 from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
 from torchtitan_rl.core.algorithm import GroupFilter
 from torchtitan_rl.core.errors import UserError
@@ -41,13 +41,6 @@ def test_a_faulty_part_is_named(parts):
 def test_a_part_that_raises_is_named_with_its_line():
     with pytest.raises(UserError, match=r"raised RuntimeError: The size .*wrong_parts.py, line \d+\). Correct it"):
         trial(loss=RaisesLoss)
-
-
-def test_a_gradient_that_is_nan_is_named():
-    with pytest.raises(UserError, match="the gradient of LogLoss is NaN or infinite on a synthetic step"):
-        trial(loss=LogLoss)
-    with pytest.raises(UserError, match="the loss of LogOfLogprob is NaN or infinite on a synthetic step"):
-        trial(loss=LogOfLogprob)
 
 
 def test_an_advantage_cannot_change_the_rewards_of_the_group():

@@ -2,7 +2,6 @@
 
 import pytest
 
-from torchtitan_rl.core.algorithm import KL
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.setup.registry import load_config, parse_args
@@ -25,35 +24,6 @@ def test_the_limit_of_debugs_gate_is_refused_in_bfloat16_where_rounding_exceeds_
     ):
         check(*dtype)
     assert check(*dtype, "--trainer.logprob-gate.max-diff", "None") is None
-
-
-def test_a_turn_longer_than_all_turns_together_is_refused():
-    with pytest.raises(UserError, match="max_turn_tokens = 500: expected at most sampling.max_tokens 32"):
-        check("--conversations.max-turn-tokens", "500")
-    assert check("--conversations.max-turn-tokens", "32") is None
-
-
-@pytest.mark.parametrize("args", [["top-p", "0.9"], ["top-k", "20"]])
-def test_evaluation_may_truncate(args):
-    assert check(f"--evaluation.sampling.{args[0]}", args[1]) is None
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (
-            ["notice-seconds", "2000"],
-            "watchdog.notice_seconds = 2000.0: expected less than watchdog.limit_seconds 1500",
-        ),
-        (
-            ["limit-seconds", "1800"],
-            "watchdog.limit_seconds = 1800.0: expected less than comm.init_timeout_seconds 1800",
-        ),
-    ],
-)
-def test_limits_of_the_watchdog_in_the_wrong_order_are_refused(args, says):
-    with pytest.raises(UserError, match=says):
-        check(f"--watchdog.{args[0]}", args[1])
 
 
 def test_a_model_read_from_its_folder_is_checked_once_it_is_known():
@@ -123,12 +93,3 @@ def test_a_learning_rate_that_is_0_or_never_at_its_peak_is_reported():
     assert said.startswith("trainer.lr_scheduler.warmup_steps 5 is longer than the run, num_steps 4")
     config.trainer.optimizer.lr = 0.0
     assert learning_warnings(config) == ["trainer.optimizer.lr is 0: nothing is learned"]
-
-
-def test_k1_in_the_loss_is_reported_because_its_gradient_is_0_on_average():
-    config = load_config("debug")
-    config.algorithm.kl = KL.Config(coef=0.1, estimator="k1")
-    [said] = learning_warnings(config)
-    assert "expected gradient of 0" in said
-    config.algorithm.kl.placement = "reward"
-    assert learning_warnings(config) == []

@@ -35,9 +35,9 @@ def math_answer(completions, expected_answer, **_):
     """
     judge = _math_judge()
     pairs = _answers(completions, expected_answer)
-    reads = functools.cache(judge.reads)  # a group has one expected answer
     return [
-        float(judge.equal(answer, expected)) if expected and reads(expected) else None for answer, expected in pairs
+        float(judge.equal(answer, expected)) if expected and judge.reads(expected) else None
+        for answer, expected in pairs
     ]
 
 

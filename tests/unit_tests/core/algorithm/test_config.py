@@ -3,24 +3,20 @@
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
-import tyro
 
 from torchtitan_rl.core.algorithm import (
     KL,
     Algorithm,
     Clip,
     Grpo,
-    NoCorrection,
-    SeqMeanTokenMean,
     TokenTruncate,
     Truncation,
 )
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
-from torchtitan_rl.library.objectives import BatchStd, Cispo, Gspo, SequenceMask, TokenMask
+from torchtitan_rl.library.maxent import BetaController, MaxEnt
+from torchtitan_rl.library.objectives import BatchStd, Cispo, SequenceMask, TokenMask
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 NAN, INF = float("nan"), float("inf")
@@ -66,28 +62,6 @@ def test_impossible_settings_are_refused_by_name(settings, message):
         Algorithm.Config(**settings)
 
 
-@pytest.mark.parametrize(
-    ("controller", "message"),
-    [
-        (TauController.Config(target=-1.0), "target = -1.0: expected at least 0. It is an entropy in nats"),
-        (TauController.Config(target=1.0, learning_rate=0.0), "learning_rate = 0"),
-        (TauController.Config(target=1.0, min_tau=0.0), "min_tau = 0"),
-        (
-            TauController.Config(target=1.0, min_tau=2.0, max_tau=1.0),
-            "max_tau = 1.0: expected at least 2.0 (min_tau)",
-        ),
-        (BetaController.Config(target=0.0, horizon=1), "target = 0"),
-        (BetaController.Config(target=1.0, horizon=0), "horizon = 0"),
-        (BetaController.Config(target=1.0, horizon=1, max_step=0), "max_step = 0"),
-        (MetaController.Config(target_entropy=-1.0), "target_entropy = -1"),
-    ],
-)
-def test_impossible_settings_of_a_controller_are_refused_by_name(controller, message):
-    field = {TauController: "tau", BetaController: "beta", MetaController: "meta"}[controller._owner] + "_controller"
-    with pytest.raises(UserError, match=re.escape(f"algorithm.loss.{field}.{message}")):
-        Algorithm.Config(loss=MaxEnt.Config(beta=0.1, **{field: controller}))
-
-
 def test_beta_with_a_controller_must_not_start_at_0():
     with pytest.raises(UserError, match=r"algorithm\.loss\.beta = 0\.0"):
         MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1))
@@ -112,47 +86,6 @@ def test_subclass_that_inherits_its_config_builds_the_subclass():
     assert type(Half.Config(std_eps=0.5).build()) is Half
     assert type(Grpo.Config().build()) is Grpo
     assert Half.Config(std_eps=0.5) != Grpo.Config(std_eps=0.5)
-
-
-def test_building_twice_gives_independent_algorithms():
-    config = Algorithm.Config(
-        old_logprobs="sampler", mismatch=NoCorrection.Config(), aggregation=SeqMeanTokenMean.Config()
-    )
-    first, second = config.build(max_completion_tokens=16), config.build(max_completion_tokens=16)
-    assert first.config == second.config
-    assert first.policy_loss is not second.policy_loss
-
-
-@dataclass(kw_only=True)
-class Job:
-    algorithm: Algorithm.Config
-
-
-def test_dotted_overrides_apply_to_the_parts_chosen_by_the_config_function():
-    default = Job(algorithm=Algorithm.Config(loss=Gspo.Config()))
-    arguments = [
-        "--algorithm.loss.eps-low",
-        "0.01",
-        "--algorithm.kl.estimator",
-        "k2",
-        "--algorithm.zero-variance",
-        "drop",
-    ]
-    job = tyro.cli(Job, args=arguments, default=default, config=(tyro.conf.AvoidSubcommands,))
-    assert isinstance(job.algorithm.loss, Gspo.Config)
-    assert (job.algorithm.loss.eps_low, job.algorithm.loss.eps_high) == (0.01, 4e-4)
-    assert (job.algorithm.kl.estimator, job.algorithm.zero_variance) == ("k2", "drop")
-
-
-def test_an_impossible_override_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        tyro.cli(
-            Job,
-            args=["--algorithm.loss.eps-low", "-3"],
-            default=Job(algorithm=Algorithm.Config(loss=Clip.Config())),
-            config=(tyro.conf.AvoidSubcommands,),
-        )
-    assert "algorithm.loss.eps_low = -3.0" in "".join(capsys.readouterr())
 
 
 def test_importing_needs_neither_vllm_nor_a_process_group():

@@ -48,11 +48,6 @@ def test_losses_equal_their_closed_form(config, ratios, advantages, expected):
     assert losses.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_mean_of_the_documented_example_is_right():
-    losses = Clip.Config().build()(at_ratios([0.5, 1.0, 1.5], [1.0, -1.0, 2.0]))
-    assert losses.mean().item() == pytest.approx(-0.6333, abs=5e-5)
-
-
 @pytest.mark.parametrize(
     ("config", "ratio", "advantage", "expected"),
     [
@@ -110,15 +105,6 @@ def off_policy():
     old = -torch.rand(6, dtype=torch.float64) - 0.5
     start = (old + 0.15 * torch.randn(6, dtype=torch.float64)).requires_grad_()
     return start, old, [1.0, 1.0, -2.0, -2.0, 0.5, 0.5], [0, 0, 1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("config", [config for config in LOSSES if not isinstance(config, Cispo.Config)], ids=loss_name)
-def test_loss_gradients_agree_with_finite_differences(config):
-    start, old, advantages, ids = off_policy()
-    loss = config.build()
-    assert torch.autograd.gradcheck(
-        lambda logprobs: loss(loss_inputs(logprobs, old=old, advantages=advantages, sequence_ids=ids)), (start,)
-    )
 
 
 def test_cispo_weight_has_no_gradient():

@@ -16,15 +16,9 @@ from tests.parts.algorithm import (
     run_loss,
 )
 from torchtitan_rl.core.algorithm import Algorithm, Clip, GroupMean
-from torchtitan_rl.core.algorithm.loss_metrics import LENGTH_BUCKETS, MAX_DISTRIBUTION_VALUES, Tally
+from torchtitan_rl.core.algorithm.loss_metrics import MAX_DISTRIBUTION_VALUES, Tally
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
 from torchtitan_rl.library.seed_grpo import SeedGrpo
-
-
-def test_replicated_metrics_merge_to_the_values_of_one_rank():
-    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(), entropy_coef=0.1).build(max_completion_tokens=MAX_TOKENS)
-    metrics = algorithm.group_metrics(episodes_of(algorithm, group(0, [1.0, 0.0])).groups)
-    assert merge([metrics] * 4) == merge([metrics])
 
 
 def test_semantic_entropy_metrics_of_a_step():
@@ -43,10 +37,6 @@ def test_semantic_entropy_metrics_of_a_step():
     }
     metrics = numbers(algorithm.group_metrics(episodes.groups))
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
-
-
-def test_metrics_without_episodes_are_empty():
-    assert Algorithm.Config(seed_grpo=SeedGrpo.Config()).build(max_completion_tokens=MAX_TOKENS).group_metrics([]) == {}
 
 
 def off_policy_metrics(config: Algorithm.Config, ratios: list[list[float]], rewards: list[float]) -> dict[str, float]:
@@ -149,12 +139,6 @@ def test_kl_buckets_report_their_token_counts():
     assert found == {"policy/tokens/length_0-32": 3.0, "policy/tokens/length_33-64": 40.0}
 
 
-def test_every_length_is_in_exactly_one_kl_bucket():
-    assert list(LENGTH_BUCKETS) == ["0-32", "33-64", "65-128", "129-256", "257+"]
-    for length in range(1000):
-        assert sum(least <= length <= most for least, most in LENGTH_BUCKETS.values()) == 1
-
-
 def test_a_mean_over_two_ranks_weighs_by_count():
     def rank(values):
         tally = Tally()
@@ -163,16 +147,6 @@ def test_a_mean_over_two_ranks_weighs_by_count():
 
     assert merge([rank([1.0, 1.0, 1.0]), rank([0.0])]) == {"x": 0.75}
     assert rank([]) == {}
-
-
-def test_all_values_are_plain_floats():
-    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes))
-    values = [torch.tensor([-1.0, -1.0], requires_grad=True) for _ in episodes]
-    metrics = run_loss(algorithm, episodes, values, batch).metrics
-    assert all(type(value) is float for value in numbers(metrics).values())
-    assert all(type(metric.weight) is float for metric in metrics.values())
 
 
 def test_entropy_and_logprob_diff_are_distributions_over_loss_tokens():

@@ -12,41 +12,14 @@ from tests.parts.algorithm import (
     merge,
     normalizers_of,
     pack,
-    policy_like,
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, SeqSumConst, TokenLoss
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, TokenLoss
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
-
-
-def test_the_first_update_has_ratio_one_no_clipping_and_no_policy_kl():
-    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 2.0]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes))
-    metrics = run_loss(algorithm, episodes, policy_like(episodes, 0.3), batch).metrics
-    for key, expected in {
-        "ratio/mean": 1.0, "ratio/min": 1.0, "ratio/max": 1.0, "ratio/clip_fraction": 0.0,
-        "policy/kl_k1": 0.0, "policy/kl_k2": 0.0, "policy/kl_k3": 0.0,
-    }.items():  # fmt: skip
-        assert metrics[key].value == expected, key
-
-
-def test_micro_batch_losses_add_up_and_their_metrics_merge_exactly():
-    algorithm = Algorithm.Config(aggregation=SeqSumConst.Config()).build(max_completion_tokens=MAX_TOKENS)
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [0.0, 2.0]))
-    normalizers = normalizers_of(algorithm, episodes)
-    values = policy_like(episodes, 0.3)
-    whole = run_loss(algorithm, episodes, values, pack(episodes, normalizers))
-    parts = [
-        run_loss(algorithm, episodes, values, pack(episodes, normalizers, order=order, padding=3))
-        for order in ([4, 0], [1], [3, 2])
-    ]
-    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-14)
-    assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
 
 
 def test_normalizers_count_only_episodes_in_the_loss():
@@ -74,18 +47,6 @@ def test_only_refill_requests_new_prompts_and_at_most_its_limit_of_times(choice,
 def test_a_group_of_one_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
         Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).validate_sampling(1)
-
-
-def test_a_batch_without_loss_tokens_gives_a_finite_loss_connected_to_the_graph():
-    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
-    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes))
-    values = policy_like(episodes)
-    loss, metrics = run_loss(algorithm, episodes, values, batch)
-    loss.backward()
-    assert loss.item() == 0.0
-    assert all(torch.equal(value.grad, torch.zeros_like(value)) for value in values)
-    assert "ratio/mean" not in metrics
 
 
 def test_episode_holds_its_completion_and_its_indices():

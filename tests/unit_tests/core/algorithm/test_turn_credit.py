@@ -5,10 +5,8 @@ import pytest
 
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
 from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Grpo, Truncation
-from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.packing import token_advantages
 from torchtitan_rl.core.types import Completion, ScoredCompletion, TurnRecord
-from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import BatchStd, Rloo
 
 
@@ -88,11 +86,6 @@ def test_group_with_equal_totals_and_different_turns_has_variance():
         assert not whole.credit.rewards_differ(pair.samples)
     alike = conversation(0, 0.0, 1.0), conversation(1, 0.0, 1.0), conversation(2, 0.0, 1.0, 0.0)
     assert not by_turn.credit.rewards_differ(alike)  # only one sample has a third turn
-
-
-def test_listwise_loss_refuses_turn_credit():
-    with pytest.raises(UserError, match=r"algorithm.credit = 'turn'"):
-        Algorithm.Config(loss=MaxEnt.Config(), credit="turn")
 
 
 @pytest.mark.parametrize("end", ["length", "max_tokens", "max_turns", "time"])

@@ -29,7 +29,6 @@ from torchtitan_rl.core.grading import Grader, TrainerState
 from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.pool import ConversationError
-from torchtitan_rl.resilience.output_limit import SHOWN
 from torchtitan_rl.setup.build_grader import build_grader
 
 
@@ -62,18 +61,6 @@ def talk(generator, made):
 
 def tokens(groups):
     return [[c.token_ids.tolist() for c in group.samples] for group in groups]
-
-
-def test_environment_output_is_limited_per_step(talk, capsys):
-    class Chatty(Says):
-        def step(self, message):
-            print("x" * 999)
-            return super().step(message)
-
-    talk(lambda prompt: Chatty("higher", "right"))
-    shown = capsys.readouterr().out
-    assert SHOWN < len(shown) < SHOWN + 300
-    assert re.search(r"tools and environments printed \d+,000 characters here: the first 4,000 are shown", shown)
 
 
 def test_sampled_tokens_are_kept_exactly_and_environment_tokens_are_masked(talk, made):
@@ -112,12 +99,6 @@ def test_conversations_are_independent_of_the_order_of_answers(talk):
     again = talk(lambda prompt: Late("higher", "lower", "right"))
     assert tokens(first) == tokens(again)
     assert tokens(first) == tokens(talk(lambda prompt: Says("higher", "lower", "right"), wait_for_answers=True))
-
-
-def test_conversation_of_one_turn_equals_a_completion(talk):
-    alone = talk(lambda prompt: None)
-    assert all(c.turns == () and c.loss_mask.all() for c in flat(alone))
-    assert {c.finish_reason for c in flat(alone)} <= {"stop", "length"}
 
 
 def test_slow_tool_does_not_block_other_conversations(talk):
@@ -285,16 +266,6 @@ def test_group_is_yielded_while_others_are_still_sampled(generator, made):
     assert handed_over(generator, [long, short]) == [(1, True), (0, False)]
 
 
-def test_group_is_complete_after_its_last_conversation_for_any_finish_reason(generator, made):
-    def make(prompt):
-        return [Says("higher", "lower", "right"), FailsToReset(), Says("right")][prompt.prompt_idx]
-
-    generator.environments = conversations(make, made, on_failure="none", max_turn_tokens=4)
-    order = [place for place, _ in handed_over(generator, prompts(made))]
-    assert order[0] == 1  # before anything is sampled
-    assert sorted(order) == [0, 1, 2]
-
-
 def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made, tmp_path):
     """A conversation ends only after the other group's rewards have begun. The in-process function runs at the end."""
     file, seen = tmp_path / "begun", []
@@ -329,16 +300,6 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
     assert seen
     assert all(seen)
     assert all_sampled > began
-
-
-def test_reset_messages_are_part_of_the_prompt(talk, made):
-    class Opens(Says):
-        def reset(self):
-            return [{"role": "user", "content": "between 1 and 9"}]
-
-    for group in talk(lambda prompt: Opens("right")):
-        assert made.decode(group.prompt.token_ids, skip_special_tokens=False) == group.prompt.text
-        assert group.prompt.text.endswith("<|user|>between 1 and 9<|endoftext|><|assistant|>")
 
 
 def test_final_reward_belongs_to_the_last_turn(talk):
@@ -419,19 +380,3 @@ def test_environment_seed_depends_on_step_prompt_and_sample(talk, monkeypatch):
     assert len({seed for _, seed in first}) == 3 * 4
     assert seeds(1) == first
     assert not seeds(2) & first
-
-
-def test_group_prompt_comes_from_a_successful_reset(talk):
-    class Opens(Says):
-        made = 0
-
-        def reset(self):
-            Opens.made += 1
-            if Opens.made == 1:
-                raise OSError("no such board")
-            return [{"role": "user", "content": "between 1 and 9"}]
-
-    [group] = talk(lambda prompt: Opens("right"), num=1, on_failure="none", max_open=1)
-    assert group.samples[0].finish_reason == "env_error"
-    assert "between 1 and 9" in group.prompt.text
-    assert all(sample.num_sampled for sample in group.samples[1:])

@@ -92,12 +92,6 @@ def test_with_lora_the_base_is_loaded_once_and_kept_on_the_host():
     assert made.llm.calls == ["sleep 1", *loaded, *awake, "sleep 1", *again, *awake]
 
 
-def test_first_sync_does_not_wake_an_awake_engine():
-    made = generator()
-    made.load_weights(weights(made, "a"), policy_version=0)
-    assert made.llm.calls == ["gather a", "reload_weights a", "reset prefix cache"]
-
-
 def test_proof_wakes_a_sleeping_engine_before_reading_its_buffers():
     made = generator()
     made.config = Generator.Config()
@@ -115,13 +109,6 @@ def test_second_sleep_does_nothing_and_the_next_sync_wakes():
     made.load_weights(weights(made), policy_version=1)
     made.sleep()
     assert made.llm.calls == ["sleep 2", "wake weights", "wake kv_cache", "reset prefix cache", "sleep 2"]
-
-
-def test_without_sleep_mode_nothing_sleeps_or_wakes():
-    made = generator(sleeps=False)
-    made.sleep()
-    made.load_weights(weights(made), policy_version=1)
-    assert made.llm.calls == ["reset prefix cache"]
 
 
 def test_failed_prefix_cache_reset_is_an_error_and_keeps_the_policy_version():

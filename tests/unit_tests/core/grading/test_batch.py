@@ -137,21 +137,6 @@ def test_reward_of_the_config_gets_all_members_of_a_mixture_in_one_batch(tmp_pat
     assert found == [{"counts": 0.0, "all_of": 3.0}, {"own": 1.0, "all_of": 3.0}, {"counts": 1.0, "all_of": 3.0}]
 
 
-def test_held_out_tables_of_a_task_form_one_batch(build):
-    class Tables(TaskOf):
-        def members(self):
-            return {"": self, "easy": self, "hard": self}
-
-    graded = build_grader(Grader.Config(), Tables(counts))
-    asked = [group("a", task="easy", prompt_idx=0), group("b", task="hard", prompt_idx=1)]
-    assert [rewards(g.samples) for g in graded.grade(asked)] == [[0.0], [1.0]]
-    graded.close()
-
-
-def test_replica_without_prompts_calls_no_reward(build):
-    assert build(counts).grade([]) == []
-
-
 def test_invalid_scope_is_named_before_the_run():
     def odd(completions, **_):
         return [0.0]

@@ -101,13 +101,3 @@ def test_closing_the_grader_starts_no_queued_call(build, tmp_path):
     closed.touch()
     time.sleep(0.5)
     assert {path.name for path in begun.iterdir()} == {"0"}
-
-
-def test_state_of_a_reward_function_stays_in_its_worker(build):
-    def counts(completions, **_):
-        counts.calls = getattr(counts, "calls", 0) + 1
-        return [float(counts.calls)]
-
-    graded = build(counts)
-    assert [rewards(g.samples) for _ in range(2) for g in graded.grade(groups(2))] == [[1.0], [2.0], [3.0], [4.0]]
-    assert not hasattr(counts, "calls")

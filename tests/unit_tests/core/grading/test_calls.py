@@ -61,21 +61,6 @@ def test_blocking_async_function_times_out_without_losing_other_scores(build, mo
     assert "took longer than 0.3 s and cannot be cancelled" in scored.samples[0].extra["error/blocks"]
 
 
-def takes_the_alarm(completions, **_):
-    """As math_verify does: it sets the process's only alarm, and clears it."""
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    signal.alarm(0)
-    while True:
-        pass
-
-
-def test_function_that_disables_the_alarm_still_times_out(build):
-    begin = time.monotonic()
-    with pytest.raises(RewardError, match="takes_the_alarm.*longer than 0.2 s"):
-        score(build(takes_the_alarm, time_limit_seconds=0.2), "a")
-    assert time.monotonic() - begin < 10
-
-
 def native_loop(completions, **_):
     return [sum(range(10**15))]
 
@@ -220,14 +205,6 @@ def test_unpicklable_result_and_dead_worker_are_reported():
     pool.close()
 
 
-def test_call_that_times_out_before_setsid_is_killed():
-    pool = WorkerPool([lambda: time.sleep(1000)], 1)
-    for _ in range(20):
-        with pytest.raises(TimeoutError, match="longer than"):
-            pool.submit(0, seconds=1e-9).result(timeout=60)
-    pool.close()
-
-
 def test_pool_closes_while_an_unrelated_forked_process_lives():
     pool = WorkerPool([lambda: 1], 1)
     if (child := os.fork()) == 0:
@@ -279,13 +256,6 @@ def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
         said += capfd.readouterr().err
         time.sleep(0.05)
     assert said.count("forked and returned in the child too: the child ends here") == 3
-
-
-def test_unpicklable_columns_fail_without_killing_a_worker(build):
-    graded = build(constant(1.0), on_failure="none")
-    [scored] = score(graded, "a", columns={"place": lambda: 1})
-    assert "pickle" in scored.extra["error/constant"]
-    assert rewards(score(graded, "a")) == [1.0]
 
 
 def test_workers_work_if_torchtitan_is_imported_first():
@@ -396,23 +366,3 @@ TRL = [
     "trl.rewards:get_repetition_penalty_reward(ngram_size=2)",
     "trl.rewards:get_cosine_scaled_reward(max_len=100)",
 ]
-
-
-class WithSolution(TaskOf):
-    def train_example(self, index, *, seed):
-        import dataclasses
-
-        return dataclasses.replace(super().train_example(index, seed=seed), columns={"solution": "$46$"})
-
-
-def test_published_trl_reward_functions_run_unchanged():
-    graded = build_grader(Grader.Config(rewards=TRL, workers=2), WithSolution())
-    fields = {"messages": [{"role": "user", "content": "?"}], "columns": {"solution": "$46$"}}
-    right, wrong = score(graded, r"<think>\n40+6\n</think>\n$\boxed{46}$", "45", **fields)
-    graded.close()
-    assert right.reward_breakdown["accuracy_reward"] == right.reward_breakdown["reasoning_accuracy_reward"] == 1.0
-    assert wrong.reward_breakdown["accuracy_reward"] == wrong.reward_breakdown["think_format_reward"] == 0.0
-    assert right.reward_breakdown["think_format_reward"] == 1.0
-    assert right.reward_breakdown["get_soft_overlong_punishment"] == -1.0
-    assert wrong.reward_breakdown["get_soft_overlong_punishment"] == 0.0
-    assert right.extra["accuracy_reward/answer_parsed"] == "[46, '46']"

@@ -138,13 +138,3 @@ def test_alarm_set_earlier_is_restored():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-
-
-def exits(completions, **_):
-    raise SystemExit(0)
-
-
-def test_function_that_calls_exit_counts_as_failed():
-    with pytest.raises(RewardError, match="'exits'.*SystemExit: 0"):
-        score(grader(exits), "a")
-    assert rewards(score(grader(exits, on_failure="none"), "a")) == [None]

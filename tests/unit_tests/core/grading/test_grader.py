@@ -1,7 +1,6 @@
 """Grader: TRL reward functions unchanged, weights and breakdown, and what happens when one of them fails."""
 
 import dataclasses
-import functools
 
 import pytest
 
@@ -120,17 +119,6 @@ def test_tensors_and_arrays_are_accepted():
     assert rewards(score(grader(as_tensor), "ab", "c")) == [2.0, 1.0]
 
 
-def test_groups_are_returned_in_order_with_their_prompts():
-    groups = [group("46", "x", prompt_idx=0), group(prompt_idx=1), group("12", prompt_idx=7, expected_answer="12")]
-
-    def right(completions, expected_answer):
-        return [float(text == expected) for text, expected in zip(completions, expected_answer)]
-
-    graded = grader(right).grade(groups)
-    assert [g.prompt for g in graded] == [g.prompt for g in groups]
-    assert [rewards(g.samples) for g in graded] == [[1.0, 0.0], [], [1.0]]
-
-
 def test_correctness_is_judged_by_the_task_and_not_by_the_reward_sign():
     class Even(TaskOf):
         def extract_answer(self, text):
@@ -227,62 +215,6 @@ def test_only_rank_0_is_process_zero(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     state = TrainerState()
     assert (state.is_world_process_zero, state.is_local_process_zero) == (False, True)
-
-
-def late(completions, trainer_state, **_):
-    return [float(trainer_state.loss or trainer_state.learning_rate)]
-
-
-class Late:
-    def __call__(self, completions, trainer_state, **_):
-        return [float(trainer_state.reward)]
-
-
-@pytest.mark.parametrize(("function", "names"), [(late, "'learning_rate', 'loss'"), (Late(), "'reward'")])
-def test_unsupported_trainer_state_field_is_named_before_the_run(function, names):
-    with pytest.raises(
-        UserError, match=rf"trainer_state = \[{names}\]: expected fields among \['best_global_step', 'best_metric'"
-    ):
-        grader(function)
-    assert grader(
-        eval("lambda **_: []"), constant(1.0), functools.partial(constant(2.0, "other"))
-    )  # without source, or without the keyword
-
-
-def test_function_that_clears_its_arguments_does_not_affect_the_next():
-    def greedy(completions, **_):
-        scores = [0.0] * len(completions)
-        completions.clear()
-        return scores
-
-    assert rewards(score(grader(greedy, length), "ab")) == [2.0]
-
-
-def test_rewards_of_the_config_are_loaded_from_files_and_modules(tmp_path):
-    file = tmp_path / "my_rewards.py"
-    file.write_text("def brevity(completions, **_):\n    return [-len(text) for text in completions]\n")
-    config = Grader.Config(rewards=[f"{file}:brevity", "tests_of_rewards_do_not_exist:f"])
-    with pytest.raises(UserError, match="No module named 'tests_of_rewards_do_not_exist'"):
-        build_grader(config, TaskOf())
-    built = build_grader(Grader.Config(rewards=[f"{file}:brevity"], weights={"brevity": 0.5}), TaskOf(constant(1.0)))
-    assert built.reward_names == ["constant", "brevity"]
-    assert rewards(score(built, "ab")) == [0.0]
-
-
-@pytest.mark.parametrize(
-    ("reference", "said"),
-    [
-        ("nowhere.py:f", "no file"),
-        ("{file}:missing", r"expected a function of .*It has \['brevity'\]"),
-        ("brevity", "expected path/to/file.py"),
-        ("..relative:f", "expected path/to/file.py"),
-    ],
-)
-def test_missing_reward_functions_are_errors(tmp_path, reference, said):
-    file = tmp_path / "rewards.py"
-    file.write_text("def brevity(completions, **_):\n    return []\n")
-    with pytest.raises(UserError, match=f"grader.rewards.*{said}"):
-        build_grader(Grader.Config(rewards=[reference.format(file=file)]), TaskOf())
 
 
 @pytest.mark.parametrize("name", ["error", "judgement"])

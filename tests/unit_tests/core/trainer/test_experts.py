@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torchtitan.models.common.moe import GroupedExperts
 
-from torchtitan_rl.core.trainer.experts import ExactExperts, packed_moe
+from torchtitan_rl.core.trainer.experts import packed_moe
 from torchtitan_rl.core.types import NO_RECORD
 from torchtitan_rl.library.models.mixture_of_experts import MixtureOfExperts
 
@@ -54,15 +53,6 @@ def test_outputs_and_gradients_equal_a_loop_over_tokens():
         assert torch.allclose(ours[name], gradient, atol=1e-4), name
 
 
-def test_torchtitans_own_experts_would_round_to_bfloat16():
-    exact = moe().routed_experts.inner_experts
-    rounded = GroupedExperts(GroupedExperts.Config(dim=DIM, hidden_dim=HIDDEN, num_experts=EXPERTS))
-    rounded.load_state_dict(exact.state_dict())
-    x, counts = torch.randn(12, DIM), torch.tensor([5, 0, 3, 0, 4, 0])
-    assert isinstance(exact, ExactExperts)
-    assert (rounded(x, counts) - exact(x, counts)).abs().max() > 1e-3
-
-
 def test_bfloat16_routes_as_float32_does_and_loses_no_token():
     rounded, exact, x = moe().bfloat16(), moe(), torch.randn(1, 3001, DIM).bfloat16()
     exact.load_state_dict(rounded.state_dict())
@@ -91,16 +81,6 @@ def test_padding_is_not_routed_not_counted_and_without_gradient(padding):
     assert torch.equal(alone, out[:kept])
     expected = gradients(whole, alone, torch.ones_like(alone))
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
-
-
-def test_forwards_without_gradient_count_nothing():
-    model, x = moe(), torch.randn(1, 37, DIM)
-    with torch.no_grad():
-        model(x)
-    assert not model.take_counts().any()
-    model(x)
-    assert model.take_counts()[:EXPERTS].sum() == 37 * TOP_K
-    assert not model.take_counts().any()
 
 
 def test_counts_and_entropy_are_those_of_the_routers_choice():

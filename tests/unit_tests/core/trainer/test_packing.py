@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,17 +197,6 @@ def test_mini_batches_contain_whole_groups_with_a_signal(parts, sizes):
     split = split_groups(groups, parts)
     assert [len(part) for part in split] == sizes
     assert sorted(g.prompt.prompt_idx for part in split for g in part) == [0, 1, 2]
-
-
-def test_batch_without_signal_has_no_mini_batch():
-    assert split_groups([group(0, episode(left_out="no reward"))], 4) == []
-
-
-def test_packed_tensors_are_on_the_device():
-    batch = pack([member()], normalizers=COUNTS, multiple=1)
-    assert batch.token_ids.device.type in ("cpu", "cuda")
-    assert batch.token_ids.dtype == torch.int64
-    assert batch.loss_mask.dtype == batch.advantages.dtype == torch.float32
 
 
 def recorded(made: Member) -> Member:

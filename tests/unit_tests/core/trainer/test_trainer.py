@@ -149,16 +149,6 @@ def test_keeping_gathered_weights_between_micro_batches_is_bitwise_equal(build, 
     assert own >= 3 * shared
 
 
-def test_several_passes_and_more_mini_batches_than_groups_work(build):
-    trainer = build(num_minibatches=9, num_epochs=2)
-    groups = credited(trainer)
-    learning = sum(any(e.in_loss for e in group.samples) for group in groups)
-    report = trainer.update(groups)
-    assert report.optimizer_steps == 2 * learning
-    assert report.trained_tokens == 2 * sum(report.rank_tokens)
-    assert all(e.logprob_diff is not None for e in flat(groups) if e.in_loss)
-
-
 def test_update_ratio_equals_the_relative_change_of_weights(build):
     trainer = build()
     trainer.check_loaded()

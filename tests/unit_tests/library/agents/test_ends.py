@@ -142,13 +142,6 @@ def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
     assert agents() == []
 
 
-def test_missing_agent_command_is_named(talk, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    [one] = talk("", on_failure="none")
-    assert "agent = ['/no/such/python'" in one.error
-    assert "expected a program that can be run here" in one.error
-
-
 @pytest.mark.parametrize("leaves_group", [False, True])
 def test_leftover_agent_processes_are_killed_and_the_folder_is_removed(talk, tmp_path, leaves_group):
     note = tmp_path / "note"
@@ -157,11 +150,6 @@ def test_leftover_agent_processes_are_killed_and_the_folder_is_removed(talk, tmp
     assert one.finish_reason == "stop"
     assert agents() == []
     assert not os.path.exists(note.read_text())
-
-
-def test_an_agent_may_remove_its_own_folder(talk):
-    [one] = talk("import shutil; ask(messages); shutil.rmtree(os.getcwd())")
-    assert (one.finish_reason, one.error) == ("stop", None)
 
 
 def test_an_agent_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path):
@@ -207,20 +195,6 @@ def test_the_limit_of_traces_is_an_end_with_a_name_that_keeps_the_reward(talk):
     [one] = talk(f"post('/reward', 0.25)\nask(messages){REWRITES}", max_traces=3)
     assert (one.finish_reason, len(one.traces), one.turns[-1].reward) == ("max_traces", 3, 0.25)
     assert agents() == []
-
-
-def test_the_limit_of_a_rollouts_tokens_is_an_end_with_a_name(talk):
-    [one] = talk(f"ask(messages){REWRITES}", on_failure="none")
-    whole = len(one.completion(0).token_ids) + len(one.prompt.token_ids)
-    assert one.room() > 0
-    one.most_in_rollout = whole
-    assert one.room() <= 0
-
-
-def test_every_command_has_a_home_of_its_own_and_another_if_it_is_given_one(talk):
-    code = "messages[0]['content'] = os.environ['HOME'][-5:] + str(os.listdir(os.environ['HOME'])); ask(messages)"
-    [one] = talk(code)
-    assert one.prompt.messages[0]["content"] == "/home[]"
 
 
 def test_agents_receive_only_allowed_environment_variables(talk, monkeypatch):

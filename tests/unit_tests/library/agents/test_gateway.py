@@ -1,7 +1,6 @@
 """Agents that speak HTTP to a policy whose turns the test says itself: requests, streams, refusals, rewards, history."""
 
 import asyncio
-import json
 import queue
 import re
 import socket
@@ -15,7 +14,7 @@ import pytest
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.agents import AgentEnvironment, connections, settings
+from torchtitan_rl.library.agents import AgentEnvironment, connections
 from torchtitan_rl.library.agents import gateway as gateways
 from torchtitan_rl.library.agents.gateway import gateway
 from torchtitan_rl.library.agents.protocol import AgentError
@@ -94,14 +93,6 @@ def test_policy_turn_is_the_response_and_appended_messages_are_the_environment_a
     assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (3, 2)
 
 
-def test_unparsable_tool_call_has_the_reason_as_arguments():
-    seen = queue.SimpleQueue()
-    with Policy(asks({"messages": [USER], "tools": [TOOL]}, seen=seen)) as policy:
-        policy.say("<tool_call>{broken</tool_call>")
-    [call] = seen.get(timeout=30).choices[0].message.tool_calls
-    assert call.function.arguments.startswith("the call is not valid JSON")
-
-
 def test_streamed_response_equals_the_plain_response():
     seen = queue.SimpleQueue()
 
@@ -165,20 +156,6 @@ def test_settings_that_cannot_be_followed_are_refused_by_name_with_the_remedy(se
     assert re.search(reason, ended)
 
 
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ({"messages": [{"role": "robot", "content": "x"}]}, "the message .*robot"),
-        ({"messages": []}, "the agent's request has no messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "the content .*expected text"),
-    ],
-)
-def test_malformed_requests_end_the_conversation(setting, reason):
-    told, ended = refused(setting)
-    assert re.search(reason, told)
-    assert re.search(reason, ended)
-
-
 def test_a_refused_request_may_be_sent_again_without_the_setting():
     async def agent(task, *, base_url, api_key):
         chat = client(base_url, api_key).chat.completions
@@ -189,26 +166,6 @@ def test_a_refused_request_may_be_sent_again_without_the_setting():
 
     with Policy(agent) as policy:
         assert policy.say("12").finish_reason == "stop"
-
-
-STEERING = {
-    "temperature": 0.2, "top_p": 0.9, "stop": ["x"], "seed": 3, "max_tokens": 5, "max_completion_tokens": 9,
-    "reasoning_effort": "low", "verbosity": "low", "parallel_tool_calls": False, "prompt_cache_retention": "24h",
-    "modalities": ["text"], "top_logprobs": 0, "logit_bias": {}, "presence_penalty": 0.5, "tool_choice": "auto", "n": 1,
-}  # fmt: skip
-
-
-def test_settings_that_steer_the_sampling_are_ignored_and_named_once(caplog, monkeypatch):
-    monkeypatch.setattr(settings, "_noted", set())
-    with caplog.at_level("INFO"):
-        for _ in range(2):
-            request = {"messages": [USER], "tools": [TOOL], **{k: v for k, v in STEERING.items() if k != "x"}}
-            with Policy(asks(request)) as policy:
-                assert policy.say("12").done
-    [line] = [one.getMessage() for one in caplog.records if "agents asked for" in one.getMessage()]
-    assert "temperature 0.2" in line
-    assert "stop ['x']" in line
-    assert "n 1" not in line
 
 
 def test_settings_are_refused_where_the_run_says_so():
@@ -284,29 +241,6 @@ def test_policy_text_in_a_new_context_is_as_it_was_sampled():
     ]  # fmt: skip
 
 
-def test_few_shot_turns_of_the_first_request_are_context():
-    call = {"id": "shot", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 1}'}}
-    shots = [
-        USER, {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "shot", "content": "1"}, SAID, NEXT,
-    ]  # fmt: skip
-    with Policy(asks({"messages": shots, "tools": [TOOL]})) as policy:
-        assert [one["role"] for one in policy.opening] == ["user", "assistant", "tool", "assistant", "user"]
-        [shown] = policy.opening[1]["tool_calls"]
-        assert shown["function"] == {"name": "multiply", "arguments": {"a": 1}}
-        assert policy.opening[2] == {"role": "tool", "name": "multiply", "content": "1"}
-
-
-def test_thinking_in_a_field_of_its_own_is_context_and_a_change_of_it_is_named():
-    thought = {**SAID, "reasoning_content": "I multiply."}
-    again = {"messages": [USER, {**thought, "reasoning_content": "I add."}, NEXT]}
-    with Policy(asks({"messages": [USER, thought, NEXT]}, again)) as policy:
-        assert policy.opening[1] == thought
-        context = policy.say("30").messages
-        assert context[1] == again["messages"][1]
-        assert re.match("changed message 2: .*I multiply.* became .*I add", context.reason)
-
-
 @pytest.mark.parametrize("arguments", ['{"INVALID_JSON": "x"}', "{}", "some text", None])
 def test_a_broken_call_is_not_compared_by_its_arguments(arguments):
     def kept(message):
@@ -318,26 +252,6 @@ def test_a_broken_call_is_not_compared_by_its_arguments(arguments):
     with Policy(asks({"messages": [USER], "tools": [TOOL]}, kept)) as policy:
         turn = policy.say("<tool_call>{broken</tool_call>")
         assert (turn.trace, turn.columns["tool_errors"]) == (0, 1)
-
-
-def test_an_empty_turn_may_be_dropped_by_the_agent():
-    with Policy(asks({"messages": [USER]}, {"messages": [USER, NEXT]})) as policy:
-        turn = policy.say("")
-        assert (turn.trace, turn.messages) == (0, [NEXT])
-
-
-def test_large_integers_that_javascript_rounds_are_the_same():
-    def rounded(message):
-        [call] = message["tool_calls"]
-        call["function"]["arguments"] = '{"a": 12345678901234567000}'
-        return {
-            "messages": [USER, message, {"role": "tool", "tool_call_id": call["id"], "content": "x"}],
-            "tools": [TOOL],
-        }
-
-    said = '<tool_call>{"name": "multiply", "arguments": {"a": 12345678901234567890}}</tool_call>'
-    with Policy(asks({"messages": [USER], "tools": [TOOL]}, rounded)) as policy:
-        assert policy.say(said).trace == 0
 
 
 @pytest.mark.parametrize(
@@ -364,26 +278,6 @@ def test_a_call_whose_arguments_do_not_suit_the_tool_is_counted():
         said = f'<tool_call>{{"name": "multiply", "arguments": {arguments}}}</tool_call>'
         with Policy(asks({"messages": [USER], "tools": [tool]})) as policy:
             assert policy.say(said).columns == {"tool_calls": 1, "tool_errors": errors}
-
-
-def test_agent_receives_the_reason_for_a_refused_tool_answer():
-    heard = queue.SimpleQueue()
-    talk = asks(
-        {"messages": [USER]}, {"messages": [USER, SAID, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]}
-    )
-
-    async def agent(task, **address):
-        try:
-            await talk(task, **address)
-        except openai.BadRequestError as error:
-            heard.put(error.message)
-
-    policy = Policy(agent)
-    policy.__enter__()
-    with pytest.raises(AgentError, match="did not make"):
-        policy.say("12")
-    assert "did not make" in heard.get(timeout=30)
-    policy.environment.close("env_error")
 
 
 def test_equivalent_forms_of_the_same_history_are_accepted():
@@ -449,26 +343,6 @@ def test_agent_logs_belong_to_the_previous_turn():
             assert policy.say("It is 12.").columns == {"tool_calls": 0, "tool_errors": 0}
 
 
-@pytest.mark.parametrize("text", ["<tool_call>{broken</tool_call>", CALL.replace("multiply", "divide")])
-def test_unrunnable_tool_call_is_counted(text):
-    with Policy(asks({"messages": [USER], "tools": [TOOL]})) as policy:
-        assert policy.say(text).columns == {"tool_calls": 1, "tool_errors": 1}
-
-
-def test_invalid_logged_columns_are_refused():
-    with pytest.raises(AgentError, match="the columns .3.; expected a dict"):
-        Policy(asks({"messages": [USER], "extra_body": {"columns": 3}})).__enter__()
-
-
-def test_invalid_outcome_ends_the_conversation():
-    async def agent(task, **address):
-        await asks({"messages": [USER]})(task, **address)
-        return "very good"
-
-    with Policy(agent) as policy, pytest.raises(AgentError, match="the agent's outcome is 'very good'"):
-        policy.say("12")
-
-
 def test_models_endpoint_lists_the_policy():
     session = gateway().open_session()
     listed = openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
@@ -514,19 +388,6 @@ def test_concurrent_requests_are_answered_one_after_another_in_their_order():
     assert {seen.get(timeout=30) for _ in range(3)} == {(1, "one"), (2, "two"), (3, "three")}
 
 
-def test_too_many_requests_at_once_end_the_conversation():
-    async def agent(task, *, base_url, api_key):
-        chat = client(base_url, api_key).chat.completions
-        await asyncio.gather(*(chat.create(model="any", **question(number)) for number in range(65)))
-
-    policy = Policy(agent)
-    policy.__enter__()
-    time.sleep(2)
-    with pytest.raises(AgentError, match="more than 64 requests at once"):
-        policy.say("12")
-    policy.environment.close("env_error")
-
-
 def test_a_request_that_is_sent_again_joins_the_first():
     asks_again = threading.Event()
 
@@ -544,27 +405,6 @@ def test_a_request_that_is_sent_again_joins_the_first():
 
     with Policy(agent) as policy:
         assert asks_again.wait(30)
-        turn = policy.say("12")
-    assert (turn.done, turn.columns) == (True, {"said": "12"})
-
-
-def test_an_answer_that_nobody_waited_for_goes_to_the_repeated_request():
-    has_left = threading.Event()
-
-    async def agent(task, *, base_url, api_key):
-        body = {"model": "x", "messages": [USER]}
-        headers = {"Authorization": f"Bearer {api_key}"}
-        async with httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(30, read=0.3)) as hasty:
-            with pytest.raises(httpx.ReadTimeout):
-                await hasty.post(f"{base_url}/chat/completions", json=body)
-        has_left.set()
-        await asyncio.sleep(0.5)
-        async with httpx.AsyncClient(headers=headers, timeout=30) as web:
-            answer = await web.post(f"{base_url}/chat/completions", json=body)
-        return {"columns": {"said": answer.json()["choices"][0]["message"]["content"]}}
-
-    with Policy(agent) as policy:
-        assert has_left.wait(30)
         turn = policy.say("12")
     assert (turn.done, turn.columns) == (True, {"said": "12"})
 
@@ -588,30 +428,11 @@ def test_a_late_answer_sends_something_before_it_is_there(monkeypatch, stream):
     assert seen.get(timeout=30) == "12"
 
 
-def test_other_addresses_answer_with_a_sentence():
-    session = gateway().open_session()
-    with httpx.Client(headers={"Authorization": f"Bearer {session.key}"}) as web:
-        for path in ("completions", "embeddings", "threads/1/runs"):
-            answer = web.post(f"{session.base_url}/{path}", json={})
-            assert answer.status_code == 404
-            assert f"POST /v1/{path} is no address of the policy; it answers POST /v1/chat/completions" in answer.text
-    session.close("done")
-
-
 def test_the_gateway_listens_on_the_loopback_address_only():
     port = int(gateway().base_url.split(":")[2].removesuffix("/v1"))
     with open("/proc/net/tcp") as file:
         listening = [line.split()[1] for line in file if line.split()[3] == "0A"]
     assert [one for one in listening if int(one.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
-
-
-def test_all_agents_of_a_process_share_one_gateway():
-    found = queue.SimpleQueue()
-    threads = [threading.Thread(target=lambda: found.put(gateway())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert len({id(found.get(timeout=30)) for _ in threads}) == 1
-    assert json.loads(httpx.get(f"{gateway().base_url}/models").text)["error"]
 
 
 def half_open(first: bytes) -> socket.socket:
@@ -640,18 +461,6 @@ def is_closed(connection: socket.socket, *, within: float) -> bool:
 def test_unauthenticated_connections_are_closed_at_the_timeout(monkeypatch, first):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
     assert is_closed(half_open(first), within=30)
-
-
-def test_authenticated_connection_outlives_the_timeout_and_the_cap(monkeypatch):
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "MOST_WAITING", 3)
-    session = gateway().open_session()
-    agent = half_open(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {session.key}\r\n\r\n".encode())
-    assert b"200 OK" in agent.recv(4096)
-    others = [half_open(b"") for _ in range(6)]
-    assert is_closed(others[0], within=30)
-    assert not is_closed(agent, within=0.6)
-    session.close("done")
 
 
 def test_half_open_connections_over_the_cap_evict_the_oldest(monkeypatch):

@@ -1,6 +1,5 @@
 """Many environments beside each other, with a policy that says what it is told to: seeds, limits, and who is closed."""
 
-import asyncio
 import copy
 import itertools
 import threading
@@ -14,7 +13,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import roll_out
-from torchtitan_rl.library.environments import ToolEnvironment, threads
+from torchtitan_rl.library.environments import ToolEnvironment
 from torchtitan_rl.library.environments.pool import ConversationError
 
 
@@ -120,22 +119,6 @@ def test_in_flight_groups_with_conversations_are_refused(made):
         conversations(lambda prompt: Says("right"), made).check(prompts(made, 1), in_flight=24)
 
 
-def test_check_before_training_closes_its_environments(made):
-    conversations(lambda prompt: Counted("right"), made).check(prompts(made, 1))
-    assert Counted.closes == ["env_error"]
-
-
-def test_environment_whose_close_fails_is_closed_once(talk):
-    class EndsBadly(Counted):
-        def close(self, finish_reason):
-            super().close(finish_reason)
-            return "well"
-
-    played, _ = talk(lambda prompt: EndsBadly("right"), on_failure="none")
-    assert {one.finish_reason for one in played} == {"env_error"}
-    assert Counted.closes == ["stop"] * 4
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_at_most_max_open_environments_are_open_at_once(talk, waits):
     played, ended = talk(
@@ -144,19 +127,6 @@ def test_at_most_max_open_environments_are_open_at_once(talk, waits):
     assert sorted(ended) == list(range(40))
     assert {one.finish_reason for one in played} == {"stop"}
     assert (Counted.most, Counted.open) == (3, 0)
-
-
-def test_closing_environment_counts_as_open(talk):
-    class Slow(Counted):
-        def step(self, message):
-            raise ValueError
-
-        def close(self, finish_reason):
-            time.sleep(0.05)
-            super().close(finish_reason)
-
-    talk(lambda prompt: Slow(), num=6, max_open=2, on_failure="none")
-    assert (Counted.most, Counted.open) == (2, 0)
 
 
 def test_resets_run_concurrently_and_block_no_other_conversation(talk):
@@ -213,27 +183,10 @@ def test_each_sample_gets_its_own_seed_if_the_method_accepts_one(made, talk, mon
     conversations(None, made).check(prompts(made, 1))
 
 
-@pytest.mark.parametrize("text", ["\ud800", "\ufdd0"])
-def test_invalid_unicode_in_a_message_does_not_end_the_conversation(talk, made, text):
-    played, _ = talk(lambda prompt: Says(f"a{text}b", "right"))
-    assert {one.finish_reason for one in played} == {"stop"}
-    assert f"a{ascii(text)[1:-1]}b" in made.decode(played[0].trace.token_ids)
-
-
 def test_a_prompt_without_an_environment_has_one_turn(talk):
     played, _ = talk(lambda prompt: None if prompt.prompt_idx else Says("right"), num=2, prompts_of=2)
     assert [one.in_turns for one in played] == [True, False]
     assert [len(one.turns) for one in played] == [1, 0]
-
-
-def test_reset_messages_that_fill_the_context_end_and_close_the_conversation(talk, made):
-    class Floods(Counted):
-        def reset(self):
-            return said("x" * 5000).messages
-
-    played, _ = talk(lambda prompt: Floods("right"))
-    assert {one.finish_reason for one in played} == {"max_tokens"}
-    assert Counted.closes == ["max_tokens"] * 4
 
 
 def multiply(a: int, b: int) -> int:
@@ -292,35 +245,3 @@ def test_hanging_close_times_out(talk, caplog):
     played, _ = talk(lambda prompt: Stuck("right"), num=2, max_open=1, call_seconds=0.3, on_failure="none")
     assert time.monotonic() - began < 15
     assert {one.finish_reason for one in played} == {"env_error"}
-
-
-def test_a_close_that_raises_after_a_failure_is_reported(talk, caplog):
-    class Late(Says):
-        def step(self, message):
-            time.sleep(0.5)
-
-        def close(self, finish_reason):
-            raise OSError("no such container")
-
-    with pytest.raises(ConversationError, match="call_seconds"):
-        talk(lambda prompt: Late("right"), num=1, call_seconds=0.1)
-
-    class Fails(Late):
-        def step(self, message):
-            raise ValueError
-
-    with pytest.raises(ConversationError):
-        talk(lambda prompt: Fails("right"), num=1)
-    assert "failed to close: OSError: no such container" in caplog.text
-
-
-def test_concurrent_first_coroutines_share_one_event_loop(monkeypatch):
-    class Slow(asyncio.SelectorEventLoop):
-        def __init__(self):
-            time.sleep(0.05)
-            super().__init__()
-
-    monkeypatch.setattr(threads, "_loop", None)
-    monkeypatch.setattr(asyncio, "new_event_loop", Slow)
-    results = threads.call_side_by_side(5, [threads.event_loop] * 8, 8)
-    assert len({id(result.value) for result in results}) == 1

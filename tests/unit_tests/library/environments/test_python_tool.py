@@ -3,13 +3,11 @@
 import contextlib
 import json
 import os
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from torchtitan_rl.common import left_processes
 from torchtitan_rl.library.environments import python_tool as python_tool_module
 from torchtitan_rl.library.environments.python_tool import ProgramError, ProgramLimits, python_tool, run_program
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
@@ -81,11 +79,6 @@ def test_program_output_is_limited():
     assert len(str(raised.value)) < 100_100
 
 
-def test_file_size_of_a_program_is_limited():
-    with pytest.raises(ProgramError, match="File too large"):
-        run_program("open('big', 'wb').write(bytes(200_000))", ProgramLimits(seconds=20, file_bytes=100_000))
-
-
 def test_background_processes_of_a_program_are_killed_without_delaying_the_answer():
     began = time.monotonic()
     assert run_program("import subprocess\nsubprocess.Popen(['sleep', '97.6'])\nprint('done')", LIMITS) == "done\n"
@@ -116,18 +109,6 @@ def test_daemon_outside_the_process_group_is_killed(daemon, ends, monkeypatch):
     assert left("mark-97.7") == []
 
 
-def test_leftover_process_is_found_after_pid_wraparound():
-    mark = left_processes.new_mark()
-    entry = f"{left_processes.CALL_VARIABLE}={mark}"
-    with subprocess.Popen(["sleep", "60"], env={left_processes.CALL_VARIABLE: mark}, start_new_session=True) as process:
-        while not left_processes.find_marked(entry):  # its environment is there a little later than the process
-            time.sleep(0.01)
-        left_processes.kill_marked(entry, process.pid)  # higher ones only
-        assert process.poll() is None
-        left_processes.kill_marked(entry, 2**30)  # the last number given is lower
-        assert process.wait(10) == -9
-
-
 def test_program_has_its_own_folder_and_only_allowed_environment_variables(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     code = "import json, os\nopen('mine', 'w').write('x')\nprint(json.dumps([os.getcwd(), sorted(os.environ)]))"
@@ -135,13 +116,6 @@ def test_program_has_its_own_folder_and_only_allowed_environment_variables(monke
     assert "WANDB_API_KEY" not in names
     assert "PATH" in names
     assert not Path(folder).exists()
-
-
-def test_program_has_no_stdin_and_a_too_long_program_is_refused():
-    with pytest.raises(ProgramError, match="EOFError"):
-        run_program("input()", LIMITS)
-    with pytest.raises(ProgramError, match="has 70,000 bytes; expected at most 60,000"):
-        run_program("#" * 70_000, LIMITS)
 
 
 def test_python_tool_failures_are_shown_to_the_policy():
@@ -155,7 +129,3 @@ def test_python_tool_failures_are_shown_to_the_policy():
     assert answers[0] == "42\n"
     assert answers[1].startswith("error: ProgramError: the program ended with exit code 1: Traceback")
     assert turn.columns == {"tool_calls": 2, "tool_errors": 1}
-
-
-def test_program_can_be_run_by_another_command():
-    assert run_program("echo from a shell", LIMITS, command=["sh"]) == "from a shell\n"

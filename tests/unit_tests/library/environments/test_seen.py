@@ -1,10 +1,7 @@
 """What of a conversation is recorded: metrics, rows, panels, traces."""
 
-from rich.console import Console
-
 from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion, TurnRecord
 from torchtitan_rl.observability.metrics.completions import conversation_metrics
-from torchtitan_rl.observability.panels import sample_panel
 from torchtitan_rl.observability.sample_rows import episode_rows
 
 CALL = TurnRecord(
@@ -54,20 +51,3 @@ def test_sample_row_stores_the_conversation_by_message():
     assert row["conversation"][0]["reward"] == -0.1
     assert (row["turns"], row["response_tokens"], row["observed_tokens"]) == (2, 5, 4)
     assert "conversation" not in episode_rows(group(), step=1, split="train", policy_step=0)[0]
-
-
-def test_sample_panel_shows_the_role_of_each_message():
-    [row] = episode_rows(group(CALL, LAST), step=1, split="train", policy_step=0)
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(sample_panel(row, console))
-    shown = console.export_text()
-    assert "assistant reward -0.1" in shown
-    assert "tool name multiply" in shown
-    assert "42" in shown
-
-
-def test_long_conversation_shows_its_first_and_last_messages():
-    [row] = episode_rows(group(*[CALL] * 40), step=1, split="train", policy_step=0)
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(sample_panel(row, console))
-    assert "[... 68 messages ...]" in console.export_text()

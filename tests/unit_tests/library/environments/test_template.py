@@ -50,11 +50,6 @@ def test_qwen_answer_follows_the_sampled_end_token():
     assert text_of(one, [RESULT], last="x") == "<|im_end|>" + read  # it ended otherwise, at a stop text
 
 
-def test_llama_tool_answer_has_the_ipython_role():
-    one = template("llama3_1.jinja", end="<|eot_id|>", tools=[multiply])
-    assert "ipython" in text_of(one, [RESULT], last="<|eot_id|>")
-
-
 @pytest.mark.parametrize(
     ("source", "end"),
     [(CHAT_TEMPLATE, "<|endoftext|>"), ("qwen3.jinja", "<|im_end|>"), ("llama3_1.jinja", "<|eot_id|>")],

@@ -59,13 +59,6 @@ def test_tool_call_in_another_models_format_is_parsed_and_run(name, text, specia
     assert [message["content"] for message in turn.messages] == ["42"]
 
 
-def test_multiple_tool_calls_are_parsed_in_order():
-    assert [call.arguments for call in parser("pythonic")("[multiply(a=1, b=2), multiply(a=3, b=4)]", [])] == [
-        {"a": 1, "b": 2},
-        {"a": 3, "b": 4},
-    ]
-
-
 @pytest.mark.parametrize(
     "text", ["<tool_call>{'name'", "<tool_call>\ud800", "[multiply(" * 500, "[TOOL_CALLS]{", "\x00"]
 )
@@ -74,14 +67,6 @@ def test_parser_errors_on_policy_text_do_not_stop_the_run(name, special, text, c
     turn = ToolEnvironment([multiply], parser=parser(name, *special)).step({"role": "assistant", "content": text})
     assert turn.done or turn.messages
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-def test_unknown_parser_name_is_refused_with_the_known_names():
-    with pytest.raises(
-        UserError, match=r"tool_call_parser = 'hermess': expected auto or .*hermes, .*mistral, "
-    ) as error:
-        parser("hermess")
-    assert "qwen3_coder" in str(error.value)
 
 
 def test_parser_incompatible_with_the_tokenizer_is_refused_before_training():

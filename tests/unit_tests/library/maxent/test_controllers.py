@@ -100,13 +100,6 @@ def test_single_step_cannot_set_beta_to_0():
     assert state(algorithm)["beta"] == pytest.approx(3e-6)  # 1 + 0.5 / 0.1
 
 
-def test_meta_controller_keeps_beta_nonnegative():
-    meta = MetaController.Config(target_entropy=1.0, target_kl=1.0, learning_rate=1.0)
-    algorithm = algorithm_with(beta=0.5, meta_controller=meta)
-    algorithm.after_update({KL: 0.0})
-    assert state(algorithm)["beta"] == 0.0
-
-
 def test_meta_controller_moves_tau_and_beta_and_the_others_report_inactive():
     algorithm = algorithm_with(
         tau=1.0,
@@ -134,27 +127,6 @@ def test_meta_controller_clamps_tau_and_keeps_beta_without_a_target():
     assert state(algorithm)["tau"] == 2.0
 
 
-def test_value_clamped_by_a_limit_is_reported():
-    tau = TauController.Config(target=1.0, learning_rate=100.0, max_tau=2.0)
-    beta = BetaController.Config(target=0.1, horizon=10)
-    algorithm = algorithm_with(tau_controller=tau, beta=0.5, beta_controller=beta)
-    told = []
-    for entropy, kl in ((1.0, 0.11), (0.5, 0.11), (0.999, 5.0), (None, None)):
-        stats = {} if entropy is None else {ENTROPY: entropy, KL: kl}
-        metrics = values(algorithm.after_update(stats))
-        told.append((metrics["maxent/tau_clamped"], metrics["maxent/beta_clamped"]))
-    assert told == [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
-    meta = MetaController.Config(target_entropy=1.0, target_kl=1.0, learning_rate=1.0, min_tau=0.5)
-    metrics = values(algorithm_with(tau=1.0, beta=0.5, meta_controller=meta).after_update({ENTROPY: 9.0, KL: 0.0}))
-    assert (metrics["maxent/tau_clamped"], metrics["maxent/beta_clamped"]) == (1.0, 1.0)
-
-
-def test_missing_statistic_keeps_the_value_unchanged():
-    algorithm = algorithm_with(tau_controller=TauController.Config(target=1.0))
-    metrics = values(algorithm.after_update({}))
-    assert (state(algorithm)["tau"], metrics["maxent/tau_active"], metrics["maxent/tau_delta"]) == (1.0, 0.0, 0.0)
-
-
 def test_controller_state_dict_restores_everything():
     def make():
         return algorithm_with(
@@ -169,13 +141,6 @@ def test_controller_state_dict_restores_everything():
     second.load_state_dict(first.state_dict())
     assert values(first.after_update({ENTROPY: 0.4, KL: 0.3})) == values(second.after_update({ENTROPY: 0.4, KL: 0.3}))
     assert first.state_dict() == second.state_dict()
-
-
-def test_value_without_a_controller_comes_from_the_config_and_not_the_checkpoint():
-    before = algorithm_with(tau=2.0)
-    after = algorithm_with(tau=3.0)
-    after.load_state_dict(before.state_dict())
-    assert state(after)["tau"] == 3.0
 
 
 def test_algorithms_without_controllers_have_no_state():

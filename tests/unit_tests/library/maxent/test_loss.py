@@ -248,24 +248,6 @@ def test_scores_that_spread_further_than_the_weights_push_against_the_reward():
     assert found == pytest.approx({"plain": plain, "recipe": 1.0}, abs=1e-6)
 
 
-def test_underflowing_weight_is_handled():
-    algorithm = Algorithm.Config(loss=replace(maxent_class_defaults(), tau=0.001)).build(
-        max_completion_tokens=MAX_TOKENS
-    )
-    episodes = episodes_of(algorithm, group_of(0, *(scored(i, r) for i, r in enumerate([1.0, 1.0, 0.0, 0.0, None]))))
-    assert [episode.credit.columns["mass"] for episode in episodes] == [0.5, 0.5, 0.0, 0.0, 0.0]
-    metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}
-    right = math.e / (2 * math.e + 2)  # of each of the two
-    expected = {
-        "maxent/neutral_fraction": 0.0,
-        "maxent/weight_entropy_normalized/mean": 0.5,
-        "maxent/q_entropy/mean": -2 * right * math.log(right) - 2 * (0.5 - right) * math.log(0.5 - right),
-        "groups/effective_rollouts": 2.0,
-    }
-    assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-4)
-    assert expected["maxent/q_entropy/mean"] == pytest.approx(1.275, abs=5e-4)
-
-
 def test_the_clip_loss_of_sequences_is_summed_over_the_group():
     clip = {"clip_coef": 0.5, "clip": Clip.Config(eps_high=0.1)}
     listwise, both = maxent(), maxent(clip_ratio="sequence", **clip)
@@ -288,38 +270,3 @@ def test_the_clip_loss_of_sequences_is_summed_over_the_group():
     (outputs[1].loss - outputs[0].loss).backward()
     assert values[0].grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
     assert values[1].grad.tolist() == pytest.approx([0.5 * 0.9 * advantage / 2], abs=1e-12)
-
-
-def test_clip_loss_is_reported_separately_only_if_enabled():
-    both, alone = maxent(clip_coef=0.5), maxent()
-    episodes = episodes_of(both, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
-    values = policy_like(episodes, 0.1)
-    metrics = run_loss(both, episodes, values, packed(both, episodes)).metrics
-    parts = metrics["loss/listwise"].value + metrics["loss/clip"].value
-    assert metrics["loss/policy"].value == pytest.approx(parts, abs=1e-15)
-    plain = run_loss(alone, episodes, values, packed(alone, episodes)).metrics
-    assert not {"loss/listwise", "loss/clip", "ratio/clip_fraction", "ratio/overflow_fraction"} & plain.keys()
-
-
-def test_episode_stores_the_probability_from_its_reward_alone():
-    episodes = episodes_of(
-        maxent(tau=0.5), group_of(0, scored(0, 1.0), scored(1, 0.0), scored(2, None)), group(1, [1.0, 1.0])
-    )
-    assert [e.credit.columns["q_mass"] for e in episodes] == pytest.approx(
-        [SIGMOID_1, 1 - SIGMOID_1, 0.0, 0.5, 0.5], abs=1e-12
-    )
-    assert episodes[0].credit.columns["mass"] > episodes[0].credit.columns["q_mass"]
-
-
-def test_incorrect_completions_are_those_judged_wrong_by_the_task():
-    algorithm = maxent()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], correct=[False, True]))  # a format bonus for a wrong answer
-    mass = algorithm.group_metrics(episodes.groups)["groups/incorrect_mass"].value
-    assert mass == pytest.approx(SIGMOID_1, abs=1e-12)
-
-
-def test_reference_logprob_counts_only_sampled_tokens():
-    columns = {"logprobs": [(-1.0, 0.0, -1.0), (-1.0,)], "loss_mask": [(1, 0, 1), (1,)]}
-    reference = [[-3.0, -50.0, -1.0], [-1.0]]  # per sampled token -2 and -1
-    episodes = episodes_of(maxent(beta=1.0), group(0, [1.0, 0.0], **columns), reference=reference)
-    assert episodes[0].credit.columns["mass"] == pytest.approx(0.5, abs=1e-12)

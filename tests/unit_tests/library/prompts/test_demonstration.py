@@ -166,12 +166,6 @@ def test_a_turn_that_says_nothing_is_no_completion(stream, capsys, demonstration
     assert "2 without a completion (rows 2, 3)" in capsys.readouterr().out
 
 
-def test_a_turn_that_the_template_does_not_end_is_refused(stream, tokenizer):
-    tokenizer.chat_template = FORGETFUL.replace("<|endoftext|>", "")
-    with pytest.raises(UserError, match="'It is 6.' has none of the end tokens"):
-        stream([{"messages": TALK}])
-
-
 def test_rows_of_one_prompt_are_held_out_together(stream, tmp_path):
     path = tmp_path / "several.jsonl"
     rows = [{"prompt": f"{i}?", "completion": str(answer)} for i in range(10) for answer in range(3)]

@@ -168,12 +168,3 @@ def test_the_thinking_of_38_rows_is_learned():
         return sum(int(prompt.demonstration.loss_mask.sum()) for prompt in renderer.prompts(shown))
 
     assert (num_learned(reasoning_content="I add."), num_learned()) == (564, 336)
-
-
-def test_thinking_without_the_switch_names_the_switch():
-    """Not the earlier turns: there are none."""
-    [found] = [
-        found for name, _, found in renderings("qwen3.jinja", False) if name == "demonstration: thinking in content"
-    ]
-    assert "does not begin as the prompt ends" in str(found)
-    assert "for rows with thinking pass --prompts.enable-thinking" in str(found)

@@ -44,19 +44,6 @@ def test_conditional_logging_leaves_other_groups_without_the_column():
     assert score(graded, "odd")[0].extra == {"sometimes/note": "seen"}
 
 
-def test_repeated_logging_calls_extend_the_column():
-    def one_by_one(completions, log_extra, **_):
-        for text in completions:
-            log_extra("length", [len(text)])
-        log_extra("all", ["first"] * len(completions))
-        log_extra("all", ["second"] * len(completions))
-        return [0.0] * len(completions)
-
-    scored = score(grader(one_by_one), "ab", "c", "")
-    assert [s.extra["one_by_one/length"] for s in scored] == [2, 1, 0]
-    assert scored[0].extra["one_by_one/all"] == "second"
-
-
 @pytest.mark.parametrize("number", [1, 3])
 def test_column_of_wrong_length_is_dropped_without_calling_the_function_again(caplog, number):
     calls = []
@@ -137,22 +124,6 @@ def test_logged_names_are_prefixed_with_their_function():
     assert list(logged(alone)) == ["extra/f/note"]
 
 
-def test_unpicklable_extras_are_lost_and_scores_are_kept(caplog):
-    def careless(completions, log_extra, **_):
-        log_extra("function", [lambda: 1 for _ in completions])
-        return [1.0] * len(completions)
-
-    scored = score(grader(careless), "a")
-    assert (rewards(scored), scored[0].extra) == ([1.0], {})
-    assert "'careless' called log_extra('function', ...) with values that cannot be pickled" in caplog.text
-
-
-def test_reward_function_named_like_a_core_column_does_not_overwrite_it():
-    scored = score(grader(constant(2.0, "reward"), constant(3.0, "prompt")), "a")
-    assert scored[0].reward == 5.0
-    assert scored[0].reward_breakdown == {"reward": 2.0, "prompt": 3.0}
-
-
 def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
     def shaky(completions, log_metric, **_):
         for value in (1.0, float("nan"), 3.0, float("inf")):
@@ -186,18 +157,6 @@ def test_a_breakpoint_is_said_with_the_users_line():
     assert "breakpoint() needs a terminal, and there is none (" in failed.extra["error/stops"]
     parsed = score(grader(lambda completions: [json.loads(c) for c in completions], on_failure="none"), "{")
     assert "test_reward_log.py, line" in str(parsed[0].extra)  # and not a line of json's
-
-
-def test_tensors_are_shown_as_numbers():
-    import torch
-
-    def lengths(completions, log_extra, **_):
-        log_extra("length", torch.tensor([len(text) for text in completions]))
-        return [0.0] * len(completions)
-
-    [scored] = score(grader(lengths), "abc")
-    assert scored.extra == {"lengths/length": 3}
-    assert type(scored.extra["lengths/length"]) is int
 
 
 def test_grading_needs_no_process_group():

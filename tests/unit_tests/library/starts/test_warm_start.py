@@ -1,22 +1,18 @@
 """The warm start's mechanics, on a model of a few steps; what it teaches is measured by the debug job itself."""
 
 import dataclasses
-import fcntl
 import json
 import os
 import random
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from tests.parts.bfloat16 import NoBfloat16
-from torchtitan_rl.core import events
-from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
 from torchtitan_rl.library.starts.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
 from torchtitan_rl.library.tasks.procedural import is_held_out
@@ -42,12 +38,6 @@ def test_generated_solutions_are_right_unless_they_forget_the_carry():
             carries = left % 10 + right % 10 >= 10
             assert careful == str(left + right)
             assert habitual == str(left + right - 10 * carries)
-
-
-def test_generated_solutions_show_the_columns():
-    assert sum_in_columns(47, 85, forget_carry=False) == "7+5=12 4+8+1=13 [ANSWER] 132"
-    assert sum_in_columns(47, 85, forget_carry=True) == "7+5=12 4+8=12 [ANSWER] 122"
-    assert sum_in_columns(12, 34, forget_carry=False) == "2+4=6 1+3=4 [ANSWER] 46"
 
 
 def test_warm_start_text_uses_the_training_split_and_the_configured_share_of_mistakes():
@@ -122,14 +112,6 @@ def test_warm_start_checkpoint_is_reused_and_depends_on_recipe_and_seed(tmp_path
     assert ensure_checkpoint(TASK, TINY, tmp_path, seed=1) != first
 
 
-def test_warm_start_reports_progress_from_first_to_last_step(tmp_path, capsys):
-    make_checkpoint(tmp_path / "start", TASK, 0, TINY)
-    lines = capsys.readouterr().out.splitlines()
-    assert "3 steps" in lines[0]
-    assert lines[-2].startswith("warm start: 100 %")
-    assert str(tmp_path / "start") in lines[-1]
-
-
 def test_concurrent_runs_make_one_warm_start_checkpoint(tmp_path):
     program = (
         "import dataclasses, pathlib, sys; from torchtitan_rl.library.tasks.sum_digits import debug_task; "
@@ -151,29 +133,6 @@ def test_concurrent_runs_make_one_warm_start_checkpoint(tmp_path):
     [folder] = {output[-1] for output in lines}
     assert sum("warm start: wrote" in "\n".join(output) for output in lines) == 1
     Qwen3ForCausalLM.from_pretrained(folder)
-
-
-def test_waiting_for_another_runs_warm_start_is_reported(tmp_path):
-    folder = ensure_checkpoint(TASK, TINY, tmp_path)
-    folder.rename(tmp_path / "made")
-    with open(folder.with_suffix(".lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(target=ensure_checkpoint, args=(TASK, TINY, tmp_path))
-        second.start()
-        deadline = time.monotonic() + 30
-        while not (shown := list(events.running)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        (tmp_path / "made").rename(folder)
-    second.join(timeout=60)
-    assert shown == [f"warm start: wait for another run that makes {folder}"]
-
-
-def test_unwritable_warm_start_folder_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError, match=r"hf_assets_path is empty, .* cannot be written to .*/file: .*--hf-assets-path"
-    ):
-        ensure_checkpoint(TASK, TINY, tmp_path / "file")
 
 
 def test_a_rank_waits_for_local_rank_0(tmp_path, monkeypatch):

@@ -44,15 +44,6 @@ def test_gsm8k_reads_the_published_columns_and_compares_the_final_number(tmp_pat
         assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
 
 
-def test_gsm8k_rows_without_a_final_answer_are_reported(tmp_path):
-    with pytest.raises(UserError, match="row 2: no answer that can be read in 'answer'"):
-        Gsm8k.Config(
-            path=folder_of(
-                tmp_path, train=[{"question": q, "answer": a} for q, a in ("a1", ("b", "#### 2"))][::-1], test=[]
-            )
-        ).build()
-
-
 def test_last_boxed_answer_is_parsed_with_nested_braces():
     assert last_boxed(r"\boxed{1} so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
     assert last_boxed(r"\boxed{1") is None
@@ -87,16 +78,6 @@ def test_endless_math_comparison_is_killed_and_the_next_succeeds():
     started = time.perf_counter()
     assert not judge.equal("9^{9^{9^9}}", "7")
     assert time.perf_counter() - started < 30
-    assert judge.equal("0.25", r"\frac{1}{4}")
-
-
-def test_group_of_hanging_comparisons_takes_about_two_timeouts():
-    judge = MathJudge(longest_seconds=2.0)
-    assert judge.equal("0.5", r"\frac{1}{2}")
-    started = time.perf_counter()
-    assert not any(judge.equal(f"{n}^{{9^{{9^9}}}}", "7") for n in range(8, 20))
-    assert time.perf_counter() - started < 12 * 2.0 / 2  # and not 12 * 2.0, with 12 restarts
-    time.sleep(2.0)  # restores the next one's time
     assert judge.equal("0.25", r"\frac{1}{4}")
 
 
@@ -141,20 +122,6 @@ def test_countdown_targets_are_reachable_and_splits_are_disjoint():
     assert example == task.train_example(299, seed=0)
     with pytest.raises(UserError, match="task.min_numbers = 1"):
         check_fields(Countdown.Config(min_numbers=1), "task")
-
-
-def test_the_expected_answer_of_countdown_is_one_that_reaches_the_target():
-    task = Countdown.Config(max_numbers=6).build()
-    for example in [task.train_example(index, seed=0) for index in range(200)]:
-        assert reaches(example.expected_answer, example.columns["numbers"], example.columns["target"])
-
-
-def test_countdown_reward_and_correctness_agree():
-    task = Countdown.Config().build()
-    columns = {"numbers": [[1, 2, 3]] * 3, "target": [9] * 3}
-    completions = ["<answer>(1+2)*3</answer>", "<answer>1+2+3</answer>", "9"]
-    assert task.correct(completions=completions, **columns) == [1.0, 0.0, 0.0]
-    assert task.format(completions=completions) == [0.1, 0.1, 0.0]
 
 
 def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers():

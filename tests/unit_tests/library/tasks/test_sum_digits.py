@@ -7,7 +7,6 @@ import pytest
 
 from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.task import Example
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.library.tasks.procedural import is_held_out
 from torchtitan_rl.library.tasks.sum_digits import debug_task
@@ -30,23 +29,11 @@ def test_splits_of_two_integers_cover_all_and_never_overlap(two_integers):
     assert 0.1 < len(held_out_pool) / len(pairs) < 0.15
 
 
-def test_order_of_operands_does_not_change_the_split(two_integers):
-    for operands in itertools.combinations(range(10, 100, 7), 3):
-        assert len({two_integers.key(permutation) for permutation in itertools.permutations(operands)}) == 1
-
-
 def test_training_stream_of_any_seed_has_no_held_out_example():
     task = SumDigits.Config().build()
     held_out = {tuple(sorted(e.columns["operands"])) for e in task.held_out_examples(256)}
     for seed in range(5):
         assert not held_out & {tuple(sorted(task.train_example(i, seed=seed).columns["operands"])) for i in range(500)}
-
-
-def test_train_example_is_a_pure_function_of_seed_and_index(two_integers):
-    again = SumDigits.Config(max_integers=2).build()
-    stream = [two_integers.train_example(i, seed=3) for i in range(50)]
-    assert stream == [again.train_example(i, seed=3) for i in range(50)]
-    assert stream != [again.train_example(i, seed=4) for i in range(50)]
 
 
 def test_held_out_list_is_fixed_and_shorter_lists_are_prefixes():
@@ -70,11 +57,6 @@ def test_examples_have_the_configured_number_of_two_digit_integers():
         assert example.expected_answer == str(sum(operands))
         counts.add(len(operands))
     assert counts == {2, 3, 4}
-
-
-def test_empty_instruction_leaves_the_question_unchanged():
-    example = SumDigits.Config(max_integers=2, instruction="").build().train_example(0, seed=0)
-    assert re.fullmatch(r"What is \d\d \+ \d\d\?\n", example.text)
 
 
 def test_impossible_range_of_integers_is_an_error():
@@ -128,29 +110,6 @@ def test_rewards_are_equal_for_plain_and_chat_completions(two_integers, text, co
             for function in two_integers.reward_functions()
         }
         assert scores == {"correct": [correct], "format": [form]}
-
-
-def test_reward_and_evaluation_agree_on_correctness(two_integers):
-    for text in ("[ANSWER] 132", "[ANSWER] 0132", "[ANSWER] 122", "nothing"):
-        [reward] = two_integers.correct(completions=[text], expected_answer=["132"])
-        assert (reward > 0) == two_integers.is_correct(two_integers.extract_answer(text), "132")
-
-
-def test_column_named_like_a_grader_keyword_is_an_error():
-    for name in ("completions", "finish_reasons", "trainer_state"):
-        with pytest.raises(UserError, match=f"Example.columns = .*{name}"):
-            Example(text="", expected_answer="", columns={name: [1]})
-
-
-@pytest.mark.parametrize(("given", "kept"), [(46, "46"), (0.5, "0.5"), (-3, "-3"), ("46", "46")])
-def test_a_number_as_expected_answer_becomes_its_text(given, kept):
-    assert Example(text="", expected_answer=given).expected_answer == kept
-
-
-@pytest.mark.parametrize("given", [None, ["46"], True])
-def test_expected_answer_of_another_type_is_an_error(given):
-    with pytest.raises(UserError, match="Example.expected_answer = .*expected a text"):
-        Example(text="", expected_answer=given)
 
 
 def test_warm_start_exists_only_for_prompts_without_an_instruction(tmp_path, monkeypatch):

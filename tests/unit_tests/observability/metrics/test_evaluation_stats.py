@@ -23,19 +23,6 @@ def test_accuracy_has_the_exact_binomial_interval(right):
     assert interval([True] * right + [False] * (40 - right)) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-def test_single_right_sample_does_not_shrink_the_interval():
-    """64 prompts of 8 samples: an upper end of 0.056 with none right, and 0.060 with one, not 0.012."""
-    none, one = interval([0.0] * 64), interval([1 / 8] + [0.0] * 63)
-    assert none == pytest.approx((0.0, 0.056), abs=1e-3)
-    assert one[0] < 1 / 512
-    assert none[1] < one[1] < 0.07
-
-
-def test_the_more_alike_the_prompts_are_the_narrower_is_the_interval():
-    (low, high), (lowest, highest) = interval([0.5] * 64), interval([0.0, 1.0] * 32)
-    assert high - low < 0.5 * (highest - lowest)
-
-
 @pytest.mark.parametrize("num_samples", [1, 2, 4, 8])
 def test_additional_right_sample_lowers_neither_end_of_the_interval(num_samples):
     """From all wrong to all right: by samples in random order, and by one prompt after another."""

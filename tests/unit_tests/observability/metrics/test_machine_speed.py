@@ -5,7 +5,6 @@ import time
 import pytest
 import torch
 
-from tests.parts.bfloat16 import NoBfloat16
 from torchtitan_rl.observability.machine import bfloat16_warning, measured_speeds
 
 
@@ -17,12 +16,6 @@ def test_machine_speed_is_measured_once_within_two_seconds():
     assert time.process_time() - begin < 2
 
 
-def test_only_the_dtypes_of_the_run_are_measured():
-    measured_speeds.cache_clear()
-    with NoBfloat16():
-        assert set(measured_speeds("float32", "float32").flops_per_s) == {"float32"}
-
-
 @pytest.mark.parametrize(("slowdown", "said"), [(80, "80 times as long"), (4, "4 times as long"), (1, "")])
 def test_cpu_slow_in_bfloat16_is_warned_of_with_float32_flags(monkeypatch, slowdown, said):
     speeds = {torch.float32: 1e11, torch.bfloat16: 1e11 / slowdown}
@@ -31,8 +24,3 @@ def test_cpu_slow_in_bfloat16_is_warned_of_with_float32_flags(monkeypatch, slowd
     assert said in warning
     assert warning.endswith("Pass --generator.dtype float32" if said else "")
     assert bfloat16_warning({"generator.dtype": "float32"}) == ""
-
-
-def test_a_cpu_without_bfloat16_instructions_is_measured_as_slow():
-    slow = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert not slow or bfloat16_warning({"generator.dtype": "bfloat16"})

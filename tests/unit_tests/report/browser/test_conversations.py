@@ -9,21 +9,6 @@ from tests.parts.report_runs import write_run
 from torchtitan_rl.report import write_report
 
 
-def test_a_chat_is_shown_as_turns(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    messages = [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "hello"},
-        {"role": "tool", "content": [1]},
-    ]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"messages": messages}) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
-    roles = browser.run("[...document.querySelectorAll('.role')].map(e => e.innerText)")
-    assert roles == ["system", "user", "tool", "assistant"]
-
-
 @pytest.mark.parametrize(("waited", "shown_as"), [(1.5, "1.5 s"), (0.00584, "6 ms"), (9.7e-5, "under 1 ms")])
 def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp_path, waited, shown_as):
     folder = write_run(tmp_path / "a", steps=1)
@@ -54,33 +39,6 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
     assert "advantage 0.25" in turns[0]
     assert "advantage -0.5" in turns[1]
     assert browser.run("document.querySelectorAll('.turn.tool.error').length") == 1
-    assert clean(browser), browser.errors
-
-
-def test_a_rollout_of_several_traces_shows_where_each_comes_from(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1)
-    row = json.loads((folder / "samples.jsonl").read_text().splitlines()[0])
-    said = [
-        {"role": "assistant", "content": "57", "trace": 0},
-        {"role": "assistant", "content": "61", "trace": 1},
-        {"role": "user", "content": "Add 2.", "trace": 0},
-        {"role": "assistant", "content": "59", "trace": 0},
-    ]
-    context = [{"role": "user", "content": "Sum 57. Add 4."}]
-    traces = [
-        {"parent": None, "reason": "", "context": [], "context_tokens": 0, "tokens": 20},
-        {"parent": 0, "reason": "left out 2 messages", "context": context, "context_tokens": 11, "tokens": 14},
-    ]
-    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + "\n")
-    write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
-    [opening] = browser.run("[...document.querySelectorAll('.opening')].map(e => e.querySelector('summary').innerText)")
-    assert opening == "trace 1 · from trace 0 · left out 2 messages · 1 message, 11 tokens"
-    assert "Sum 57. Add 4." in browser.run("document.querySelector('.opening').textContent")
-    turns = browser.run("[...document.querySelectorAll('.body > .turn.assistant')].map(e => e.innerText)")
-    assert ["trace 0" in turns[0], "trace 1" in turns[1], "trace 0" in turns[2]] == [True] * 3
-    cards = browser.run("[...document.querySelectorAll('.cards > div')].map(e => e.innerText.replace('\\n', ' '))")
-    assert "traces 2" in cards
     assert clean(browser), browser.errors
 
 
@@ -179,30 +137,3 @@ def test_the_next_turn_and_the_next_error_are_one_key_away(browser, tmp_path):
     assert "call 99" in browser.run(focused)
     assert browser.run(seen)
     assert clean(browser), browser.errors
-
-
-def test_turns_are_folded_and_printed_as_they_are(browser, tmp_path):
-    browser.open(long_conversation(tmp_path, 8))
-    tall = browser.run("document.querySelector('.body').offsetHeight")
-    browser.run("document.querySelector('[data-fold]').click(); document.querySelectorAll('.turn.tool')[1].open = true")
-    assert browser.run("document.querySelector('.body').offsetHeight") < tall
-    folded = "[...document.querySelectorAll('.body > .turn')].map(e => e.open)"
-    before = browser.run(folded)
-    assert before.count(True) == 1
-    assert "call 5" in browser.run("document.querySelectorAll('.turn.assistant')[5].innerText")  # its first words
-    browser.run("dispatchEvent(new Event('beforeprint'))")
-    assert browser.run(folded) == before
-    browser.run("dispatchEvent(new Event('afterprint'))")
-    assert browser.run(folded) == before
-
-
-def test_a_long_conversation_starts_on_the_first_page_of_paper(browser, tmp_path):
-    browser.open(long_conversation(tmp_path, 60))
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    # A part that may not be broken and is taller than a page leaves the rest of the page before it empty.
-    unbroken = "[...document.querySelectorAll('main *')].filter(e => getComputedStyle(e).breakInside === 'avoid')"
-    too_tall = browser.run(f"{unbroken}.filter(e => e.offsetHeight > innerHeight).length")
-    contents = browser.run("getComputedStyle(document.querySelector('.contents')).display")
-    browser.call("Emulation.setEmulatedMedia", media="")
-    assert too_tall == 0
-    assert contents == "none"  # it is closed

@@ -51,16 +51,6 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
     assert "[U+202E]gnp.exe" in text
 
 
-def test_a_printed_page_has_the_words_and_not_the_controls(browser, one):
-    browser.open(one[0])
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    hidden = browser.run("['nav', '.theme'].map(s => getComputedStyle(document.querySelector(s)).display)")
-    coloured = browser.run("getComputedStyle(document.querySelector('.ending')).printColorAdjust")
-    browser.call("Emulation.setEmulatedMedia", media="")
-    assert hidden == ["none", "none"]
-    assert coloured == "exact"  # else a browser leaves out the colours of tokens and bars
-
-
 def test_paper_has_all_charts_in_the_light_theme(browser, one):
     browser.open(one[0], dark=True)
     browser.run("dispatchEvent(new Event('beforeprint'))")
@@ -91,11 +81,3 @@ def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, t
         document.querySelector('.list')?.scrollTop, document.querySelector('[aria-sort]')?.innerText.slice(0, 6)]"""
     as_before = json.dumps(["make", opened, 120, "reward"], separators=(",", ":"))
     browser.wait(f"window.before === undefined && JSON.stringify({seen}) === {as_before!r}")
-
-
-def test_wait_goes_on_when_the_page_is_read_again_meanwhile(browser, tmp_path):
-    page = tmp_path / "r.html"
-    write_report([write_run(tmp_path / "a", steps=2, num_steps=2)], page)
-    browser.open(page)
-    browser.wait("window.name === 'again' || (window.name = 'again', location.reload(), new Promise(() => {}))")
-    assert browser.run("window.name") == "again"

@@ -23,19 +23,3 @@ def test_the_health_page_lists_warnings_and_counts(browser, tmp_path):
     assert counts == [["obs/dropped_rows", "7", "4"], ["reward/mine/failures", "2", "4"]]
     assert browser.run("document.querySelector('.alarm').innerText") == "3"
     assert load_run(folder).warnings[0].level == "ERROR"
-
-
-def test_a_constant_part_has_no_correlation(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=5)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    for place, row in enumerate(rows):
-        row["reward/format"] = 0.2 + 1e-16 * (place % 2)  # constant up to rounding
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="health"))
-    parts = browser.run(
-        "[...document.querySelectorAll('[data-table=parts] tbody tr')].map(r => [...r.children].map(c => c.innerText))"
-    )
-    assert [line[0] for line in parts] == ["correct", "format"]
-    assert parts[0][2] == "1"
-    assert parts[1][1:] == ["0.2", "–", "80"]

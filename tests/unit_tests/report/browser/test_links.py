@@ -80,16 +80,3 @@ def test_back_and_an_edited_address_lead_where_they_say(browser, one):
     follow(browser, open="train/2/0/1", sort="step", down=False)
     browser.wait(f"{opened} === '17'")
     assert clean(browser), browser.errors
-
-
-def test_a_link_to_a_compared_prompt_survives_growth(browser, tmp_path):
-    folders = [write_run(tmp_path / name, steps=4, seed=seed) for seed, name in enumerate("ab")]
-    write_report(folders, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="compare"))
-    browser.run("document.querySelectorAll('tr[data-outcome]')[5].click()")
-    asked = "document.querySelector('.pair .text').innerText"
-    hash_, prompt = browser.run("location.hash"), browser.run(asked)
-    grown = [write_run(tmp_path / f"{name}2", steps=9, seed=seed) for seed, name in enumerate("ab")]
-    write_report(grown, tmp_path / "r.html")
-    browser.open((tmp_path / "r.html").as_uri() + hash_)
-    assert browser.run(asked) == prompt

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.parts.report_page import at, clean
+from tests.parts.report_page import clean
 from tests.parts.report_runs import row_of, write_run
 from torchtitan_rl.report import load_run, write_report
 from torchtitan_rl.report.health import health
@@ -26,22 +26,6 @@ def test_the_overview_has_the_verdicts_and_draws_the_curves(browser, one):
     browser.wait("document.querySelectorAll('canvas').length >= 6")
     painted = "[...document.querySelector('canvas').getContext('2d').getImageData(0, 0, 300, 150).data].some(v => v)"
     assert browser.run(painted)
-
-
-def test_series_are_found_by_a_part_of_their_name(browser, one):
-    page, run = one
-    browser.open(at(page, series="logprob_diff"))
-    titles = browser.run("[...document.querySelectorAll('.grid:last-child figure')].map(f => f.dataset.chart)")
-    assert titles == sorted(key for key in run.series if "logprob_diff" in key)
-
-
-def test_smoothing_log_scale_and_hidden_runs_redraw(browser, two):
-    browser.open(at(two[0], smooth=0.8, log=True))
-    browser.run("document.querySelector('.chip[aria-pressed=true]').click()")
-    browser.wait("location.hash.includes('hidden')")
-    reward = "document.querySelector('[data-chart=Reward]').innerText"
-    assert "b" in browser.run(reward)
-    assert clean(browser), browser.errors
 
 
 def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
@@ -74,42 +58,6 @@ def test_a_live_run_says_its_step_and_the_time_left(browser, tmp_path):
     write_report([folder], tmp_path / "r.html")
     browser.open(tmp_path / "r.html")
     assert "its files have stopped growing" in browser.run("document.querySelector('.ending').innerText")
-
-
-def test_a_run_of_conversations_has_a_chart_of_its_tool_calls(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=6)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines[1:]:
-        line |= {
-            "conversations/turns/mean": 2.0 + line["step"],
-            "conversations/tool_calls": 1.0,
-            "conversations/tool_errors": 0.5,
-        }
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_report([folder], tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
-    assert "tool calls per conversation 1 → 1; of them failed 50 % → 50 %" in browser.run(
-        "document.querySelector('.verdicts').innerText"
-    )
-    chart = browser.run("document.querySelector('[data-chart=Conversations]').innerText")
-    assert all(word in chart for word in ("turns", "tool calls", "tool errors"))
-    assert clean(browser), browser.errors
-
-
-def test_a_mixture_of_experts_has_a_chart_and_a_line_of_their_load(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=6)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines[1:]:
-        line |= {"moe/largest_load": 1.5 + 0.5 * line["step"], "moe/dead_experts": float(line["step"] > 3)}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_report([folder], tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
-    assert "the busiest expert of a layer takes 2 → 4.5 times the mean" in browser.run(
-        "document.querySelector('.verdicts').innerText"
-    )
-    chart = browser.run("document.querySelector('[data-chart=Experts]').innerText")
-    assert all(word in chart for word in ("busiest / mean", "4.5", "without a token"))
-    assert clean(browser), browser.errors
 
 
 def unfinished_rows(folder, step, prompts=3, siblings=4):
@@ -155,13 +103,3 @@ def test_samples_of_a_failed_step_change_no_verdict_and_no_comparison(tmp_path):
     assert len(after.rows) == len(before.rows) + 12
     assert (verdicts(after), unbiased_rows(after)) == (verdicts_before, unbiased_rows(before))
     assert health(after) == health_before
-
-
-def test_charts_of_the_run_s_config_stand_beside_the_page_s_own(browser, tmp_path):
-    charts = ["Loss and length=loss/total,completions/length/mean", "Not logged=my/metric"]
-    write_report([write_run(tmp_path / "a", metrics={"charts": charts})], tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
-    titles = browser.run("[...document.querySelectorAll('[data-chart]')].map(one => one.dataset.chart)")
-    assert "Loss and length" in titles
-    assert "Not logged" not in titles
-    assert clean(browser), browser.errors

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from tests.parts.report_page import at, clean
 from tests.parts.report_runs import write_run
 from torchtitan_rl.report import write_report
@@ -25,25 +23,3 @@ def test_prompts_are_listed_by_their_pass_rate(browser, tmp_path):
     browser.run("document.querySelector('[data-table=prompts] button').click()")
     assert browser.run("document.querySelector('main').dataset.view") == "samples"
     assert clean(browser), browser.errors
-
-
-@pytest.mark.parametrize("width", [390, 1440])
-def test_the_table_of_prompts_fits_a_phone_and_breaks_no_rate(browser, tmp_path, width):
-    folder = write_run(tmp_path / "a", steps=2, siblings=3)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    for row in rows:
-        row |= {
-            "prompt": f"A prompt of many words, number {row['prompt_idx']}, " * 3,
-            "correct": row["sample_idx"] != 2,
-        }
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="prompts"), width=width)
-    assert "66.7 %" in browser.run("document.querySelector('[data-table=prompts] tbody').innerText")
-    assert browser.run(
-        "(e => e.scrollWidth <= e.clientWidth)(document.querySelector('[data-table=prompts]').parentNode)"
-    )
-    heights = browser.run(
-        "[...document.querySelectorAll('[data-table=prompts] td.short')].filter(e => e.offsetWidth).map(e => { const r = document.createRange(); r.selectNodeContents(e); return r.getClientRects().length; })"
-    )
-    assert set(heights) == {1}

@@ -58,17 +58,3 @@ def test_smoothing_leaves_measured_accuracy_as_it_is(browser, tmp_path, series):
     assert legend(browser, "Reward") == [f"{run.series['reward/mean'][-1]:.3g}"]  # as measured
     assert "curves smoothed" in browser.run("document.querySelector('[data-chart=Reward]').innerText")
     assert clean(browser), browser.errors
-
-
-@pytest.mark.parametrize(
-    ("share", "shown"), [(0.5625, "56.2 %"), (0.4375, "43.8 %"), (0.0005, "0.1 %"), (1.0, "100.0 %")]
-)
-def test_a_legend_rounds_a_share_as_the_verdicts_do(browser, tmp_path, share, shown):
-    folder = write_run(tmp_path / "a", steps=2)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines[0]["evaluation/accuracy"] = share
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_report([folder], tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
-    assert legend(browser, "Held-out accuracy") == [f"{shown}, step 0"]
-    assert f"held-out accuracy {shown}" in browser.run("document.querySelector('.verdicts').innerText")

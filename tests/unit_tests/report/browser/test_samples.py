@@ -42,18 +42,6 @@ def test_sorts_give_the_order_that_python_says(browser, one, column, down):
     assert shown(browser) == order
 
 
-def test_a_click_on_a_header_sorts_and_a_typed_word_filters(browser, one):
-    page, run = one
-    browser.open(at(page, view="samples"))
-    browser.run("document.querySelector('[data-sort=reward]').click()")
-    assert run.rows[shown(browser)[0]]["reward"] == 1.2
-    browser.run(
-        "{ const box = document.querySelector('[data-field=q]'); box.value = 'make [ANSWER] 5'; box.dispatchEvent(new Event('input')); }"
-    )
-    expected = sum("make [ANSWER] 5" in row["response"] for row in run.rows)
-    browser.wait(f"document.querySelector('.count').innerText.startsWith('{expected} ')")
-
-
 def test_j_and_k_go_through_the_samples_and_turn_the_page(browser, one):
     browser.open(at(one[0], view="samples", sort="step", down=False))
     opened = "Number(document.querySelector('tr.open').dataset.row)"
@@ -93,15 +81,6 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
     steps = browser.run("[...document.querySelectorAll('[data-step]')].map(e => Number(e.dataset.step))")
     assert steps == [step for step in (1, 2, 3, 4, 5) for _ in range(4)]
     assert clean(browser), browser.errors
-
-
-def test_a_long_answer_is_cut_until_it_is_asked_for(browser, tmp_path):
-    write_report([write_run(tmp_path / "a", steps=2, text="word " * 20_000)], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
-    length = "document.querySelector('.detail').innerText.length"
-    assert browser.run(length) < 8_000
-    browser.run("document.querySelector('.more').click()")
-    assert browser.run(length) > 19_000
 
 
 def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
@@ -175,21 +154,6 @@ def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
-@pytest.mark.parametrize("width", [1400, 390])
-def test_the_values_of_a_token_amid_a_long_text_are_seen_with_it(browser, tmp_path, width):
-    tokens = {"text": ["word "] * 2000, "logprob": [-0.5] * 2000, "diff": [0.0] * 2000, "advantage": 1.0}
-    page = with_tokens(write_run(tmp_path / "a", steps=1), tokens)
-    browser.open(at(page, view="samples", open="train/1/0/0", paint="logprob"), width=width, height=844)
-    browser.run(
-        "window.token = document.querySelectorAll('.tokens .token')[1000]; token.scrollIntoView({ block: 'end' })"
-    )
-    browser.run("token.click()")
-    [top, bottom, height, lowest] = browser.run(
-        "(r => [r.top, r.bottom, innerHeight, token.getBoundingClientRect().bottom])(document.querySelector('.token-values').getBoundingClientRect())"
-    )
-    assert lowest <= top < bottom <= height
-
-
 def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
     """Entropy, and what a teacher says, by names that this page may not know."""
     more = {"entropy": [0.1, 0.7, 0.0, None], "divergence": [0.5, 1.0, 0.25, None], "teacher_log_ratios": [-2.0, 1.0, 0.0, None],
@@ -209,13 +173,6 @@ def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
     browser.run("document.querySelectorAll('.tokens .token')[3].click()")
     assert "entropy" not in browser.run(VALUES)
     assert clean(browser), browser.errors
-
-
-def test_a_token_says_why_it_is_not_in_the_loss(browser, tmp_path):
-    page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS, in_loss=False, left_out="too long")
-    browser.open(at(page, view="samples", open="train/1/0/0", paint="logprob"))
-    browser.run("document.querySelector('.tokens .token').click()")
-    assert browser.run(VALUES)["in the loss"] == "no: too long"
 
 
 def test_where_the_siblings_part_is_marked(browser, tmp_path):
@@ -245,65 +202,6 @@ def test_where_the_siblings_part_is_marked(browser, tmp_path):
         "document.querySelector('.detail').innerText"
     )
     assert browser.run("[...document.querySelectorAll('.siblings .parting')].map(e => e.innerText)") == ["10", "6"]
-
-
-def test_a_sample_whose_siblings_are_not_stored_is_not_said_to_be_alone(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=4)
-    rows = (folder / "samples.jsonl").read_text().splitlines()
-    (folder / "samples.jsonl").write_text(rows[2] + "\n")
-    write_report([folder], tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/2", tab="siblings"))
-    said = browser.run("document.querySelector('.detail').innerText")
-    assert "Siblings 1 of 4" in said
-    assert "1 of 4 siblings are stored. Not there: samples 0, 1, 3;" in said
-    assert "This prompt has one sample" not in said
-
-
-def test_20_000_tokens_are_coloured_with_one_layout_and_again_without_a_new_node(browser, tmp_path):
-    n = 20_000
-    tokens = {
-        "text": ["word "] * n,
-        "logprob": [-(i % 50) / 10 for i in range(n)],
-        "diff": [1e-5] * n,
-        "advantage": 1.0,
-    }
-    page = with_tokens(write_run(tmp_path / "a", steps=1, prompts=1, siblings=1), tokens)
-    browser.open(at(page, view="samples", open="train/1/0/0"))
-    browser.run(
-        "window.changes = 0; new MutationObserver((seen) => { window.changes += seen.length; })"
-        ".observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true }); 0"
-    )
-    colour = "(() => {{ document.querySelector('[data-paint={}]').click(); document.querySelector('.tokens').offsetHeight; }})()"
-    token = "document.querySelectorAll('.tokens .token')"
-    for paint, nodes in (("logprob", 2 * n), ("diff", 0), ("advantage", 0), ("logprob", 0)):
-        before = browser.run("window.changes")
-        grown = browser.counts(colour.format(paint))
-        assert grown["Nodes"] < nodes + 100, paint  # a token is an element and its text; freed ones may make it less
-        assert grown["JSEventListeners"] < 100, paint
-        assert grown["LayoutCount"] <= 2, paint
-        assert browser.run("window.changes") - before < n + 100, paint  # one change of each token
-        kept = browser.run(f"[...{token}].filter((each) => each.kept).length")
-        assert kept == (0 if nodes else n), paint
-        browser.run(f"{token}.forEach((each) => {{ each.kept = true; }})")
-    browser.run("document.querySelectorAll('.tokens .token')[19_999].click()")
-    assert browser.run(VALUES)["place"] == "20,000 of 20,000"
-
-
-def test_what_a_judge_wrote_is_read_whole_and_found(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=2)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    reason = "Right answer.\n\n- step 2 is not explained\n" + "and so on " * 1000 + "\nScore: seven"
-    rows[3] |= {"extra/judge": reason, "extra/parts": {"clarity": "the unclear one", "list": list(range(60))}}
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
-    for words in ("SCORE: seven", "the unclear one"):
-        browser.open(at(tmp_path / "r.html", view="samples", q=words))
-        assert shown(browser) == [3]
-    said = "document.querySelector('.columns .long .text').innerText"
-    assert browser.run(said).startswith("Right answer.\n\n- step 2 is not explained\nand so on")
-    browser.run("document.querySelector('.columns .long .more').click()")
-    assert browser.run(said) == reason
-    assert clean(browser), browser.errors
 
 
 def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, tmp_path):
