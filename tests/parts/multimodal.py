@@ -27,7 +27,7 @@ def save_multimodal(folder: Path, architecture: str, *, older_names: bool = Fals
     """Write a random checkpoint.
 
     Args:
-        older_names: names of tensors as in files from before transformers 5: `language_model.model.layers`, `vision_tower`.
+        older_names: `language_model.model.layers` and `vision_tower`, as transformers still writes for Gemma 3 and Mistral 3.
     """
     torch.manual_seed(0)
     family, entries, vision = MULTIMODAL[architecture]
@@ -49,7 +49,7 @@ def save_multimodal(folder: Path, architecture: str, *, older_names: bool = Fals
 
 
 def _older(name: str) -> str:
-    begin, _, rest = name.partition("language_model.")
-    if rest:
-        return f"language_model.model.{rest.removeprefix('model.')}"
-    return "language_model.lm_head.weight" if name == "lm_head.weight" else name.removeprefix("model.")
+    if name == "lm_head.weight":
+        return "language_model.lm_head.weight"
+    begin, part, rest = name.partition("language_model.")
+    return f"language_model.model.{rest}" if begin and part else name.removeprefix("model.")
