@@ -56,12 +56,12 @@ def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 10
 
 
 def _fit_two_cores(config: RunConfig) -> None:
-    """Set the sizes for a small model on a machine without a GPU: 16 prompts x 8 completions of at most 256 tokens."""
+    """Set the sizes for a small model on a machine without a GPU: 8 prompts x 8 completions of at most 256 tokens."""
     for sampling in (config.sampling, config.evaluation.sampling, config.evaluation.sampled):
         sampling.max_tokens = 256
     config.generator.max_model_len = config.prompts.max_prompt_tokens + 256
     config.num_steps = 50
-    config.num_prompts_per_step = 16
+    config.num_prompts_per_step = 8
     config.evaluation.num_prompts = 64
     config.trainer.max_tokens_per_microbatch = 4096
     config.trainer.optimizer.lr = 1e-5

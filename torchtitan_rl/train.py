@@ -261,7 +261,13 @@ def build_run(
     parts = build_parts(config, prepared, folder=run_folder)
     recorder = build_recorder(config, parts.tokenizer, run_folder)
     in_flight = config.in_flight.build(prompt_at=parts.prompts.at) if config.samples_training else Demonstrations()
-    state = RunState(algorithm=parts.algorithm, recorder=recorder, evaluation=evaluation, in_flight=in_flight)
+    state = RunState(
+        algorithm=parts.algorithm,
+        recorder=recorder,
+        evaluation=evaluation,
+        in_flight=in_flight,
+        logprob_gate=parts.trainer.logprob_gate,
+    )
     checkpointer = _build_checkpointer(config, parts.trainer, parts.prompts, state, run_folder)
     if resume is not None:
         with phase(f"load {resume.checkpoint}"):

@@ -60,8 +60,10 @@ _IN_TEXT = re.compile(
 """A number in a text, or a longer expression, such as the range 15-20, 5k or \\sqrt{2}, whose parts are no answer."""
 
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
-_MARK = re.compile(r"(?:####|(?:answer|option|choice)\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE)
-_LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*([A-Z])[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
+_MARK = re.compile(
+    r"(?:####|(?:answer|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b))\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE
+)
+_LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*((?-i:[A-J]))[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
 _WRAPPED = re.compile(r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTALL)
 """Markdown's code and LaTeX's formulas."""
 _CHOICE = re.compile(

@@ -17,6 +17,7 @@ from rich.text import Text
 from torchtitan_rl.observability import read_rows
 from torchtitan_rl.observability.panels import plain_console, prompt_lines, rows_table, sample_panel
 from torchtitan_rl.observability.sample_rows import Row, score_of
+from torchtitan_rl.observability.select import SIBLING
 
 NARROW = 60
 """Width in characters below which a table leaves out columns, so that the others can be read."""
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         last = max(row["step"] for row in rows)
         of_last = [row for row in rows if row["step"] == last]
-        selected = [row for row in of_last if row.get("select_reason")] or of_last
+        selected = [row for row in of_last if row.get("select_reason") not in (None, "", SIBLING)] or of_last
         _print_panels(selected, console)
         if left_out := len(of_last) - len(selected):
             more = f"{left_out} more stored rows of step {last}: --step {last} --best {len(of_last)} ranks all"
@@ -139,8 +140,6 @@ def _print_siblings(rows: list[Row], split: str, console: Console) -> None:
     shown = [{c: v for c, v in row.items() if c not in ("prompt", "messages")} for row in siblings]
     panels = [sample_panel(row, console) for row in shown]
     console.print(Columns(panels, width=width, padding=(0, 1)))
-    if size and len(siblings) < size:
-        console.print(Text("the run stored only selected rows; metrics.keep_all_rows stores all siblings", style="dim"))
 
 
 if __name__ == "__main__":

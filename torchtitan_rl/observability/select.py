@@ -159,6 +159,8 @@ def parse_selector(text: str) -> Selector:
 
 
 HELD_OUT_SPLIT = "eval_greedy"
+SIBLING = "sibling"
+"""`select_reason` of rows that are stored because another sample of their prompt is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +169,8 @@ class Selected:
 
     shown: list[Row]
     kept: list[Row]
-    """The rows to store: the shown rows, those of the greedy evaluation, and with `keep_all` all others too (`select_reason` "" if
-    no selector chose it)."""
+    """The rows to store: the shown rows with their siblings, those of the greedy evaluation, and with `keep_all` all others too
+    (`select_reason` "" if no selector chose it)."""
     traces: list[Row]
     """The rows to show as conversations, `num_traces` of each split: the shown rows, then a seeded sample."""
 
@@ -198,11 +200,13 @@ class Selection:
 
     def candidates(self, rows: list[Row]) -> list[Row]:
         """This rank's rows that the selection over all ranks may need."""
-        found: dict[int, Row] = {}
+        found: set[int] = set()
+        beside: set[int] = set()
         for members in self._splits(rows):
             chosen = [c for selector in self._selectors for c in selector.candidates(members)]
-            found.update({id(c.row): c.row for c in [*chosen, *random(self._num_traces)(members)]})
-        kept = [(row, id(row) in found) for row in rows if id(row) in found or self._stores(row)]
+            found |= {id(c.row) for c in [*chosen, *random(self._num_traces)(members)]}
+            beside |= {id(c.row) for c in _siblings(members, chosen)}
+        kept = [(row, id(row) in found) for row in rows if id(row) in found | beside or self._stores(row)]
         return [self._complete(row) if chosen else _cells(self._complete(row)) for row, chosen in kept]
 
     def _stores(self, row: Row) -> bool:
@@ -224,8 +228,14 @@ class Selection:
             others = [{**row, "select_reason": "trace"} for c, row in named if id(c) in sampled and not reasons[id(c)]]
             rollouts = [row for row in (*shown, *others) if "response" in row]  # tables of the user's own may have none
             selected.shown.extend(shown)
-            kept = [pair for pair in named if self._stores(pair[1]) or reasons[id(pair[0])]]
-            selected.kept.extend(_with_tokens(c, row) if reasons[id(c)] else row for c, row in kept)
+            beside = {id(c) for c in _siblings(members, [c for c in members if reasons[id(c)]])}
+            for c, row in named:
+                if reasons[id(c)]:
+                    selected.kept.append(_with_tokens(c, row))
+                elif self._stores(row):
+                    selected.kept.append(row)
+                elif id(c) in beside:
+                    selected.kept.append({**row, "select_reason": SIBLING})
             selected.traces.extend(rollouts[: self._num_traces])
         return selected
 
@@ -250,6 +260,12 @@ class Selection:
             idle="advantage" in row and not (row["advantage"] and row.get("in_loss", True)),
             tie_breaker=_digest(f"{self._seed}:{row.get('step')}:{place}"),
         )
+
+
+def _siblings(members: list[Candidate], chosen: list[Candidate]) -> list[Candidate]:
+    """The members of the groups of the chosen candidates."""
+    groups = {c.group for c in chosen} - {None}
+    return [c for c in members if c.group in groups]
 
 
 def _cells(row: Row) -> Row:

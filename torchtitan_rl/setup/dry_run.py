@@ -37,6 +37,7 @@ from torchtitan_rl.setup.memory import (
 from torchtitan_rl.setup.resume import choose_resume
 from torchtitan_rl.setup.second_opinion import compare_start, logprobs_at_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer
+from torchtitan_rl.setup.step_time import expected_time
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, learning_warnings
@@ -85,6 +86,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         if config.needs_engine:
             shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
         _show(title, shown)
+    _show("time", expected_time(config, prompts, world_size))
     if not config.samples_training:
         _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
     if played := _turn(config, parts.environments, prompts[0], tokenizer):

@@ -17,19 +17,16 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.core.config import MANY, check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library import named_models
-from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.observability.machine import Speeds, measured_speeds
-from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds
 from torchtitan_rl.setup import step_model
 from torchtitan_rl.setup.memory import (
     choose_by_memory,
-    footprint_of,
     memory_need,
-    meta_model,
     teacher_spec,
 )
 from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.step_time import SHARES, SHARES_ON_A_CPU, step_bounds
 from torchtitan_rl.setup.validation import check_layout
 
 if TYPE_CHECKING:
@@ -151,19 +148,6 @@ def folder_of(name: str, scratch: Path) -> Path:
     return folder
 
 
-def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float], *, exact: bool) -> float:
-    """The operations that a teacher adds to a step: its forward over the step's tokens, and the exact divergence.
-
-    The exact divergence computes both heads' logits three times, and the student's gradient once.
-
-    Args:
-        work: tokens, attended pairs and scored tokens of the step.
-    """
-    flops = TokenFlops.of(teacher.model, meta_model(teacher))
-    scored = work[2]
-    return flops.forward(work) + exact * scored * (2 * flops.head + 5 * student.head)
-
-
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """The command."""
     if args.curve and (args.gpus, args.gpu) != (1, "H100"):
@@ -219,22 +203,20 @@ def print_estimate(config: "RunConfig", args: argparse.Namespace, parser: argpar
         parser.error(
             f"--prompt-tokens {prompt} and --completion-tokens {completion}: expected at most {positions} together"
         )
-    model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
-    passes = config.trainer.num_epochs * sequences
-    work = [passes * length, passes * length * (length + 1) / 2, passes * completion]  # in either pass
-    footprint = footprint_of(config, model=model, world_size=args.gpus)
-    bounds = bound_seconds([(prompt, completion)] * sequences, work=[work, work], speeds=speeds, footprint=footprint)
-    if not config.samples_training:
-        bounds = {"train": bounds["train"]}
-    if teacher is not None:
-        added = teacher_flops(teacher, footprint.flops, work, exact=loss.divergence_beta is not None)
-        bounds["teacher"] = added / args.gpus / speeds.flops_per_s[footprint.train_dtype]
-    shares = {
+    bounds = step_bounds(
+        config,
+        lengths=[(prompt, completion)] * sequences,
+        world_size=args.gpus,
+        speeds=speeds,
+        teacher=teacher,
+    )
+    given = {
         "decode": args.decode_share,
         "train": args.train_share,
         "sync": args.sync_share,
         "teacher": args.train_share,
     }
+    shares = (SHARES_ON_A_CPU if device.ON_CPU else SHARES) | {k: v for k, v in given.items() if v is not None}
     print(f"{args.config} on {args.gpus} x {args.gpu}: {sequences} sequences of {prompt} + {completion} tokens")
     for name, bound in bounds.items():
         print(f"{name:7s} {bound / shares[name]:8.2f} s expected, {bound:8.2f} s at least")

@@ -152,6 +152,8 @@ COMPLETIONS = [
     ("exact_match", "B", "The correct option is (B).", True),
     ("exact_match", "D", "so \\boxed{\\langle H\\rangle \\ll \\Delta E}\n\n**Answer: D**", True),
     ("exact_match", "E", "so \\boxed{\\langle H\\rangle \\ll \\Delta E}\n\n**Answer: D**", False),
+    ("math_answer", "5", "\\boxed{5} and the answer is x", True),
+    ("exact_match", "5", "Answer: 5. The best option is to stop here.", True),
     ("exact_match", "Paris", "**Answer:** `Paris`", True),
     ("exact_match", "x = 2", "so\n**$x = 2$.**", True),
     ("math_answer", "42", "so\n`42`", True),

@@ -52,7 +52,7 @@ def test_samples_of_a_group_are_shown_side_by_side(run, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(all(f"answer 2-1-{s}" in line for s in range(3)) for line in lines)
     assert main([run("b", keep_all_rows=False), "--group", "1"]) == 0
-    assert "keep_all_rows" in capsys.readouterr().out
+    assert "3 stored of 3 siblings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("view", [[], ["--best", "1"], ["--group", "0"]])

@@ -167,8 +167,19 @@ def test_a_group_spread_over_ranks_has_zero_variance_only_if_all_its_rewards_are
 
 def test_ranks_send_only_candidate_rows():
     rows = [row(p, s, float(p * s)) for p in range(50) for s in range(4)]
-    assert len(Selection(("top", "bottom", "random")).candidates(rows)) <= 3
+    assert len(Selection(("top", "bottom", "random")).candidates(rows)) <= 3 * 4  # with their siblings
     assert len(Selection((), keep_all=True).candidates(rows)) == 200
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_whole_group_of_a_shown_row_is_stored_on_any_number_of_ranks(count):
+    rows = [row(p, s, float(4 * p + s)) for p in range(6) for s in range(4)]
+    size = len(rows) // count
+    found = over_ranks([rows[size * rank :][:size] for rank in range(count)], ("top", "unscored:0"))
+    assert [(r["prompt_idx"], r["sample_idx"]) for r in found.shown] == [(5, 3)]
+    reasons = {(r["prompt_idx"], r["sample_idx"]): r["select_reason"] for r in found.kept if r["prompt_idx"] == 5}
+    assert reasons == {(5, 3): "top", (5, 2): "sibling", (5, 1): "sibling", (5, 0): "sibling"}
+    assert [r["prompt_idx"] for r in found.kept] == [5] * 4
 
 
 def test_each_split_has_its_traces_with_selected_rows_first():

@@ -56,6 +56,11 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     )
     assert "engine's weights 0.0, KV cache 1.0)" in shown
     assert "each GPU" not in shown
+    step = re.search(r"a step: about (\S+) s if all completions have 32 tokens, (\S+) s if they have a quarter", shown)
+    assert 0 < float(step[2]) < float(step[1]) < 60
+    most = re.search(r"what changes it most: --\S+ (\d+), (\S+) s; --\S+ (\d+), (\S+) s\n", shown)
+    assert {most[1], most[3]} <= {"4", "8", "16"}  # halves of 8 completions, 16 prompts, 32 tokens
+    assert float(most[2]) <= float(most[4]) < float(step[1])
     assert "--- model\nthe policy's log-probabilities of 31 random tokens are those of transformers to " in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     objective = shown.partition("--- objective, tried on a synthetic step\n")[2].partition("\n\n")[0].splitlines()

@@ -95,7 +95,8 @@ class LogprobDiffs:
 class LogprobGate(Configurable):
     """Checks a batch's differences before its first update.
 
-    By default it compares them with the run's earlier steps, so no limit for a dtype or a model is needed.
+    By default it compares them with the run's earlier steps, so no limit for a dtype or a model is needed. Checkpoints
+    hold what it knows of them.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -118,6 +119,15 @@ class LogprobGate(Configurable):
         self._before: dict[str, deque[float]] = {
             name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]
         }
+
+    def state_dict(self) -> dict[str, dict[str, list[float]]]:
+        """Returns the means and 99th percentiles of the last steps under the dtype in which they were measured."""
+        return {self._dtype: {name: list(before) for name, before in self._before.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, dict[str, list[float]]]) -> None:
+        """Restore what `state_dict` returned. A run that goes on in another dtype begins anew."""
+        for name, values in state_dict.get(self._dtype, {}).items():
+            self._before[name].extend(values)
 
     def check(self, diffs: LogprobDiffs) -> None:
         """Raise LogprobGateError if `diffs`, the same on every rank, are over a limit. NaN is over `max_diff` alone."""

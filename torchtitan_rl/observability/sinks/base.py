@@ -30,7 +30,7 @@ class StepRecord:
     tables: dict[str, list[Row]] = field(default_factory=dict)
     """The selected rows of each non-empty table, each with its `select_reason`."""
     kept: dict[str, list[Row]] = field(default_factory=dict)
-    """The rows for the local store: every row with `keep_all_rows`, else the selected rows."""
+    """The rows for the local store: every row with `keep_all_rows`, else the selected rows with their siblings."""
     traces: list[Row] = field(default_factory=list)
     """Rollouts to show as conversations."""
     distributions: dict[str, np.ndarray] = field(default_factory=dict)

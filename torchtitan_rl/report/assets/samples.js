@@ -19,7 +19,7 @@ function chosenRows() {
     equals('run', state.run), equals('split', state.split), equals('finish_reason', state.finish),
     equals('correct', { right: 'true', wrong: 'false', unknown: 'null' }[state.right] ?? ''),
     between('step', state.from, state.to), between('reward', state.low, state.high),
-    state.shown ? (row) => Boolean(cell(row, 'select_reason')) : null,
+    state.shown ? (row) => !['', null, 'sibling'].includes(cell(row, 'select_reason')) : null,
     words ? (row) => searchText(row).includes(words) : null,
   ].filter(Boolean);
   const found = [];

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.unit_tests.core.trainer.test_packing import COUNTS, member
+from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, LogprobGateError, diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.packing import pack
 
@@ -91,6 +92,22 @@ def test_logprob_diff_distribution_is_compared_with_earlier_steps():
         LogprobGateError, match="logprob_diff/mean is .* over 20 x the median .* of the 20 steps before"
     ):
         gate.check(diffs_of(generator.exponential(0.06, size=4000)))
+
+
+def test_gate_knows_the_steps_before_a_resume():
+    config = LogprobGate.Config()
+    gate = config.build(dtypes={"float32", "bfloat16"})
+    for _ in range(25):
+        gate.check(diffs_of([1e-3] * 1000))
+    saved = RunState(logprob_gate=gate).state_dict()
+    resumed, other = config.build(dtypes={"bfloat16"}), config.build(dtypes={"float32"})
+    for one in (resumed, other):
+        RunState(logprob_gate=one).load_state_dict(saved)
+    with pytest.raises(LogprobGateError, match="20 x the median 0.001 of the 20 steps before"):
+        resumed.check(diffs_of([0.05] * 1000))
+    assert resumed.state_dict() == gate.state_dict()
+    with pytest.raises(LogprobGateError, match="the limit in float32 until 3 steps are known"):
+        other.check(diffs_of([0.05] * 1000))  # what bfloat16 rounds says nothing of it
 
 
 def test_quantile_detects_a_few_percent_of_wrong_tokens():

@@ -1,0 +1,120 @@
+"""The seconds that a step is expected to take: the least time of its parts over the share of the speed that they reach."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.core import device
+from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.observability.machine import Speeds, measured_speeds
+from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds
+from torchtitan_rl.setup.memory import footprint_of, meta_model, teacher_spec
+from torchtitan_rl.setup.step_model import draw_lengths
+
+if TYPE_CHECKING:
+    from torchtitan_rl.setup.run_config import RunConfig
+
+SHARES = {"decode": 0.3, "train": 0.4, "sync": 0.3, "teacher": 0.4}
+"""Share of the least time's speed that a part of a step reaches, unless a run's own are given."""
+SHARES_ON_A_CPU = {"decode": 0.2, "train": 0.35, "sync": 0.01, "teacher": 0.35}
+"""The same without a GPU: SmolLM2-135M in bfloat16 on two cores had 0.15 to 0.3, 0.25 to 0.43 and 0.006 to 0.01."""
+
+
+def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float], *, exact: bool) -> float:
+    """The operations that a teacher adds to a step: its forward over the step's tokens, and the exact divergence.
+
+    The exact divergence computes both heads' logits three times, and the student's gradient once.
+
+    Args:
+        work: tokens, attended pairs and scored tokens of the step.
+    """
+    flops = TokenFlops.of(teacher.model, meta_model(teacher))
+    scored = work[2]
+    return flops.forward(work) + exact * scored * (2 * flops.head + 5 * student.head)
+
+
+def step_bounds(
+    config: "RunConfig",
+    *,
+    lengths: list[tuple[int, int]],
+    world_size: int,
+    speeds: Speeds,
+    teacher: ModelSpec | None = None,
+    sharing: int = 1,
+) -> dict[str, float]:
+    """Returns the least seconds of a step's "decode", "train", "sync" and, with one, "teacher": see `bound_seconds`.
+
+    Args:
+        lengths: (prompt tokens, sampled tokens) of every sequence.
+        sharing: sequences for which the update computes a prompt once.
+    """
+    model = meta_model(config.model_spec, Lora.of(config.trainer.lora))
+    passes = config.trainer.num_epochs
+    tokens = sum(prompt / sharing + sampled for prompt, sampled in lengths)
+    attended = sum((prompt + sampled) * (prompt + sampled + 1) / 2 for prompt, sampled in lengths)
+    work = [passes * tokens, passes * attended, passes * sum(sampled for _, sampled in lengths)]  # in either pass
+    footprint = footprint_of(config, model=model, world_size=world_size)
+    bounds = bound_seconds(lengths, work=[work, work], speeds=speeds, footprint=footprint)
+    if not config.samples_training:
+        bounds = {"train": bounds["train"]}
+    if teacher is not None:
+        loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
+        added = teacher_flops(teacher, footprint.flops, work, exact=loss.divergence_beta is not None)
+        bounds["teacher"] = added / world_size / speeds.flops_per_s[footprint.train_dtype]
+    return bounds
+
+
+def step_seconds(config: "RunConfig", *, prompt: int, mean: int, world_size: int) -> float:
+    """Returns the expected seconds of a step on this machine, without rewards, evaluations and checkpoints.
+
+    Args:
+        prompt: tokens of a prompt.
+        mean: tokens that a completion has on average. The longest has `sampling.max_tokens`, or, of demonstrations, as many.
+    """
+    num = config.num_prompts_per_step * config.sampling.n
+    longest = config.sampling.max_tokens if config.samples_training else mean
+    sampled = draw_lengths(num, mean=mean, longest=longest, spread=0.8 * (mean < longest))  # [num]
+    on_a_cpu = device.ON_CPU
+    bounds = step_bounds(
+        config,
+        lengths=[(prompt, int(length)) for length in sampled],
+        world_size=1 if on_a_cpu else world_size,  # ranks of a CPU share its cores
+        speeds=measured_speeds(*config.dtypes.values()),
+        teacher=teacher_spec(config),
+        sharing=config.sampling.n if on_a_cpu else 1,
+    )
+    shares = SHARES_ON_A_CPU if on_a_cpu else SHARES
+    return sum(bound / shares[part] for part, bound in bounds.items())
+
+
+def expected_time(config: "RunConfig", prompts: list[Prompt], world_size: int) -> str:
+    """Returns the expected seconds of a step on this machine, and the two settings that change them most, as text."""
+    prompt = round(sum(len(one.token_ids) for one in prompts) / len(prompts))
+    on = {"prompt": prompt, "world_size": world_size}
+    if not config.samples_training:
+        mean = round(sum(len(one.demonstration.token_ids) for one in prompts) / len(prompts))
+        return f"a step: about {step_seconds(config, mean=mean, **on):.2g} s, right within a factor of two"
+    most = config.sampling.max_tokens
+    whole, quarter = (step_seconds(config, mean=mean, **on) for mean in (most, max(1, most // 4)))
+    prompts_a_step, n = config.num_prompts_per_step, config.sampling.n
+    smaller = {
+        f"--num-prompts-per-step {prompts_a_step // 2}": replace(config, num_prompts_per_step=prompts_a_step // 2),
+        f"--sampling.n {n // 2}": replace(config, sampling=replace(config.sampling, n=n // 2)),
+        f"--sampling.max-tokens {most // 2}": replace(config, sampling=replace(config.sampling, max_tokens=most // 2)),
+    }
+    seconds = {
+        option: step_seconds(half, mean=half.sampling.max_tokens, **on)
+        for option, half in smaller.items()
+        if half.num_prompts_per_step and half.sampling.n > 1 and half.sampling.max_tokens
+    }
+    first = sorted(seconds.items(), key=itemgetter(1))[:2]
+    return (
+        f"a step: about {whole:.2g} s if all completions have {most} tokens, {quarter:.2g} s if they have a quarter of "
+        "them on average; right within a factor of two, rewards, evaluations and checkpoints left out\n"
+        + "what changes it most: "
+        + "; ".join(f"{option}, {value:.2g} s" for option, value in first)
+    )
