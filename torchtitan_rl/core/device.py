@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -59,6 +59,9 @@ if ON_CPU:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+NEED_TORCHVISION = ("Qwen3_5ForCausalLM",)
+"""Architectures of text whose module in vLLM imports torchvision, for images."""
+
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of PyTorch's GPU allocator. The first one that is set wins."""
 
@@ -87,7 +90,7 @@ def import_engine_model(hf_assets_path: str) -> bool:
     for architecture in entries.get("architectures") or ():
         known = ModelRegistry.models.get(architecture)
         if known:
-            with torchvision_stand_in():
+            with torchvision_stand_in() if architecture in NEED_TORCHVISION else nullcontext():
                 model_class = known.load_model_cls()
             ModelRegistry.register_model(architecture, model_class)
             is_hybrid |= getattr(model_class, "is_hybrid", False)
@@ -121,11 +124,7 @@ class _StandIn(MetaPathFinder, Loader):
 
 @contextmanager
 def torchvision_stand_in() -> Iterator[None]:
-    """Within the context, torchvision can be imported if it is not installed. Nothing in it works.
-
-    vLLM's modules of multimodal families import it for images, also where a family's text alone is used. PyPI's build of it
-    needs CUDA.
-    """
+    """Within the context, torchvision can be imported if it is not installed. Nothing in it works. PyPI's build needs CUDA."""
     if find_spec("torchvision") is not None:
         yield
         return
