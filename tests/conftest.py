@@ -20,10 +20,8 @@ from torchtitan_rl.core import device  # noqa: F401
 from tests.parts.only_rank import only_rank
 from torchtitan_rl.core import events
 from torchtitan_rl.observability.terminal import Terminal
-from torchtitan_rl.resilience.output_limit import BoundedOutput
 
 events.listen(Terminal())
-events.listen(BoundedOutput())
 
 
 @pytest.fixture(scope="module")

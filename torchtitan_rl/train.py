@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.common.secret_variables import hide_from_proc
-from torchtitan_rl.resilience.parent import fork_rank
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
     hide_from_proc()
-    fork_rank()  # before torch is imported
 
-from torchtitan_rl.common.text import visible
 from torchtitan_rl.core import (
     device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
     events,
@@ -36,7 +33,6 @@ from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.out_of_memory import has_no_memory, memory_remedy
-from torchtitan_rl.resilience.output_limit import BoundedOutput, limit_streams, mask_output
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
 from torchtitan_rl.resilience.run_end import REPORT, Phases, phase_of, write_end
@@ -76,8 +72,6 @@ def main(args: Sequence[str] | None = None) -> None:
     status_file.update(phase=READING_CONFIG, since=time.monotonic())
     events.listen(status_file)
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
-    mask_output(masked)
-    limit_streams()
 
     def config_is_read() -> None:
         status_file.update(phase="start", since=time.monotonic(), importing="")
@@ -98,29 +92,6 @@ def main(args: Sequence[str] | None = None) -> None:
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
         output.fail(*_message_and_code(error))
     output.end(0)
-
-
-def check_arguments(args: Sequence[str]) -> int:
-    """Check a command line as far as it takes no heavy import. torchrun's agent calls it while the ranks start.
-
-    Returns WRONG_INPUT after a message on stderr, or 0: the ranks say everything else.
-    """
-    from torchtitan_rl.core.config import check_fields
-    from torchtitan_rl.setup.dump_folder import check_dump_folder
-    from torchtitan_rl.setup.registry import parse_args
-    from torchtitan_rl.setup.start_checkpoint import check_folder
-
-    try:
-        _, config = parse_args(args)
-        check_fields(config)
-        check_dump_folder(config.dump_folder)
-        check_folder(config)
-    except UserError as error:
-        print(visible(masked(f"error: {error}")), file=sys.stderr)
-        return WRONG_INPUT
-    except SystemExit as request:  # of the parser, which has printed why
-        return WRONG_INPUT if request.code == WRONG_INPUT else 0
-    return 0
 
 
 def _message_and_code(error: BaseException) -> tuple[str, int]:
@@ -162,8 +133,7 @@ def _memory_line(error: BaseException) -> list[str]:
 
 def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:
     status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
-    phases = Phases()
-    for listener in (Terminal(slowest=heartbeat_text), BoundedOutput(), MemorySampler(), phases):
+    for listener in (Terminal(slowest=heartbeat_text), MemorySampler(), Phases()):
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.resilience.replicated import check_config
@@ -179,21 +149,26 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     folder.claim()
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
+    if not folder.continues:
+        folder.begin(name, config)
+    if resume is not None and not resume.fork and os.environ["RANK"] == "0":
+        CheckpointFolder(folder.path).go_back_to(resume.step)  # for torchrun's restarts
     try:
-        with folder.kept_if_refused():
-            folder.describe(name, config, resume)
-            controller = build_run(config, folder.path, prepared=prepared, resume=resume)
+        controller = build_run(config, folder.path, prepared=prepared, resume=resume)
+        folder.begin(name, config)
         stopped = _carry_out(controller)
     except BaseException as error:
-        if folder.is_refused:
+        if isinstance(error, UserError) and not folder.has_begun:  # what an earlier run has left there stays
             status_file.update(run_folder="")  # the launcher would write there how the run ended
         else:
-            write_failure(error, folder.path, phases)
+            if os.environ["RANK"] == "0":
+                folder.begin(name, config)
+            write_failure(error, folder.path)
             write_run_report(config, folder.path)
         raise
     status_file.update(outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic())
     controller.services.stop.effect = "training has ended, only the report is being written"
-    write_outcome(controller, stopped, phases)
+    write_outcome(controller, stopped)
     write_run_report(config, folder.path)
     close_parts(controller)
 
@@ -217,17 +192,17 @@ def _carry_out(controller: "Controller") -> int:
         raise
 
 
-def write_failure(error: BaseException, run_folder: Path, phases: Phases) -> None:
+def write_failure(error: BaseException, run_folder: Path) -> None:
     """Write to end.json that an error ends the run. A rank that only lost another one leaves this to the one that knows why."""
     if not _lost_a_rank(error):
         message, code = _message_and_code(error)
         message = masked(message)
         outcome = "stopped" if code == STOPPED else "failed"
         rank = int(os.environ["RANK"])
-        write_end(run_folder, outcome, message, code=code, rank=rank, phase=phase_of(error), started_s=phases.started_s)
+        write_end(run_folder, outcome, message, code=code, rank=rank, phase=phase_of(error))
 
 
-def write_outcome(controller: "Controller", stopped: int, phases: Phases) -> None:
+def write_outcome(controller: "Controller", stopped: int) -> None:
     """Write the end of a run without an error to end.json. On rank 0."""
     if os.environ["RANK"] != "0":
         return
@@ -240,7 +215,7 @@ def write_outcome(controller: "Controller", stopped: int, phases: Phases) -> Non
         message = f"{signal.Signals(stopped).name} after step {step}; {goes_on}"
     elif controller.evaluation.gives_up:
         message = f"evaluation.stop_after: {config.evaluation.best_by} stopped improving before step {step}"
-    write_end(folder, outcome, message, code=code, started_s=phases.started_s)
+    write_end(folder, outcome, message, code=code)
 
 
 def build_run(

@@ -10,7 +10,7 @@ greedily. A step's seconds are everything from the end of the step before, witho
 settings otherwise: TRL pads, takes 8 sequences at once with gradient checkpointing, generates with transformers on a CPU and with
 its colocated vLLM on a GPU; ours saves checkpoints, and draws other samples. Runs take turns, and one that is done is not repeated.
 TRL's environment is that of step_vs_trl.py. On a machine that has other work, set OMP_WAIT_POLICY=PASSIVE: TRL's threads spin, and a
-step then takes minutes. `torchtitan-rl evaluate OUTPUT/trl/seed-N/model --config scripts/results_cells.py:grpo`
+step then takes minutes. `run_train.sh --config scripts/results_cells.py:grpo --hf-assets-path OUTPUT/trl/seed-N/model --eval-only`
 evaluates TRL's last weights with our engine.
 """
 

@@ -46,8 +46,7 @@ def test_killed_run_resumes_bitwise_and_its_export_has_the_same_logprobs(tmp_pat
 
     command = [
         "-m",
-        "torchtitan_rl.setup.offline",
-        "export",
+        "torchtitan_rl.setup.export",
         "--run",
         str(tmp_path / "run"),
         "--output",

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from torchtitan_rl.common.left_processes import find_marked
-from torchtitan_rl.resilience import job_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,9 +90,10 @@ def test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds(tmp_path
     code, said = job.end()
     assert code == 0, said
     assert re.search(
-        r"^watchdog: rank \d \(.*\) has not ended 60\d s after its training has; it is ended now$", said, re.M
+        r"^watchdog: ranks? .* in .* for 60\d s: longer than the limit of this phase \(600 s\); the job is ended$",
+        said,
+        re.M,
     )
-    assert "in hang_here" in said
     assert job.left() == []
 
 
@@ -103,22 +103,6 @@ def test_first_stop_signal_lets_ranks_finish(tmp_path, number, code):
     job.wait_for_step_3()
     job.process.send_signal(number)
     assert job.end()[0] == code
-    assert job.left() == []
-
-
-def test_suspended_agent_is_reported_and_does_not_delay_the_end_of_a_finished_run(tmp_path):
-    job = Job(tmp_path, "run")
-    job.wait_for_step_3()
-    (agent,) = job_processes.children(job.process.pid)[-1:]
-    os.kill(agent, signal.SIGSTOP)
-    deadline = time.monotonic() + 20
-    while "torchrun's agent is stopped by a signal" not in job.log.read_text():
-        assert time.monotonic() < deadline, job.log.read_text()
-        time.sleep(0.2)
-    job.process.send_signal(signal.SIGUSR1)
-    code, said = job.end(40)
-    assert code == 75
-    assert f"kill -CONT {agent} lets it go on" in said
     assert job.left() == []
 
 

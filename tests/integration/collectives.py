@@ -1,4 +1,4 @@
-"""The collectives of an update and of a push on gloo, against what `setup/step_model.py` counts for this layout.
+"""The collectives of an update and of a push on gloo, against what `scripts/bench/scaling.py` counts for this layout.
 
     torchrun --nproc_per_node=2 tests/integration/collectives.py
     torchrun --nproc_per_node=4 tests/integration/collectives.py --replicate 2 --max-tokens 60
@@ -24,13 +24,13 @@ from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
+from scripts.bench.scaling import Traffic, push_traffic, units_of, update_traffic  # noqa: E402
 from tests.integration.invariance import MAX_TOKENS, scored_step  # noqa: E402
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
-from torchtitan_rl.setup.step_model import Traffic, push_traffic, units_of, update_traffic  # noqa: E402
 
 KINDS = {
     "_allgather_base_": "all_gather",

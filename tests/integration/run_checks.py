@@ -149,8 +149,7 @@ def exported_adapter_names_its_base(name: str) -> Callable[[Path], None]:
     def check(folder: Path) -> None:
         command = [
             "-m",
-            "torchtitan_rl.setup.offline",
-            "export",
+            "torchtitan_rl.setup.export",
             "--run",
             str(folder / name),
             "--output",
@@ -185,8 +184,7 @@ def exported_model_equals_policy(folder: Path) -> None:
     exported = folder / "exported"
     command = [
         "-m",
-        "torchtitan_rl.setup.offline",
-        "export",
+        "torchtitan_rl.setup.export",
         "--run",
         str(folder),
         "--output",
@@ -207,8 +205,7 @@ def export_is_whole(folder: Path) -> None:
     exported = folder / "exported"
     command = [
         "-m",
-        "torchtitan_rl.setup.offline",
-        "export",
+        "torchtitan_rl.setup.export",
         "--run",
         str(folder),
         "--output",
@@ -225,18 +222,18 @@ def export_is_whole(folder: Path) -> None:
 
 
 def evaluation_is_reproduced(folder: Path) -> None:
-    """torchtitan-rl evaluate gives, on two ranks, the very file that the run wrote on one after its last step."""
+    """A fork that only evaluates gives, on two ranks, the very file that the run wrote on one after its last step."""
     last = max((folder / "evaluation").glob("step-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
-    command = [
+    options = json.loads((folder / "config.json").read_text())["command"][1:]
+    fork = ["--dump-folder", str(folder / "alone"), "--resume", str(folder), "--eval-only"]
+    launch = [
         "-m",
-        "torchtitan_rl.setup.offline",
-        "evaluate",
-        str(folder),
-        "--nproc",
-        "2",
-        "--output",
-        str(folder / "alone"),
+        "torchtitan_rl.resilience.launch",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "torchtitan_rl.train",
     ]
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *launch, *options, *fork], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert (folder / "alone" / "evaluation" / "step-0.json").read_text() == last.read_text()
+    assert (folder / "alone" / "evaluation" / last.name).read_text() == last.read_text()

@@ -31,10 +31,6 @@ class Listener:
         """A context that is open for as long as the context `name`."""
         return nullcontext()
 
-    def output_of(self, whose: str) -> AbstractContextManager[None]:
-        """A context that is open while other people's code runs, which may print."""
-        return nullcontext()
-
 
 _listeners: list[Listener] = []
 running: list[str] = []
@@ -97,15 +93,6 @@ def phase(name: str) -> AbstractContextManager[None]:
 def heartbeat(name: str) -> AbstractContextManager[None]:
     """A usually short phase. The terminal shows it, with the current `timed` part, only if it takes long."""
     return _inside("heartbeat", name)
-
-
-@contextmanager
-def output_of(whose: str) -> Iterator[None]:
-    """Inside, other people's code may print; listeners limit the output. Example: output_of("reward functions")"""
-    with ExitStack() as open_contexts:
-        for listener in _listeners:
-            open_contexts.enter_context(listener.output_of(whose))
-        yield
 
 
 @contextmanager

@@ -11,8 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import is_dataclass
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -28,8 +27,6 @@ _FILE = "torchtitan_rl_file_"
 """The begin of the names of modules that were loaded by their file."""
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
-
-_SLOTS = ". Python says this of an attribute set on a frozen object, and of super() in a dataclass with slots: write super(Class, self)"
 
 _REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
 
@@ -122,113 +119,46 @@ def _checked(function: Any, reference: str) -> Callable[..., Any]:
     return function
 
 
-def accepts(function: Callable[..., Any], *args: Any) -> bool:
-    """Whether a function or class can be called with these positional arguments."""
-    try:
-        inspect.signature(function).bind(*args)
-    except TypeError:
-        return False
-    return True
-
-
 def import_checked(place: Path | str, field: str) -> ModuleType:
     """Imports a file or a module. Raises UserError, naming `field`, if that fails or calls sys.exit."""
-    try:
-        # The heartbeat names the file if it ends the process.
-        with (
-            correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:", (Exception,)),
-            heartbeat(f"{IMPORTING}{place}"),
-        ):
-            return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
-    except SystemExit as error:  # it would look like the end of the run
-        raise UserError(
-            f"{field} = {str(place)!r}: expected Python that can be imported, but it calls sys.exit({error.code!r:.80}). Put what is "
-            "for a script under if __name__ == '__main__'."
-        ) from error
+    # The heartbeat names the file if it ends the process.
+    with (
+        correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:"),
+        heartbeat(f"{IMPORTING}{place}"),
+    ):
+        return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
 
 
 def returned(function: Callable[[], Any], field: str, value: str, expected: str, kind: type) -> Any:
     """Calls a user's function without arguments. Raises UserError if it raises, exits or does not return a `kind`."""
-    try:
-        with correctable(f"{field} = {value!r}: expected {expected}, but it raises", (Exception,)):
-            made = function()
-    except SystemExit as error:  # parse_args exits for --help: this would look like a success
-        raise UserError(
-            f"{field} = {value!r}: it calls sys.exit({error.code!r:.80}). This function returns."
-        ) from error
-    if isinstance(made, kind):
-        return made
+    with correctable(f"{field} = {value!r}: expected {expected}, but it raises"):
+        made = function()
     if inspect.iscoroutine(made):
         made.close()  # otherwise Python warns about it
     call = " Call it: add ()." if inspect.isfunction(made) else ""
-    raise UserError(f"{field} = {value!r}: expected {expected}. It returned {made!r:.200}.{call}")
+    expect(isinstance(made, kind), field, value, expected, f"It returned {made!r:.200}.{call}")
+    return made
 
 
 def tried(part: Any, method: str, *args: Any, **options: Any) -> Any:
     """Returns what a method of a task, or of its config, returns. Raises UserError if it raises and is the user's."""
-    try:
+    numbers = "".join(f"({value})" for value in args if isinstance(value, int))
+    message = f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises"
+    with correctable(message) if is_users_class(type(part)) else nullcontext():
         return getattr(part, method)(*args, **options)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:
-        file = inspect.getfile(type(part))
-        if not is_users_file(file):
-            raise
-        where = "" if users_frames(error) else f" ({file})"
-        numbers = "".join(f"({value})" for value in args if isinstance(value, int))
-        raise UserError(
-            f"{type(part).__qualname__}.{method}{numbers}: expected a method that returns, but it raises {explained(error)}{where}. Correct it."
-        ) from error
-
-
-def check_class(cls: type, field: str) -> None:
-    """Check that a user's class defines the methods that its base leaves to it, and that its methods take what the base's take.
-
-    Raises UserError, naming `field`, if one does not."""
-    absent = sorted(getattr(cls, "__abstractmethods__", ()))
-    expect(not absent, field, cls.__qualname__, f"a class that defines {absent}", "Write it.")
-    own = [name for name in vars(cls) if name in ("__init__", "__call__") or not (name[0] == "_" or name == "Config")]
-    used = not own or not _is_users(cls) or any(hasattr(base, name) for base in cls.__bases__ for name in own)
-    overrides = f"a class that overrides something of its base, but its {own} are none, so nothing uses them"
-    expect(used or not field.startswith("algorithm"), field, cls.__qualname__, overrides, "Rename them.")
-    for name in dir(cls):
-        found = [(owner, vars(owner)[name]) for owner in cls.__mro__ if name in vars(owner)]
-        theirs = [method for owner, method in found if not _is_users(owner)]
-        (owner, method), base = found[0], theirs[0] if theirs else None
-        if name == "__init__" or not _is_users(owner) or not (inspect.isfunction(method) and inspect.isfunction(base)):
-            continue
-        signature = inspect.signature(base)
-        waits = inspect.iscoroutinefunction(method) and "Awaitable" not in str(signature.return_annotation)
-        expect(not waits, f"{field}: {owner.__qualname__}.{name}", "async def", "def: nobody awaits it", "Correct it.")
-        takes = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-        needed = [p for p in takes if p.default is p.empty]
-        places = [None for p in needed if p.kind < p.VAR_POSITIONAL]
-        try:
-            inspect.signature(method).bind(*places, **{p.name: None for p in needed if p.kind is p.KEYWORD_ONLY})
-        except TypeError as error:
-            shown = signature.replace(parameters=takes, return_annotation=signature.empty)
-            raise UserError(
-                f"{field}: {owner.__qualname__}.{name}: expected the parameters {shown}, but: {error}. Declare them."
-            ) from error
-
-
-def _is_users(cls: type) -> bool:
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return file is not None and is_users_file(file)
 
 
 @contextmanager
-def correctable(message: str, errors: tuple[type[BaseException], ...] = (Exception, SystemExit)) -> Iterator[None]:
+def correctable(message: str) -> Iterator[None]:
     """Replace an error of a user's code by a UserError: the message, the error and the last line of the user's own code.
 
-    Args:
-        errors: those that are replaced. A call of sys.exit would look like the end of the run.
+    A call of sys.exit counts as an error: it would look like the end of the run.
     """
     try:
         yield
     except UserError:
         raise
-    except errors as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{message} {explained(error)}. Correct it.") from error
 
 
@@ -239,16 +169,9 @@ def explained(error: BaseException) -> str:
     """
     if isinstance(error, (ImportError, SyntaxError)):
         return str(error)
-    hint = _SLOTS * str(error).startswith("super(type, obj)") or _without_super(getattr(error, "obj", None))
-    return f"{type(error).__name__}: {error}{hint}{users_line(error)}"
-
-
-def _without_super(lacking: object) -> str:
-    """A hint, if the class of an object that lacks an attribute has an __init__ that leaves out that of its base."""
-    kind = type(lacking)
-    code = getattr(vars(kind).get("__init__"), "__code__", None)
-    left_out = code and kind.__base__ is not object and not is_dataclass(kind) and "super" not in code.co_names
-    return f", as {kind.__qualname__}.__init__ does not call super().__init__" if left_out else ""
+    if isinstance(error, SystemExit):
+        return f"SystemExit, as it calls sys.exit({error.code!r:.80}){users_line(error)}"
+    return f"{type(error).__name__}: {error}{users_line(error)}"
 
 
 def users_line(error: BaseException) -> str:
@@ -261,6 +184,12 @@ def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Returns the frames of the traceback in the user's code, such as a config, a task or a reward function."""
     frames = [frame for e in (error, error.__cause__) if e for frame in traceback.extract_tb(e.__traceback__)]
     return [frame for frame in frames if is_users_file(frame.filename)]
+
+
+def is_users_class(cls: type) -> bool:
+    """Whether a class is the user's: of a user's file, or of no file, as in a notebook."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is None or is_users_file(file)
 
 
 def is_users_file(file: str) -> bool:

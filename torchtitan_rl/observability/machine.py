@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -49,22 +49,6 @@ def product_flops_per_s(dtype: torch.dtype) -> float:
         if side == LARGEST_SIDE or 8 * seconds > 0.25:
             return 2 * side**3 / seconds
         side *= 2
-
-
-def bfloat16_warning(dtypes: Mapping[str, str]) -> str:
-    """A warning if this CPU computes bfloat16 more than twice as slowly as float32; "" otherwise, and on a GPU.
-
-    Args:
-        dtypes: the dtype of each config field: {"generator.dtype": "bfloat16", ...}.
-    """
-    slow = [field for field, dtype in dtypes.items() if dtype == "bfloat16"]
-    if not slow or not ON_CPU:
-        return ""
-    slowdown = product_flops_per_s(torch.float32) / product_flops_per_s(torch.bfloat16)
-    if slowdown < 2:
-        return ""
-    flags = " ".join(f"--{field.replace('_', '-')} float32" for field in slow)
-    return f"warning: matrix products take {slowdown:.0f} times as long in bfloat16 as in float32 on this CPU. Pass {flags}"
 
 
 def _least_seconds(function: Callable[[], object]) -> float:

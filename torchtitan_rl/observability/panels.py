@@ -1,4 +1,4 @@
-"""Sample rows and metrics as rich panels, for the console sink and the samples command.
+"""Sample rows and metrics as rich panels, for the console sink.
 
 Every cell is a `Text`: model output such as "[/answer]" or "list[int]" is never read as markup.
 """
@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from torchtitan_rl.common.text import head_and_tail
@@ -37,7 +36,6 @@ _BELOW = (
     "response_tokens", "observed_tokens", "environment_seconds", "finish_reason", "logprob_mean", "logprob_diff_max",
     "staleness", "carried_tokens",
 )  # fmt: skip
-_NUMBERS = ("step", "prompt_idx", "sample_idx", "reward", "response_tokens")
 _HIDDEN_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
     "step", "run_id", "table", "prompt", "response", "messages", "conversation", "traces", "policy_version", "group_size",
@@ -186,16 +184,3 @@ def metric_lines(values: dict[str, float], console: Console) -> list[Text]:
             found.append(start.append_text(line))
             start = Text()
     return found
-
-
-def rows_table(rows: Sequence[Row], columns: Sequence[str], console: Console, title: str) -> Table:
-    """A table with one line for each row."""
-    table = Table(title=Text(title, style="bold"), title_justify="left")
-    lines = [[safe(compact_number(flat_cell(row.get(column))), console, 160) for column in columns] for row in rows]
-    for place, column in enumerate(columns):
-        # Where the terminal is narrow, text is folded: a number is never cut.
-        least = max((line[place].cell_len for line in lines), default=0) if column in _NUMBERS else None
-        table.add_column(Text(column.replace("_", " ")), overflow="fold", max_width=60, min_width=least)
-    for line in lines:
-        table.add_row(*line)
-    return table

@@ -4,10 +4,8 @@ import atexit
 import functools
 import logging
 import os
-import re
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -292,10 +290,7 @@ class Recorder(Configurable):
 
 
 def _run_id(run_folder: Path) -> str:
-    """The run's id, eight hex digits, created by the first rank to arrive and stored in the run folder.
-
-    If the file is damaged, the digits are the checksum of what it holds, so that all ranks have the same.
-    """
+    """The run's id, eight hex digits, created by the first rank to arrive and stored in the run folder."""
     run_folder.mkdir(parents=True, exist_ok=True)
     path = run_folder / "run_id"
     try:
@@ -305,9 +300,4 @@ def _run_id(run_folder: Path) -> str:
         deadline = time.monotonic() + 2.0
         while path.stat().st_size < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
-    stored = path.read_bytes()
-    if re.fullmatch(rb"[\w-]+\n?", stored):
-        return stored.decode().strip()
-    run_id = f"{zlib.crc32(stored):08x}"
-    logger.warning(f"{path} is damaged: expected eight hex digits; this run's id is {run_id}")
-    return run_id
+    return path.read_text(errors="replace").strip()

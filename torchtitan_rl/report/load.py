@@ -5,7 +5,6 @@ import math
 import re
 import statistics
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ Row = dict[str, Any]
 FILES = ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl", "samples.unfinished.jsonl", "end.json")
 """A folder with one of them is a run's."""
 READ_BYTES = 64 * 1024**2
-"""Limit for samples.jsonl. About this much of a larger file is parsed: selected rows, and whole groups by a hash."""
+"""Size of samples.jsonl from which only the rows are read that a run without keep_all_rows has."""
 LOG_BYTES = 16 * 1024**2
 """Limit for a log. Only the end of a larger log is read."""
 MAX_WARNINGS = 100
@@ -31,8 +30,8 @@ HELD_OUT_SPLIT = "eval_greedy"
 _TABLES = (None, "rollout/samples", "evaluation/samples")
 """Tables of episodes: an episode_id is in one of them."""
 
-_GROUP = re.compile(rb'"episode_id": "((?:[^"\\]|\\.)*)/[^/"]*"')
-_HELD_OUT = re.compile(rb"eval_greedy/\d+/(\d+)")
+_CHOSEN = re.compile(rb'"select_reason": "[^"]|"unfinished": true|"split": "eval_greedy"')
+"""Matches the rows that are read of a large file: those that selectors chose, of a step that failed, and of the greedy evaluation."""
 _WARNING = re.compile(r"^(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
@@ -60,8 +59,6 @@ class End:
     message: str = ""
     rank: int | None = None
     phase: str = ""
-    started_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of the start's phases."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,8 +79,6 @@ class Run:
     rows: list[Row] = field(default_factory=list)
     num_stored_rows: int = 0
     """Rows in samples.jsonl; `rows` may be only a part of them."""
-    share: float = 1.0
-    """The share of the groups in samples.jsonl that was read. Of the other groups, `rows` has the selected rows."""
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
@@ -224,13 +219,11 @@ def _end(path: Path, notes: list[str]) -> End | None:
     found = _document(path, notes) if path.exists() else {}
     if not isinstance(found.get("outcome"), str):
         return None
-    seconds = found.get("started_s")
     return End(
         outcome=found["outcome"],
         message=str(found.get("message") or ""),
         rank=found["rank"] if isinstance(found.get("rank"), int) else None,
         phase=str(found.get("phase") or ""),
-        started_s={str(k): v for k, v in seconds.items() if number(v) is not None} if isinstance(seconds, dict) else {},
     )
 
 
@@ -285,24 +278,24 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
     if not path.is_file():
         run.notes.append("samples.jsonl is missing: no samples are shown")
         return
-    share = run.share = READ_BYTES / max(path.stat().st_size, READ_BYTES)
+    is_large = path.stat().st_size > READ_BYTES
     latest: dict[str, Row] = {}
     torn = 0
     for place, line in enumerate(_lines_of(path, path.with_name("samples.unfinished.jsonl"))):
         if not line.strip():
             continue
         run.num_stored_rows += 1
-        if share < 1 and not _drawn(line, share):
+        if is_large and not _CHOSEN.search(line):
             continue
         row = _object(line)
         torn += row is None
         if row is not None:
             row["episode_id"] = _identity(row, place)
             latest[row["episode_id"]] = row
-    if share < 1:
+    if is_large:
         run.notes.append(
-            f"samples.jsonl is large: {len(latest):,} of its {run.num_stored_rows:,} rows were read, the selected rows "
-            "and randomly chosen whole groups"
+            f"samples.jsonl is large: {len(latest):,} of its {run.num_stored_rows:,} rows were read, the selected rows and those "
+            "of the greedy evaluation"
         )
     if torn:
         run.notes.append(f"samples.jsonl: {torn} line{'s' * (torn > 1)} could not be read")
@@ -321,19 +314,6 @@ def _identity(row: Row, place: int) -> str:
     """The row's name in links: it stays the same when the run grows. `place`: the number of the row's line in the file."""
     name = str(row.get("episode_id", f"line {place}"))
     return name if row.get("table") in _TABLES else f"{row['table']}: {name}"
-
-
-def _drawn(line: bytes, share: float) -> bool:
-    """Whether to read this row of a large file: selected rows, those of a failed step, and the other rows by whole groups."""
-    group = _GROUP.search(line)
-    always = b'"select_reason": ""' not in line or b'"unfinished": true' in line
-    return always or _group_drawn(group[1] if group else line, share)
-
-
-def _group_drawn(name: bytes, share: float) -> bool:
-    if held_out := _HELD_OUT.fullmatch(name):  # the same prompts in every evaluation
-        name = held_out[1]
-    return zlib.crc32(name) < share * 2**32
 
 
 def _read_warnings(paths: list[Path]) -> Iterator[Warned]:
@@ -367,7 +347,7 @@ def unbiased_rows(run: Run, split: str = "train") -> list[Row]:
     for row in run.rows:
         if row.get("unfinished"):
             continue
-        if row.get("split", "train") == split and (run.share == 1.0 or _of_drawn_group(row, run.share)):
+        if row.get("split", "train") == split:
             by_step.setdefault(row.get("step"), []).append(row)
     found: list[Row] = []
     for step, rows in by_step.items():
@@ -375,10 +355,6 @@ def unbiased_rows(run: Run, split: str = "train") -> list[Row]:
         whole = any(not row.get("select_reason") for row in rows) or len(rows) >= made.get(step, math.inf)
         found += rows if whole else [row for row in rows if "random" in str(row["select_reason"])]
     return found
-
-
-def _of_drawn_group(row: Row, share: float) -> bool:
-    return _group_drawn(json.dumps(row["episode_id"].rpartition("/")[0])[1:-1].encode(), share)
 
 
 def answers_given(rows: list[Row]) -> Counter[str]:

@@ -1,7 +1,4 @@
-"""Builds the page: one HTML file with the runs as JSON data and the scripts, and a second file for samples that do not fit into it.
-
-The page loads nothing else, and the second file only when its reader asks for it.
-"""
+"""Builds the page: one HTML file with the runs as JSON data and the scripts. It loads nothing else."""
 
 import base64
 import hashlib
@@ -24,7 +21,7 @@ from torchtitan_rl.report.verdicts import time_by_phase, verdicts
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
 SIZE_MB = 5.0
-"""Default maximum size of the page. Samples that would exceed it are in the second file."""
+"""Default maximum size of the page. Samples that would exceed it are left out."""
 MIN_ROW_BYTES = 500_000
 """Bytes that samples may always use, however large the metrics are."""
 
@@ -39,44 +36,31 @@ _SCRIPTS = (
     "health.js",
     "app.js",
 )
-_CALL, _NOTICE = b"torchtitanRows(", b"<noscript>This report needs JavaScript."
-"""Texts by which the second file and the page are known."""
+_NOTICE = b"<noscript>This report needs JavaScript."
+"""The text by which a page is known."""
 _LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 _ID_COLUMNS = ("split", "step", "prompt_idx", "sample_idx")
 _NAME = "page/name"
 """A column of the page's own: the row's name in links, if it is not made of `_ID_COLUMNS`."""
 _UNBIASED = "page/unbiased"
-"""A column of the page's own: 0, or 1 for a row that stands for all of its split's; 2 if only once all rows are in the page."""
+"""A column of the page's own: 1 for a row that stands for all of its split's, else 0."""
 
 
-def write_report(
-    folders: Sequence[Path], output: Path, *, size_mb: float | None = None, refresh_s: float | None = None
-) -> list[Run]:
-    """Writes the report of the runs to `output` and returns the runs.
-
-    Samples that do not fit are written beside it: to report.samples.js for report.html. The page asks for them by a script tag,
-    because a page opened from a file may not read another file in any other way. Both files are replaced atomically, so that an
-    open page never reads half a file.
+def write_report(folders: Sequence[Path], output: Path, *, size_mb: float | None = None) -> list[Run]:
+    """Writes the report of the runs to `output` and returns the runs. The file is replaced at once, so that nobody reads half of it.
 
     Args:
         size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
             None: `SIZE_MB`, or more if the metrics leave no room for samples.
-        refresh_s: seconds between reloads of an open page while training runs; None: never.
 
-    Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of one of
-    the two; OSError if a file cannot be written; ValueError if `size_mb` is less than the page needs.
+    Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of the page;
+    OSError if it cannot be written; ValueError if `size_mb` is less than the page needs.
     """
     runs = [load_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
-    second = output.with_suffix(".samples.js")
-    page, rest = render(runs, size_mb=size_mb, refresh_s=refresh_s, second=second.name)
-    for path in (output, second):
-        _expect_own(path)
+    page = render(runs, size_mb=size_mb)
+    _expect_own(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    if rest:
-        _replace(second, rest)
-    else:
-        second.unlink(missing_ok=True)
     _replace(output, page)
     return runs
 
@@ -91,9 +75,6 @@ def _expect_own(path: Path) -> None:
 
 def _is_own(path: Path) -> bool:
     with open(path, "rb") as file:
-        if file.read(len(_CALL)) == _CALL:
-            return True
-        file.seek(0)
         return _NOTICE in file.read(2**17)  # it follows the style
 
 
@@ -104,17 +85,8 @@ def _replace(path: Path, text: str) -> None:
     os.replace(unfinished, path)
 
 
-def render(
-    runs: Sequence[Run],
-    *,
-    size_mb: float | None = None,
-    refresh_s: float | None = None,
-    second: str = "report.samples.js",
-) -> tuple[str, str]:
-    """Returns the page as HTML, and the text of its second file, whose name is `second`; "" if all samples fit.
-
-    Arguments and errors: see `write_report`.
-    """
+def render(runs: Sequence[Run], *, size_mb: float | None = None) -> str:
+    """Returns the page as HTML. Arguments and errors: see `write_report`."""
     asset = resources.files(__package__).joinpath("assets")
     style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
     scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
@@ -125,28 +97,17 @@ def render(
     fixed = len(code) + len(style) + _size(described)
     asked = int((SIZE_MB if size_mb is None else size_mb) * 1e6)
     budget = max(MIN_ROW_BYTES, asked - fixed)
-    columns, rest = _rows_within(runs, budget)
-    size = _size(columns)
+    rows, left = _rows_within(runs, budget)
+    size = _size(rows)
     if size_mb is not None and asked < fixed + min(size, MIN_ROW_BYTES):
         least = math.ceil((fixed + min(size, MIN_ROW_BYTES)) / 1e5) / 10
         raise ValueError(
             f"--size {size_mb:g}: expected at least {least:g} MB, for scripts, metrics and the first samples"
         )
     if size > budget:  # rows were estimated too small: much markup
-        columns, rest = _rows_within(runs, int(budget * budget / size))
-    content = {
-        "made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "refresh": refresh_s,
-        "more": None,
-        "runs": described,
-        "rows": columns,
-    }
-    script = ""
-    if rest:
-        rows = embed(rest)
-        token = hashlib.sha256(rows.encode("utf-8", "replace")).hexdigest()[:16]
-        script = f'{_CALL.decode()}"{token}",{json.dumps(rows)})\n'
-        content["more"] = {"file": second, "count": rest["count"], "mb": round(len(script) / 1e6, 1), "token": token}
+        rows, left = _rows_within(runs, int(budget * budget / size))
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    content = {"made": made, "left": left, "runs": described, "rows": rows}
     parts = {
         "title": html.escape(" · ".join(run.name for run in runs)),
         "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
@@ -156,7 +117,7 @@ def render(
     }
     page = asset.joinpath("report.html").read_text("utf-8")
     pieces = [parts.get(piece, piece) if place % 2 else piece for place, piece in enumerate(page.split("%%"))]
-    return "".join(pieces), script
+    return "".join(pieces)
 
 
 def embed(value: Any) -> str:
@@ -178,14 +139,12 @@ def _described(run: Run) -> dict[str, Any]:
         "folder": str(run.folder),
         "steps": run.steps,
         "total": run.total_steps,
-        "finished": run.finished,
         "demonstrated": run.demonstrated,
         "stored": run.num_stored_rows,
         "about": list(_about(run)),
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
         "ending": _plain(ending(run)),
-        "started_s": run.end.started_s if run.end else {},
         "time": {name: _rounded(seconds) for name, seconds in time_by_phase(run).items()},
         "verdicts": [line._asdict() for line in verdicts(run)],
         "health": _plain(health(run)),
@@ -227,8 +186,8 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows that fit into so many bytes, and those that do not; {} if all fit. Each is {"count": rows, "columns": columns}."""
+def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], int]:
+    """The rows that fit into so many bytes, as {"count": rows, "columns": columns}, and the number of those that do not."""
     rows = [(place, row) for place, run in enumerate(runs) for row in run.rows]
     kept, bound = _within(rows, budget)
     unbiased = {
@@ -238,14 +197,10 @@ def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], dict
         for row in unbiased_rows(run, split)
         if not (run.demonstrated and split == "train")
     }
-    found = []
-    for wanted in (True, False):
-        part = [pair for place, pair in enumerate(rows) if (place in kept) == wanted]
-        columns = _columns(part)
-        weight = [(1 if _order(row) < bound or not wanted else 2) if id(row) in unbiased else 0 for _, row in part]
-        columns[_UNBIASED] = _packed(weight)
-        found.append({"count": len(part), "columns": columns} if part or wanted else {})
-    return found[0], found[1]
+    part = [pair for place, pair in enumerate(rows) if place in kept]
+    columns = _columns(part)
+    columns[_UNBIASED] = _packed([int(id(row) in unbiased and _order(row) < bound) for _, row in part])
+    return {"count": len(part), "columns": columns}, len(rows) - len(part)
 
 
 def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[set[int], float]:

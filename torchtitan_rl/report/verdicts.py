@@ -43,7 +43,7 @@ def _held_out_prompts(run: Run) -> int | None:
     """The number of held-out prompts in an evaluation: those of its rows, which may be fewer than the config asks for. Without all
     rows the config's; None if it does not say."""
     evaluations: dict[Any, set[Any]] = {}
-    for row in run.rows if run.share == 1.0 else ():
+    for row in run.rows:
         if row.get("split") == HELD_OUT_SPLIT and not row.get("unfinished"):
             evaluations.setdefault(row.get("step"), set()).add(row.get("prompt_idx"))
     if evaluations:

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -24,7 +23,6 @@ from types import FrameType
 
 from torchtitan_rl.common.left_processes import find_marked, kill_marked
 from torchtitan_rl.common.secret_variables import hide_from_proc
-from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.resilience import job_processes, out_of_memory
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
@@ -39,8 +37,6 @@ WATCH_EVERY_S = 1.0
 FIRST_WAIT_NOTICE_S = 10.0
 GRACE_S = 8.0
 """Seconds that a node's other ranks have to end by themselves after one has died."""
-PROFILED_S = 2.0
-"""Seconds for which a process may look stopped: a profiler stops it many times a second, for a moment."""
 
 
 class Launcher:
@@ -60,10 +56,7 @@ class Launcher:
         """The first rank that held up the others then."""
         self._hung_at = ""
         """Its stack, for end.json."""
-        self._agent_stopped_at: float | None = None
-        self._said_stopped = self._ended_agent = self._ended_late = False
         self._waits_for_nodes = any(arg.startswith("--nnodes") for arg in args)
-        self._args = args
         self._next_wait_notice_s = FIRST_WAIT_NOTICE_S
         self._last_status: dict[int, RankStatus] = {}  # by process id
         self._peak_bytes: dict[int, int] = {}
@@ -87,12 +80,8 @@ class Launcher:
             if now - watched > WATCH_EVERY_S:
                 watched = now
                 self._report_waiting(now - began)
-                self._check_agent(now)
                 if (reason := self.watchdog.check(now)) and not self.hung_reason:
                     self._kill_hung_job(reason)
-                for status in self.watchdog.overdue_ends(now):
-                    self._ended_late = True
-                    job_processes.send_signal(status.pid, signal.SIGKILL)
             time.sleep(POLL_EVERY_S)
         self._check_exits()
         code, why = self._exit_code_and_reason(self.agent.returncode)
@@ -152,29 +141,7 @@ class Launcher:
         """Say, at growing intervals, that torchrun starts no rank until all nodes are there."""
         if self._waits_for_nodes and waited > self._next_wait_notice_s and not job_processes.children(self.agent.pid):
             self._next_wait_notice_s = 2 * waited
-            waits = (
-                f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes"
-            )
-            say(waits + unknown_address(self._args))
-
-    def _check_agent(self, now: float) -> None:
-        """Say that a signal has stopped torchrun's agent. End it after all ranks have ended: it would never notice."""
-        if not job_processes.is_stopped(self.agent.pid):
-            self._agent_stopped_at, self._said_stopped = None, False
-            return
-        if self._agent_stopped_at is None:
-            self._agent_stopped_at = now
-        if now - self._agent_stopped_at < PROFILED_S:
-            return
-        if not self._said_stopped:
-            self._said_stopped = True
-            lets_go_on = f"kill -CONT {self.agent.pid} lets it go on"
-            say(
-                f"watchdog: torchrun's agent is stopped by a signal: {lets_go_on}. It is ended when all ranks have ended"
-            )
-        if self._last_status and all(now - self._died_at.get(pid, now) > GRACE_S for pid in self._last_status):
-            self._ended_agent = True
-            self.agent.kill()
+            say(f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes")
 
     def _exit_codes(self) -> dict[int, int]:
         """Exit codes of failed ranks by process id, negative for a signal, as the agent reports them."""
@@ -210,17 +177,15 @@ class Launcher:
         outcomes = {status.outcome for status in self._last_status.values()}
         if agent_code == 2 and all(status.phase == READING_CONFIG for status in self._last_status.values()):
             return 2, ""  # wrong input, as the agent or a rank has said
+        if outcomes and "" not in outcomes:
+            return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
         if self.hung_reason:
             return 1, ""
-        if (agent_code == 0 or self._ended_agent or self._ended_late) and "" not in outcomes:
-            return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
         if self.stop_signal and outcomes <= {""} and self._was_only_stopped():
             name = signal.Signals(self.stop_signal).name
             return 128 + self.stop_signal, f"{name} before the first step: nothing new is saved"
-        if self._ended_agent:
-            return 1, "the ranks ended before the end of training, while torchrun's agent was stopped by a signal"
         if agent_code < 0:
-            why = self.oom_detector.explain(self.agent.pid, -agent_code)
+            why = self.oom_detector.explain(-agent_code)
             return 128 - agent_code, f"torchrun's agent was {why} The ranks ended with it."
         pid, code = self._first_exit()
         if pid not in self._last_status:  # another program, or nothing was started
@@ -264,7 +229,7 @@ class Launcher:
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
         known = {"phase": status.phase if status else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
-        return f"{who} was {self.oom_detector.explain(pid, -code, **known)}"
+        return f"{who} was {self.oom_detector.explain(-code, **known)}"
 
 
 def _record_killed_launcher(folder: Path) -> None:
@@ -310,23 +275,6 @@ def _stop_exit_code(number: int) -> int:
     return REQUEUE if number in (signal.SIGUSR1, signal.SIGUSR2) else 128 + number
 
 
-def check_threads(given: str) -> None:
-    """Raise UserError for a number of threads that OpenMP refuses: OpenMP would print a warning and use all cores."""
-    counts = all(part.strip().isdecimal() and int(part) > 0 for part in given.split(","))
-    expect(counts, "OMP_NUM_THREADS", given, "a number of threads for each rank, 1 or more", "Leave it out.")
-
-
-def unknown_address(args: list[str]) -> str:
-    """A message that this node cannot resolve the name of node 0; "" if it can."""
-    for name, _, address in (arg.partition("=") for arg in args):
-        if name in ("--master_addr", "--master-addr"):
-            try:
-                socket.getaddrinfo(address, None)
-            except OSError as error:
-                return f", and does not know the address {address!r} of node 0: {error.strerror}"
-    return ""
-
-
 def by_address(args: list[str]) -> list[str]:
     """Returns torchrun's arguments with `--standalone` written out, so that ranks meet at an address. torchrun would take the
     name localhost and, for the ranks, that of the host, which may not resolve."""
@@ -365,11 +313,6 @@ def main() -> None:
     # By default OpenMP's threads spin while they wait. If another process wants the cores, they then keep the thread that they
     # wait for from running, and small operations take six times as long. PASSIVE lets them sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        check_threads(os.environ.get("OMP_NUM_THREADS", "1"))
-    except UserError as error:
-        say(f"error: {error}")
-        sys.exit(2)
     launcher = Launcher(sys.argv[1:])
     try:
         code = launcher.run()

@@ -1,9 +1,7 @@
-"""Finds out why a signal killed a process, from the kernel's log, the control group's counter and the process's memory."""
+"""Finds out why a signal killed a process, from the control group's counter and the process's memory."""
 
 import os
-import re
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 from torchtitan_rl.resilience.job_processes import signal_name
@@ -71,57 +69,31 @@ def _read(file: Path) -> str:
 
 
 class OomDetector:
-    """Detects out-of-memory kills since it was created. Older lines of the kernel's log may be about another process of the same id."""
+    """Detects out-of-memory kills since it was created, by the counter of this process's control group.
+
+    The kernel counts every process of the group that it kills, whether the group's memory or the node's ran out.
+    """
 
     def __init__(self) -> None:
         self._kills_before = out_of_memory_kills()
-        self._said = ""
-        self._log: int | None = None
-        with suppress(OSError):  # not readable for this user
-            self._log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-            os.lseek(self._log, 0, os.SEEK_END)
 
-    def explain(self, pid: int, number: int, *, phase: str = "", peak_bytes: int = 0) -> str:
+    def explain(self, number: int, *, phase: str = "", peak_bytes: int = 0) -> str:
         """Describe how a signal ended a process, with the evidence, its peak memory and a remedy.
 
-        Example: "killed by signal 9 (SIGKILL): out of memory, by the kernel's log (...). Its peak was 22.6 of the node's 23.4
+        Example: "killed by signal 9 (SIGKILL): out of memory, by its control group's counter. Its peak was 22.6 of the node's 23.4
         GiB of memory. Lower ..."
         """
-        text = f"killed by signal {number} ({signal_name(number)})"
+        text, peak = f"killed by signal {number} ({signal_name(number)})", _peak(peak_bytes)
         if number != signal.SIGKILL:
-            return f"{text}.{_peak(peak_bytes)}"
-        peak = _peak(max(peak_bytes, _resident(self.kernel_log(), pid)))
-        if evidence := self.out_of_memory(pid):
+            return f"{text}.{peak}"
+        if evidence := self.out_of_memory():
             return f"{text}: {evidence}.{peak} {memory_remedy(phase)}"
         return f"{text}. There is no sign of an out-of-memory kill: a person, a batch system or an outer limit sent the signal.{peak}"
 
-    def out_of_memory(self, pid: int) -> str:
+    def out_of_memory(self) -> str:
         """Evidence that a process was killed because memory ran out; "" if there is none."""
-        if words := kernel_says(pid, self.kernel_log()):
-            return f"out of memory, by the kernel's log ({words})"
         counted = out_of_memory_kills() > self._kills_before
         return "out of memory, by its control group's counter" if counted else ""
-
-    def kernel_log(self) -> str:
-        with suppress(OSError):  # raised when there are no more lines for now
-            while self._log is not None:
-                self._said += os.read(self._log, 8192).decode(errors="replace")
-        return self._said
-
-
-def kernel_says(pid: int, log: str) -> str:
-    """The line of the kernel's log about the out-of-memory kill of `pid`; "" if there is none.
-
-    Example: "Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB"
-    """
-    found = re.findall(rf"[^;\n]*Killed process {pid} \([^\n]*?anon-rss:\d+kB", log)
-    return found[-1].strip() if found else ""
-
-
-def _resident(log: str, pid: int) -> int:
-    """Memory of a process when the kernel killed it, in bytes; 0 if the log does not have it. It may exceed the peak seen before."""
-    found = re.search(r"anon-rss:(\d+)kB", kernel_says(pid, log))
-    return int(found[1]) * 1024 if found else 0
 
 
 def _peak(size: int) -> str:

@@ -1,5 +1,6 @@
 """Sends a rank's output to the terminal or to a file in the run folder, and ends the rank with an error message."""
 
+import io
 import logging
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 from torchtitan_rl.common.text import visible
 from torchtitan_rl.core.errors import expect
@@ -43,6 +45,7 @@ class RankOutput:
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints its warnings itself
         if not self.shown:
             self._redirect(os.devnull)
+        sys.stdout, sys.stderr = (OutputStream(stream, mask) for stream in (sys.stdout, sys.stderr))
 
     @property
     def shown(self) -> bool:
@@ -104,6 +107,45 @@ class RankOutput:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+class OutputStream(io.TextIOBase):
+    """Passes what is printed through `mask`. If it cannot be written, as after `| head` or on a full disk, training continues."""
+
+    def __init__(self, stream: TextIO, mask: Callable[[str], str] = str) -> None:
+        self._stream, self._mask, self._refused = stream, mask, False
+
+    def write(self, text: str) -> int:
+        """Returns the length of the text, which is lost if the stream refuses it."""
+        try:
+            self._stream.write(self._mask(text))
+        except (OSError, ValueError) as error:
+            if not self._refused:
+                self._refused = True
+                # The reader of a pipe has what it wants: this is for the log.
+                level = logging.INFO if isinstance(error, BrokenPipeError) else logging.WARNING
+                said = "training continues, and its logs are in the run's folder"
+                logging.getLogger(__name__).log(
+                    level, f"{self._stream.name} cannot be written any more ({error}): {said}"
+                )
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Does nothing: user code must not close the stream."""
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
 
 
 class _Masked(logging.Formatter):

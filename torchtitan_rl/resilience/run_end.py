@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from torchtitan_rl.common.text import head_and_tail
-from torchtitan_rl.core import events
 from torchtitan_rl.core.events import Kind, Listener
 
-END = "end.json"
+END, LOCK = "end.json", "run.lock"
 REPORT = "report.html"
 MOST_CHARACTERS = 20_000
 """Longer error messages are cut in the middle."""
@@ -31,40 +30,15 @@ rank was ended by a signal; hung: the watchdog ended the job."""
 
 
 class Phases(Listener):
-    """The seconds of a run's start. It also notes on an error which contexts it leaves, for `phase_of`."""
-
-    def __init__(self) -> None:
-        self._seconds = {"Python and imports": _age_s()}
-        self._began = time.monotonic()
-        self._first_step: float | None = None
-
-    @property
-    def started_s(self) -> dict[str, float]:
-        """Seconds before the first step, by outermost context, such as "start the vLLM engine"; "other" for the rest."""
-        until = time.monotonic() if self._first_step is None else self._first_step
-        inside = sum(self._seconds.values()) - self._seconds["Python and imports"]
-        return {**self._seconds, "other": max(0.0, until - self._began - inside)}
+    """Notes on an error which contexts it leaves, for `phase_of`."""
 
     @contextmanager
     def during(self, kind: Kind, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        if self._first_step is None and name.startswith("step "):
-            self._first_step = began
-        of_start = self._first_step is None and len(events.running) == 1
         try:
             yield
         except BaseException as error:
             error.__dict__.setdefault(_LEFT, []).append(name)
             raise
-        finally:
-            if of_start:
-                self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
-
-
-def _age_s() -> float:
-    """Seconds since this process began."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 _LEFT = "torchtitan_rl_left"
@@ -93,27 +67,33 @@ def write_end(
     code: int = 0,
     rank: int | None = None,
     phase: str = "",
-    started_s: dict[str, float] | None = None,
 ) -> None:
-    """Write how the run ended, unless that is written already. Never raises: a full disk may be why the run ends.
+    """Write how the run ended, unless this start has written it already. Never raises: a full disk may be why the run ends.
 
     Args:
         message: why, for a person; the error with its traceback if it was unforeseen.
         code: the exit code.
         rank: the rank that failed.
         phase: where it failed, such as "step 3: grade".
-        started_s: seconds of the start's phases.
     """
     content = {
         "outcome": outcome, "message": head_and_tail(message, MOST_CHARACTERS), "code": code, "rank": rank, "phase": phase,
-        "time": time.time(), "started_s": {name: round(s, 2) for name, s in (started_s or {}).items()},
+        "time": time.time(),
     }  # fmt: skip
+    forget_earlier_end(folder)
     unfinished = folder / f".{END}.{os.getpid()}"
     with suppress(OSError):
         unfinished.write_text(json.dumps(content, indent=1) + "\n", "utf-8", "backslashreplace")
         with suppress(FileExistsError):
             os.link(unfinished, folder / END)  # fails if another process was first
         unfinished.unlink()
+
+
+def forget_earlier_end(folder: Path) -> None:
+    """Remove an end that is older than the folder's lock, which each start writes: it is an earlier start's."""
+    with suppress(OSError):
+        if (folder / END).stat().st_mtime_ns <= (folder / LOCK).stat().st_mtime_ns:
+            (folder / END).unlink()
 
 
 def ensure_report(folder: Path) -> None:

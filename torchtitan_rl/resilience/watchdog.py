@@ -74,7 +74,6 @@ class Watchdog:
         self._seen: dict[int, RankStatus] = {}
         self._reported: dict[tuple[int, int], float] = {}
         self._silent_nodes: set[str] = set()
-        self._overdue: set[int] = set()  # process ids
         self._lost = ""
         self._node_reports: dict[str, _NodeReport] = {}
         self._began = time.time()
@@ -89,7 +88,7 @@ class Watchdog:
         ranks = local + self._remote_ranks(local, now)
         for status in ranks:
             self._record_duration(status)
-        running = [status for status in ranks if not status.outcome]
+        running = [status for status in ranks if not status.outcome] or local
         if not local or not running or self._lost:
             return self._lost
         slow = stragglers(running)
@@ -102,16 +101,6 @@ class Watchdog:
             self._reported[key] = waited
             self._report(slow, running, now)
         return ""
-
-    def overdue_ends(self, now: float) -> list[RankStatus]:
-        """This node's ranks that do not end after their training, once each. Says who they are, with their stacks."""
-        done = [s for s in read_statuses(self.folder) if s.outcome and s.pid not in self._overdue]
-        late = [s for s in done if now - s.since > ENDING_LIMIT_S and job_processes.is_alive(s.pid)]
-        for status in late:
-            self._overdue.add(status.pid)
-            notice = f"{name_ranks([status])} has not ended {now - status.since:.0f} s after its training has; it is ended now"
-            self.say(f"watchdog: {notice}\n{_process_report(status, self.folder)}")
-        return late
 
     def _deadline(self, first: RankStatus) -> float:
         """Seconds after which a rank is late in its phase."""
@@ -206,6 +195,8 @@ def _limit(status: RankStatus) -> float:
     """Seconds that a rank may stay in its phase until the job is ended."""
     if status.phase == READING_CONFIG:
         return READING_LIMIT_S
+    if status.outcome:
+        return ENDING_LIMIT_S
     return status.limit_s if _in_a_step(status) else max(status.limit_s, STARTING_LIMIT_S)
 
 

@@ -30,7 +30,6 @@ from typing import Any, NoReturn
 from torchtitan_rl.core.errors import WorkerKilled
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.out_of_memory import OomDetector
-from torchtitan_rl.resilience.output_limit import print_as
 from torchtitan_rl.resilience.rank_status import FORKED
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -45,17 +44,14 @@ class WorkerDied(RuntimeError):
 class WorkerPool:
     """Up to `size` worker processes with one call each. A call that takes too long is killed and its worker replaced."""
 
-    def __init__(self, functions: Sequence[Callable], size: int, *, whose: str | None = None) -> None:
+    def __init__(self, functions: Sequence[Callable], size: int) -> None:
         """Fork the server, with the `functions` as they are now. Arguments and results must be picklable, the functions need not be.
 
         Call it from the main thread and early, because forking a process with threads is risky.
-
-        Args:
-            whose: the source that the workers' output counts as. None: the main thread's at that time.
         """
         self._fork_server = _ForkServer(functions)
         self._oom_detector = OomDetector()
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker", initializer=print_as, initargs=(whose,))
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
         self._mine = threading.local()
 
     def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
@@ -104,7 +100,7 @@ class WorkerPool:
             raise
         except (EOFError, OSError) as error:
             status = self._fork_server.kill(pid)
-            evidence = self._oom_detector.out_of_memory(pid)
+            evidence = self._oom_detector.out_of_memory()
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGTERM)
             kind = WorkerKilled if killed else WorkerDied
             raise kind(f"its process was ended: {_describe(status)}{evidence and f': {evidence}'}") from error
@@ -244,7 +240,7 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
 
 
 class _Sent(io.TextIOBase):
-    """A worker's stream, which sends its text to the pool's process. That process limits the output of all workers together."""
+    """A worker's stream, which sends its text to the pool's process. That process hides secrets in it."""
 
     def __init__(self, name: str, line: Connection, sending: threading.Lock) -> None:
         self._name, self._line, self._sending = name, line, sending

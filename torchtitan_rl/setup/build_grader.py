@@ -1,15 +1,12 @@
 """Builds the run's grader: finds the reward functions, checks their settings and starts the workers."""
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
 from functools import partial
 from typing import get_args
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.grading import Grader, TrainerState
+from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.grading.grader import Scorers
 from torchtitan_rl.core.grading.scorer import Scope
 from torchtitan_rl.library.environments.factory import may_answer
@@ -131,26 +128,9 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
             f"keywords that it can be given, which are {sorted(given)}",
             f"Name a column of the task, give a default, or call a factory: {reward.name}(...).",
         )  # fmt: skip
-        unknown, known = _state_fields(reward.function), {field.name for field in fields(TrainerState)}
-        expect(
-            unknown <= known, f"reward function {reward.name}: trainer_state", sorted(unknown - known),
-            f"fields among {sorted(known)}", "Use getattr(trainer_state, name, default).",
-        )  # fmt: skip
     return Scorers(
         rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
     )
-
-
-def _state_fields(function: Callable) -> set[str]:
-    """The names in `trainer_state.<name>` in the function's source; none if it has no source, as a builtin has none."""
-    function = _unwrapped(function)
-    try:
-        source = inspect.getsource(function if inspect.isroutine(function) else type(function).__call__)
-        nodes = list(ast.walk(ast.parse(textwrap.dedent(source))))
-    except (OSError, TypeError, SyntaxError):
-        return set()
-    found = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
-    return {node.attr for node in found if node.value.id == "trainer_state"}
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:

@@ -32,7 +32,6 @@ from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.library.models.hf_decoder import longest_window
 from torchtitan_rl.library.models.multimodal import engine_folder
 from torchtitan_rl.observability.engine_stats import EngineStats
-from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.setup.auto_dtype import choose_dtypes
@@ -128,7 +127,7 @@ def prepare(config: "RunConfig") -> Prepared:
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
-    for said in filter(None, (compared, bfloat16_warning(config.dtypes), *learning_warnings(config))):
+    for said in filter(None, (compared, *learning_warnings(config))):
         events.progress(said)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)

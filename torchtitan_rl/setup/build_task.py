@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.generator.sampling import end_token_ids, folder_end_token_ids
-from torchtitan_rl.core.types import Metric, Prompt
+from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.demonstrations import check_demonstrated
 from torchtitan_rl.library.prompts.renderer import template_options
-from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 from torchtitan_rl.setup.build_grader import find_scorers
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, missing_start
-from torchtitan_rl.setup.trial import credited_groups, try_optimizer
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 if TYPE_CHECKING:
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
 
     from torchtitan_rl.core.grading.grader import Scorers
     from torchtitan_rl.library.environments.factory import Conversations
+    from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.library.starts.warm_start import MissingStartError
     from torchtitan_rl.setup.run_config import RunConfig
 
@@ -49,7 +48,6 @@ def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
     check_task(config, task)
     missing = missing_start(config)
     check_model(config, world_size=world_size)
-    try_optimizer(config)
     return Prepared(task, scorers, missing)
 
 
@@ -119,8 +117,6 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
         check_demonstrated(stream.at(0))
     evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
     held_out = tried(stream, "held_out", config.evaluation.num_prompts if evaluates else 1)
-    if type(stream) is not PromptStream:
-        _try_stream(stream, held_out, config)
     if (epochs := stream.epoch(config.num_prompts_per_step) or 0) > 1:
         progress(
             f"num_prompts_per_step {config.num_prompts_per_step} is {epochs:.1f} x the task's prompts: a step repeats them"
@@ -133,37 +129,3 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
     )
     environments.check(held_out, in_flight=config.in_flight.prompts)
     return PromptParts(stream, held_out, environments)
-
-
-def _try_stream(stream: PromptStream, held_out: list[Prompt], config: "RunConfig") -> None:
-    """Call the methods of a user's stream and go back, so that a wrong one is named before anything starts."""
-    name = type(stream).__qualname__
-    _expect_prompts(f"{name}.held_out", held_out)
-    state = tried(stream, "state_dict")
-    expect(isinstance(state, dict), f"{name}.state_dict()", f"{state!r:.80}", "a dict", "Return one.")
-    missing = sorted(PromptStream.state_dict(stream).keys() - state.keys())
-    expect(
-        not missing,
-        f"{name}.state_dict()",
-        f"{state!r:.80}",
-        f"{missing}, too, for the place in the prompts",
-        "Add super().state_dict().",
-    )
-    batch = tried(stream, "next_batch", 2, first_idx=0)
-    _expect_prompts(f"{name}.next_batch(2)", batch, "2 prompts, each a Prompt", 2)
-    _expect_prompts(f"{name}.at(0)", [tried(stream, "at", 0)])
-    epoch, metrics = tried(stream, "epoch", 1), tried(stream, "metrics", 1)
-    expect(
-        epoch is None or isinstance(epoch, int | float), f"{name}.epoch(1)", epoch, "a number or None", "Return one."
-    )
-    whole = isinstance(metrics, dict) and all(isinstance(metric, Metric) for metric in metrics.values())
-    expect(whole, f"{name}.metrics(1)", f"{metrics!r:.80}", "Metrics by name", "Return a dict.")
-    tried(stream, "observe", credited_groups(config, batch[0]))
-    tried(stream, "load_state_dict", state)
-
-
-def _expect_prompts(field: str, found: Any, expected: str = "prompts", number: int = 0) -> None:
-    """Raise UserError unless `found` is a list of prompts, as many as `number` if it is given."""
-    whole = _is_list(found) and found and all(isinstance(prompt, Prompt) for prompt in found)
-    counted = whole and (not number or len(found) == number)
-    expect(bool(counted), field, f"{found!r:.80}", expected, "Return as many as are asked for.")

@@ -2,11 +2,8 @@
 
 torchtitan-rl train --config debug                          trains; train --help shows every option
 torchtitan-rl train --config my_package.configs:mine        the same with a config of your own, also path/to/file.py:function
-torchtitan-rl samples outputs/debug --best 3                shows a run's samples; samples --help shows the filters
 torchtitan-rl report outputs/debug                          writes a run's report.html; report --help shows the options
-torchtitan-rl evaluate outputs/debug                        evaluates a run or a model as in training
 torchtitan-rl export --run outputs/debug --output FOLDER    writes a Hugging Face folder for transformers and vLLM
-torchtitan-rl estimate --config debug                       estimates a step's seconds and its memory
 
 Environment variables of `train`:
   NGPU      processes on this node (default: its visible GPUs, or 1 without one)
@@ -26,15 +23,11 @@ from torchtitan_rl.setup.node import check_build_tools, environment_kind, gpu_co
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
 """Options of `train` that one process answers, without a launcher."""
 
-_TOOLS = "torchtitan_rl.setup.offline"
 READERS = {
-    "samples": ["torchtitan_rl.observability.samples"],
-    "report": ["torchtitan_rl.report"],
-    "evaluate": [_TOOLS, "evaluate"],
-    "export": [_TOOLS, "export"],
-    "estimate": [_TOOLS, "estimate"],
+    "report": "torchtitan_rl.report",
+    "export": "torchtitan_rl.setup.export",
 }
-"""The module to run and its first arguments, by command."""
+"""The module to run, by command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"one of {', '.join(commands)}",
             "See torchtitan-rl --help.",
         )
-        module = training(rest) if name == "train" else [*READERS[name], *rest]
+        module = training(rest) if name == "train" else [READERS[name], *rest]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

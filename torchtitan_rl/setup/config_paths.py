@@ -3,50 +3,18 @@
 import os
 import re
 from dataclasses import fields, is_dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.core.config import parts
-from torchtitan_rl.core.errors import expect
 from torchtitan_rl.library.references import in_folder
 from torchtitan_rl.setup.own_sinks import sink_in_folder
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
-PATH_BYTES, NAME_BYTES = 4096, 255
-"""The limits of Linux on a path and on each name in it."""
-
 _NAMES = re.compile(r"(^|_)(paths?|files?|folders?)$")
 """The names of a task's fields that are paths."""
-
-
-def check_paths(config: "RunConfig") -> None:
-    """Check every field that is a path. Raises UserError, naming it, for a text that no file system takes as one."""
-    for field in ("dump_folder", "hf_assets_path", "resume", "teacher", "trainer.lora.start"):
-        _check_path(attrgetter(field)(config), field)
-    for field in fields(config.task) if config.task is not None else ():
-        if _NAMES.search(field.name):
-            for _, part in parts(getattr(config.task, field.name)):
-                _check_path(part, f"task.{field.name}")
-
-
-def _check_path(path: Any, field: str) -> None:
-    if not isinstance(path, str):
-        return
-    visible = path == "" or (path.isprintable() and path.strip() == path)
-    named = "a path without spaces around it, line breaks and characters that cannot be printed"
-    expect(visible, field, path, named, "Correct it.")
-    names = path.encode(errors="replace").split(os.sep.encode())
-    is_short = sum(map(len, names)) + len(names) <= PATH_BYTES and max(map(len, names)) <= NAME_BYTES
-    expect(
-        is_short,
-        field,
-        f"{path:.40}...",
-        f"a path of less than {PATH_BYTES} bytes, with names of at most {NAME_BYTES}",
-        "Shorten it.",
-    )
 
 
 def resolve_from(folder: Path, config: "RunConfig") -> None:

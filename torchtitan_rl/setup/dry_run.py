@@ -1,5 +1,4 @@
-"""--dry-run: shows what a run would do, without an engine or an update. It starts the reward functions' workers and plays a turn
-with an environment."""
+"""--dry-run: shows what a run would do, without an engine or an update. It starts the reward functions' workers."""
 
 from contextlib import closing
 from dataclasses import fields, is_dataclass
@@ -15,12 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
-from torchtitan_rl.library.environments.pool import ConversationError, EnvironmentPool
-from torchtitan_rl.library.references import users_line
-from torchtitan_rl.observability.machine import bfloat16_warning
 from torchtitan_rl.observability.tokens import pieces
 from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
@@ -44,7 +39,6 @@ from torchtitan_rl.setup.validation import check_model, learning_warnings
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.grading import Grader
-    from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.tasks import Task
     from torchtitan_rl.setup.run_config import RunConfig
 
@@ -89,8 +83,6 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     _show("time", expected_time(config, prompts, world_size))
     if not config.samples_training:
         _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
-    if played := _turn(config, parts.environments, prompts[0], tokenizer):
-        _show("one turn with the environment of prompt 1", played)
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
         _show("objective, tried on a synthetic step", _objective(config.algorithm))
@@ -114,58 +106,6 @@ def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizer
             loss = -logprobs[torch.from_numpy(learns[1:])].mean()
             lines.append(f"the start's loss on them: {loss:.4f} a token")
     return "\n".join(lines)
-
-
-def _turn(
-    config: "RunConfig", environments: "Conversations", prompt: Prompt, tokenizer: PreTrainedTokenizerBase
-) -> str:
-    """What the prompt's environment says at its reset and to the expected answer; "" without one, or for an agent.
-
-    Raises UserError if it fails where a run would stop.
-    """
-    try:
-        if not environments.in_dry_runs(prompt):
-            return ""
-    except RuntimeError as error:  # the check before it made one of a held-out prompt
-        raise UserError(f"{error}{users_line(error)}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
-    sampling = prompt.sampling or config.sampling
-    conversation = Conversation(
-        prompt=prompt,
-        sample_idx=0,
-        sampling=sampling,
-        most_in_turn=environments.max_turn_tokens or sampling.max_tokens,
-        most_tokens=config.generator.max_model_len,
-    )
-    said = _completion(0, prompt.expected_answer[:ANSWER_CHARACTERS], tokenizer)
-    turn = Sampled(0, said.token_ids.tolist(), said.sampler_logprobs.tolist(), said.text, "stop")
-    try:
-        with closing(environments.start([conversation])) as pool:
-            _take_answers(pool, conversation)
-            if conversation.finish_reason is None:
-                conversation.append_turn(turn)
-                pool.step_async(0)
-                _take_answers(pool, conversation)
-    except ConversationError as error:
-        raise UserError(str(error)) from error
-    opening = (conversation.prompt.messages or [])[len(prompt.messages or []) :]
-    lines = [f"reset: {message['role']} {message['content']!r:.300}" for message in opening]
-    for turn in conversation.turns:
-        lines.append(f"policy: {turn.text!r:.300}")
-        lines += [f"then: {message['role']} {message['content']!r:.300}" for message in turn.messages]
-        lines.append(f"reward of the turn: {_number(turn.reward)}")
-    return "\n".join([*lines, f"the conversation {_ending(conversation)}"])
-
-
-def _take_answers(pool: EnvironmentPool, conversation: Conversation) -> None:
-    for answer in pool.answers(wait=True, all=True):
-        conversation.append_answer(answer)
-
-
-def _ending(conversation: Conversation) -> str:
-    if conversation.finish_reason is None:
-        return "goes on"
-    failed = f": {conversation.error}" if conversation.error else ""
-    return f"is over ({conversation.finish_reason}){failed}"
 
 
 def _teacher(config: "RunConfig", tokenizer: PreTrainedTokenizerBase) -> str:
@@ -232,7 +172,7 @@ def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:
         lines = [machine_memory(config, world_size=world_size)]
     else:
         lines = [choose_by_memory(config, **on), memory_warning(config, **on)]
-    return "\n".join(filter(None, [dtypes, *lines, bfloat16_warning(config.dtypes)]))
+    return "\n".join(filter(None, [dtypes, *lines]))
 
 
 def _rewards(

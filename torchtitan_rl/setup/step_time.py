@@ -5,6 +5,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core import device
@@ -13,15 +14,21 @@ from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.observability.machine import Speeds, measured_speeds
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops, bound_seconds
 from torchtitan_rl.setup.memory import footprint_of, meta_model, teacher_spec
-from torchtitan_rl.setup.step_model import draw_lengths
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
 SHARES = {"decode": 0.3, "train": 0.4, "sync": 0.3, "teacher": 0.4}
-"""Share of the least time's speed that a part of a step reaches, unless a run's own are given."""
+"""Share of the least time's speed that a part of a step reaches."""
 SHARES_ON_A_CPU = {"decode": 0.2, "train": 0.35, "sync": 0.01, "teacher": 0.35}
 """The same without a GPU: SmolLM2-135M in bfloat16 on two cores had 0.15 to 0.3, 0.25 to 0.43 and 0.006 to 0.01."""
+
+
+def draw_lengths(num: int, *, mean: float, longest: int, spread: float = 0.8) -> np.ndarray:
+    """Returns lengths of completions, [num], log-normal with this mean before the cut at `longest`. spread 0: all equal."""
+    rng = np.random.default_rng(0)
+    drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, num)
+    return np.clip(np.rint(drawn), 1, longest).astype(int)
 
 
 def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float], *, exact: bool) -> float:

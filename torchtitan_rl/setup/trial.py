@@ -1,8 +1,6 @@
 """Calls the parts of the objective once on a synthetic step, so that a fault in a user's loss is named before the engine starts."""
 
-import inspect
 import json
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError
-from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.types import (
     Completion,
@@ -31,28 +27,14 @@ from torchtitan_rl.core.types import (
     flat,
 )
 from torchtitan_rl.library.distillation import DIVERGENCE
-from torchtitan_rl.library.lora.adapters import Lora
-from torchtitan_rl.library.references import correctable, is_users_file, tried
+from torchtitan_rl.library.references import correctable, is_users_class
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows
-from torchtitan_rl.setup.memory import meta_model
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
 MOST_SAMPLES = 16
 """Completions of a synthetic group, or `sampling.n` if that is less."""
-
-MOST_STEPS = 1000
-"""Steps, evenly over the run, whose learning rate is read."""
-
-
-def credited_groups(config: "RunConfig", prompt: Prompt) -> list[Group[Episode]]:
-    """Returns a synthetic step of one prompt, with the credit of `algorithm`, as a stream of prompts observes it."""
-    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    groups = draft_episodes([_group(prompt, config, ())])
-    _with_frozen_models(algorithm, groups)
-    algorithm.credit.assign(groups)
-    return groups
 
 
 def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[str]) -> None:
@@ -65,47 +47,9 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     groups = [_group(replace(prompt, prompt_idx=index), config, reward_names) for index in range(2)]
     held = (*vars(algorithm).values(), *vars(algorithm.credit).values())
     parts = dict.fromkeys(type(part) for part in held if isinstance(part, Configurable))
-    own = ", ".join(part.__qualname__ for part in parts if is_users_file(inspect.getfile(part)))
+    own = ", ".join(part.__qualname__ for part in parts if is_users_class(part))
     with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
         _train(algorithm, draft_episodes(groups))
-
-
-def try_optimizer(config: "RunConfig") -> None:
-    """Build a user's optimizer and schedule for parameters of the policy's names and shapes, and read the learning rates.
-
-    Raises:
-        UserError: naming the part that raises, with the line, or that returns anything else.
-    """
-    trainer, steps = config.trainer, config.num_steps
-    if not any(is_users_file(inspect.getfile(type(part))) for part in (trainer.optimizer, trainer.lr_scheduler)):
-        return
-    model = meta_model(config.model_spec, Lora.of(trainer.lora))
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, meta in module.named_parameters(recurse=False):
-            one = torch.empty(1).expand(meta.shape)  # on a device, as optimizers ask, and without memory
-            setattr(module, name, made.setdefault(id(meta), nn.Parameter(one, requires_grad=meta.requires_grad)))
-    optimizers = _built("trainer.optimizer", trainer.optimizer, OptimizersContainer, model=model)
-    field, schedule = "trainer.lr_scheduler", trainer.lr_scheduler
-    built = _built(field, schedule, LRSchedulersContainer, optimizers=optimizers, training_steps=steps)
-    name, highest = type(schedule).__qualname__, 0.0
-    pairs = [pair for each in built.schedulers for pair in zip(each.base_lrs, getattr(each, "lr_lambdas", ()))]
-    for step in range(0, steps + 1, 1 + steps // MOST_STEPS):
-        with correctable(f"{field}: the factor of {name} at step {step} raised"):
-            rates = [lr * factor(step) for lr, factor in pairs]
-        wrong = next((rate for rate in rates if not 0 <= rate < math.inf), None)
-        expect(wrong is None, f"{field}: the learning rate at step {step}", wrong, "a number from 0 up", "Correct it.")
-        highest = max(highest, *rates)
-    some = highest > 0 or not any(lr for lr, _ in pairs)
-    expect(some, field, name, "a schedule with a learning rate above 0 at some step", "Correct it.")
-
-
-def _built(field: str, config: Any, kind: type, **options: Any) -> Any:
-    """Returns what `build` of the config returns. Raises UserError unless it is a `kind`."""
-    built = tried(config, "build", **options)
-    name, expected = type(config).__qualname__, f"one whose build returns an {kind.__name__}"
-    expect(isinstance(built, kind), field, name, expected, f"It returned {' '.join(repr(built).split()):.80}.")
-    return built
 
 
 def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:

@@ -1,6 +1,5 @@
 """Checks a config before a process group starts."""
 
-import inspect
 import os
 import re
 from dataclasses import Field, fields
@@ -24,7 +23,7 @@ from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_par
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.objectives import Gdpo
-from torchtitan_rl.library.references import check_class, correctable, did_you_mean, load_function
+from torchtitan_rl.library.references import correctable, did_you_mean, is_users_class, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
@@ -124,25 +123,26 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
 
 
 def _check_whole(config: Any, path: str = "") -> None:
-    """Check that the class of every part can be built: it has the methods of its base, and takes its config."""
+    """Check that no part is silently another one: that its Config builds its class, and that its methods have names that are used."""
     for declared in fields(config):
         for key, part in parts(getattr(config, declared.name)):
             name = f"{path}.{declared.name}.{key}".strip(".")
             if isinstance(part, Configurable.Config):
-                _check_class(name, built_by(part), type(part))
+                if built_by(part) is type(part):
+                    _check_builds(name, type(part))
+                else:
+                    _check_overrides(name, built_by(part))
                 _check_whole(part, name)
 
 
-def _check_class(field: str, built: type, config: type) -> None:
-    check_class(built, field)
-    if built is config:
-        _check_builds(field, config)
+def _check_overrides(field: str, built: type) -> None:
+    """Check that a user's part of the objective overrides something of its base."""
+    if not field.startswith("algorithm") or not is_users_class(built):
         return
-    check_class(config, field)
-    name, misplaced = built.__qualname__, hasattr(built, "build")
-    expect(not misplaced, field, name, "`build` in its Config: nothing calls that of the class", "Move it.")
-    takes = config.build is not Configurable.Config.build or "config" in inspect.signature(built).parameters
-    expect(takes, field, name, "a class whose __init__ takes `config`", "Declare __init__(self, config).")
+    own = [name for name in vars(built) if name in ("__init__", "__call__") or not (name[0] == "_" or name == "Config")]
+    used = not own or any(hasattr(base, name) for base in built.__bases__ for name in own)
+    expected = f"a class that overrides something of its base, but its {own} are none, so nothing uses them"
+    expect(used, field, built.__qualname__, expected, "Rename them.")
 
 
 def _check_builds(field: str, config: type) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.observability import record_metric
-from torchtitan_rl.observability.line_file import LineFile, read_lines
+from torchtitan_rl.observability.line_file import read_lines
 from torchtitan_rl.observability.observer import RunObserver
 from torchtitan_rl.setup.run_folder import RunFolder
 from torchtitan_rl.setup.secrets import masked
@@ -76,17 +76,6 @@ def test_permanently_full_disk_loses_only_its_steps(recorder, tmp_path, caplog):
         run.close()
     assert steps_of(tmp_path) == [1]
     assert "sink jsonl: 1 writes are lost: none of the attempts succeeded" in caplog.text
-
-
-def test_deleted_file_is_started_again(tmp_path, caplog):
-    file = LineFile(tmp_path / "metrics.jsonl", b"\n")
-    file.append(1, [{"loss": 1.0}])
-    (tmp_path / "metrics.jsonl").unlink()
-    file.append(2, [{"loss": 0.5}])
-    file.close()
-    assert steps_of(tmp_path) == [2]
-    assert "metrics.jsonl was deleted: a new file is started, without the earlier steps" in caplog.text
-    assert caplog.messages[-1] == "metrics.jsonl was deleted during the run: its steps before that are lost"
 
 
 def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):

@@ -85,43 +85,27 @@ def test_no_text_can_close_the_data_script(tmp_path):
     assert raw.count(b"<script") == raw.count(b"</script>") == 2
 
 
-def second_of(page):
-    """The token and the rows of the page's second file."""
-    token, rows = json.loads(
-        f"[{page.with_suffix('.samples.js').read_text('utf-8').strip()[len('torchtitanRows(') : -1]}]"
-    )
-    return token, {"rows": json.loads(rows)}
-
-
-def test_samples_beyond_the_size_are_in_a_second_file_in_whole_groups(tmp_path):
+def test_samples_beyond_the_size_are_left_out_in_whole_groups_and_counted(tmp_path):
     folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
-    run = write_report([folder], output, size_mb=0.9)[0]
+    write_report([folder], output, size_mb=0.9)
     data = data_of(output)
     assert output.stat().st_size < 1.2e6
-    token, more = second_of(output)
-    assert data["more"] == {
-        "file": "r.samples.js",
-        "count": more["rows"]["count"],
-        "mb": data["more"]["mb"],
-        "token": token,
-    }
     groups = list(zip(column(data, "step"), column(data, "prompt_idx")))
-    others = list(zip(column(more, "step"), column(more, "prompt_idx")))
-    assert 0 < len(groups) < 40 * 40 * 4
+    assert 0 < len(groups) == 40 * 40 * 4 - data["left"] < 40 * 40 * 4
     assert {groups.count(group) for group in set(groups)} == {4}
-    assert not set(groups) & set(others)
-    assert sorted(groups + others) == sorted((row["step"], row["prompt_idx"]) for row in run.rows)
     assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay in the page
+    assert len(set(column(data, "page/unbiased"))) == 2
+    write_report([folder], output, size_mb=100)
+    assert data_of(output)["left"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
 
 
-@pytest.mark.parametrize("name", ["r.html", "r.samples.js"])
-def test_another_file_in_the_place_of_one_of_the_two_is_refused_and_stays(tmp_path, name):
+def test_another_file_in_the_place_of_the_page_is_refused_and_stays(tmp_path):
     folder = write_run(tmp_path / "a")
-    (tmp_path / name).write_text("theirs")
-    with pytest.raises(FileExistsError, match=f"--output = .*{name}': expected a new file or an earlier report"):
+    (tmp_path / "r.html").write_text("theirs")
+    with pytest.raises(FileExistsError, match="--output = .*r.html': expected a new file or an earlier report"):
         write_report([folder], tmp_path / "r.html")
-    assert (tmp_path / name).read_text() == "theirs"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", name]
+    assert (tmp_path / "r.html").read_text() == "theirs"
 
 
 def test_a_text_of_100k_characters_shows_head_and_tail(tmp_path):

@@ -6,7 +6,6 @@ import pytest
 
 from torchtitan_rl.report import Run
 from torchtitan_rl.report.ending import ending
-from torchtitan_rl.report.health import health
 from torchtitan_rl.report.load import End, Warned, correlation
 from torchtitan_rl.report.verdicts import time_by_phase, verdicts
 
@@ -218,14 +217,6 @@ def test_rows_that_are_not_all_stored_make_no_pairs(lost):
     assert "the difference may be chance" in found.text
 
 
-def test_a_run_that_learns_from_demonstrations_misses_no_rewards():
-    series = {"loss/total": [1.0] * 20}
-    missing = {one["key"] for one in health(run_of(series))["metrics"]}
-    demonstrated = run_of(series, algorithm={"loss": {"class": "torchtitan_rl.library.demonstrations:Nll"}})
-    found = {one["key"] for one in health(demonstrated)["metrics"]}
-    assert missing - found == {"reward/mean", "reward/std", "groups/zero_variance_fraction", "sampler/logprob_diff/max"}
-
-
 @pytest.mark.parametrize(
     "loss", ["torchtitan_rl.library.demonstrations:Nll", "torchtitan_rl.library.distillation:ExactDistill"]
 )
@@ -248,16 +239,11 @@ def sample(prompt, answer, expected, reward, length):
 def test_one_answer_for_many_prompts_is_noticed():
     rows = [sample(i, "42" if i % 2 and i < 39 else str(i), str(i), 1.0, 10) for i in range(50)]
     assert "'42' was given to 20 of 50 prompts, but is right for 1" in line(run_of(rows=rows), "42").text
-    duplicates = health(run_of(rows=rows))["duplicates"]
-    assert duplicates == {"prompts": 50, "answers": [{"answer": "42", "prompts": 20, "expected": 1}]}
 
 
 def test_reward_that_follows_length_is_noticed():
     rows = [sample(i, str(i), str(i), i / 10, 10 + i) for i in range(40)]
-    found = health(run_of(rows=rows))
     assert "(r = 1.00 over 40 samples)" in line(run_of(rows=rows), "length").text
-    assert found["scatter"]["r"] == pytest.approx(1.0)
-    assert {p["key"]: p["r"] for p in found["parts"]} == {"reward/correct": pytest.approx(1.0), "reward/format": None}
 
 
 @pytest.mark.parametrize("value", [0.2, 1 / 3, 0.1 + 0.2, 1e-300, 0.0])
@@ -266,31 +252,3 @@ def test_a_constant_has_no_correlation(value):
     constant = [value * (1 + (i % 3 - 1) * 1e-16) for i in range(40)]  # up to rounding
     assert correlation(constant, noisy) is None
     assert correlation(noisy, constant) is None
-
-
-def test_metrics_that_are_missing_or_stopped_are_listed():
-    stopped = [0.1] * 5 + [None] * 15
-    found = health(run_of({"reward/mean": RISING, "optimizer/grad_norm": stopped, "a/b": [1.0, *[None] * 9] * 2}))[
-        "metrics"
-    ]
-    states = {one["key"]: one["state"] for one in found}
-    assert states["policy/entropy"] == "missing"
-    assert states["optimizer/grad_norm"] == "stopped"
-    assert "reward/mean" not in states
-    assert "a/b" not in states
-
-
-def test_health_speaks_of_all_samples_and_not_of_the_selected_ones():
-    rows = [
-        sample(i, "1", "1", reward, 10) | {"select_reason": reason, "step": i + 1}
-        for i in range(20)
-        for reason, reward in (("top", 1.0), ("bottom", 0.0), ("random", 1.0 if i else 0.0))
-    ]
-    series = {"completions/count": [64.0] * 20, "reward/correct/mean": [0.8] * 20, "reward/mean": [0.8] * 20}
-    found = health(run_of(series, rows=rows))
-    assert found["drawn"]
-    [correct, _] = found["parts"]
-    assert (correct["mean"], correct["n"]) == (pytest.approx(0.8), 20)  # of 64 a step, not of the best and the worst
-    complete = health(run_of({"completions/count": [3.0] * 20}, rows=rows))
-    assert not complete["drawn"]
-    assert complete["parts"][0]["n"] == 60

@@ -1,4 +1,4 @@
-"""What is said of a process that a signal ended, from the kernel's log and the control groups as machines show them."""
+"""What is said of a process that a signal ended, from the control groups as machines show them."""
 
 import signal
 
@@ -7,18 +7,14 @@ import pytest
 from torchtitan_rl.resilience import out_of_memory
 
 GIB = 2**30
-KERNEL = """6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE
-3,1294,6389942981,-;Out of memory: Killed process 13289 (python) total-vm:25898320kB, anon-rss:23704008kB, file-rss:44kB
-"""
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine without a kernel log, whose control groups are what this function writes: {file: its text}."""
+    """A machine whose control groups are what this function writes: {file: its text}."""
     monkeypatch.setattr(out_of_memory, "V1", tmp_path / "memory")
     monkeypatch.setattr(out_of_memory, "V2", tmp_path)
     monkeypatch.setattr(out_of_memory, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(out_of_memory.OomDetector, "kernel_log", lambda detector: "")
     monkeypatch.setattr(out_of_memory, "node_bytes", lambda: 24 * GIB)
 
     def show(files):
@@ -27,13 +23,6 @@ def machine(tmp_path, monkeypatch):
             (tmp_path / name).write_text(text)
 
     return show
-
-
-def test_kernel_log_gives_the_reason_and_the_peak_memory(machine, monkeypatch):
-    monkeypatch.setattr(out_of_memory.OomDetector, "kernel_log", lambda detector: KERNEL)
-    said = out_of_memory.OomDetector().explain(13289, signal.SIGKILL, peak_bytes=3 * GIB)
-    assert "out of memory, by the kernel's log (Out of memory: Killed" in said
-    assert "Its peak was 22.6 of the node's 24.0 GiB of memory. Lower" in said
 
 
 @pytest.mark.parametrize(
@@ -48,9 +37,9 @@ def test_kernel_log_gives_the_reason_and_the_peak_memory(machine, monkeypatch):
 def test_cgroup_counter_distinguishes_out_of_memory_kills(machine, files):
     machine(files)
     detector = out_of_memory.OomDetector()
-    assert "There is no sign of an out-of-memory kill" in detector.explain(7, signal.SIGKILL)
+    assert "There is no sign of an out-of-memory kill" in detector.explain(signal.SIGKILL)
     machine({name: text.replace("oom_kill 2", "oom_kill 3") for name, text in files.items()})
-    assert detector.explain(7, signal.SIGKILL).startswith(
+    assert detector.explain(signal.SIGKILL).startswith(
         "killed by signal 9 (SIGKILL): out of memory, by its control group's counter."
     )
 
@@ -69,7 +58,7 @@ def test_peak_is_compared_with_the_smallest_limit(machine, files):
     told = (
         "Its peak was 3.0 of the 6.0 GiB of memory that its control group allows all its processes, and the node's 24.0"
     )
-    assert told in out_of_memory.OomDetector().explain(7, signal.SIGKILL, peak_bytes=3 * GIB)
+    assert told in out_of_memory.OomDetector().explain(signal.SIGKILL, peak_bytes=3 * GIB)
     assert out_of_memory.usable_bytes() == 6 * GIB
 
 
@@ -77,17 +66,17 @@ def test_memory_remedy_depends_on_the_phase(machine):
     machine({"own": "0::/job\n", "job/memory.events": "oom_kill 0\n"})
     detector = out_of_memory.OomDetector()
     machine({"job/memory.events": "oom_kill 1\n"})
-    in_grade = detector.explain(7, signal.SIGKILL, phase="step 3: grade")
+    in_grade = detector.explain(signal.SIGKILL, phase="step 3: grade")
     assert "Lower what the reward functions keep, or grader.workers, num_prompts" in in_grade
-    in_build = detector.explain(7, signal.SIGKILL, phase="build and shard the policy (qwen3 4x256)")
+    in_build = detector.explain(signal.SIGKILL, phase="build and shard the policy (qwen3 4x256)")
     assert "Lower num_prompts_per_step or" in in_build
 
 
 def test_other_signals_are_reported_with_the_peak_only(machine):
-    said = out_of_memory.OomDetector().explain(7, signal.SIGSEGV, peak_bytes=3 * GIB)
+    said = out_of_memory.OomDetector().explain(signal.SIGSEGV, peak_bytes=3 * GIB)
     assert said == "killed by signal 11 (SIGSEGV). Its peak was 3.0 of the node's 24.0 GiB of memory."
 
 
 @pytest.mark.parametrize(("number", "name"), [(35, "SIGRTMIN+1"), (64, "SIGRTMAX"), (33, "SIGRTMIN-1")])
 def test_real_time_signal_is_named(machine, number, name):
-    assert out_of_memory.OomDetector().explain(7, number) == f"killed by signal {number} ({name})."
+    assert out_of_memory.OomDetector().explain(number) == f"killed by signal {number} ({name})."

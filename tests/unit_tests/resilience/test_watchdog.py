@@ -230,12 +230,7 @@ def test_the_heartbeat_names_stragglers_if_there_are_any(tmp_path, monkeypatch):
     assert "rank 1 (node0) in step 3: grade for" in heartbeat_text()
 
 
-def test_rank_hanging_after_training_is_reported_once(watchdog, tmp_path):
-    write(tmp_path, status(0, "end", since=100.0, outcome="done"), status(1, "end", since=650.0, outcome="done"))
-    assert watchdog.overdue_ends(100.0 + 599) == []
-    assert [late.rank for late in watchdog.overdue_ends(100.0 + 601)] == [0]
-    assert watchdog.overdue_ends(100.0 + 602) == []
-    [said] = watchdog.said
-    assert said.startswith(
-        "watchdog: rank 0 (node0) has not ended 601 s after its training has; it is ended now\nrank 0 (pid"
-    )
+def test_rank_hanging_after_training_ends_the_job(watchdog, tmp_path):
+    write(tmp_path, status(0, "end", since=100.0, outcome="done"))
+    assert watchdog.check(100.0 + 599) == ""
+    assert watchdog.check(100.0 + 601) == "rank 0 (node0) in end for 601 s: longer than the limit of this phase (600 s)"

@@ -6,11 +6,10 @@ import pytest
 
 from scripts import make_arrivals, make_random_checkpoint, plot_run
 from torchtitan_rl.report.__main__ import main as report
-from torchtitan_rl.setup import offline
+from torchtitan_rl.setup import export
 
 MAINS = {
-    "export": offline.main,
-    "evaluate": offline.main,
+    "export": export.main,
     "make_arrivals": make_arrivals.main,
     "make_random_checkpoint": make_random_checkpoint.main,
     "plot_run": plot_run.main,
@@ -19,8 +18,7 @@ MAINS = {
 
 
 def run_script(name, *arguments, monkeypatch):
-    command = [name] if MAINS[name] is offline.main else []
-    monkeypatch.setattr("sys.argv", [name, *command, *map(str, arguments)])
+    monkeypatch.setattr("sys.argv", [name, *map(str, arguments)])
     return MAINS[name]()
 
 

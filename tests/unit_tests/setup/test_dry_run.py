@@ -135,53 +135,6 @@ def test_a_dry_run_says_why_an_environment_gives_no_reward(capsys):
     shown = capsys.readouterr().out
     assert "environment_reward none" in shown
     assert "(environment_reward needs a whole conversation, which a dry run does not play)" in shown
-    turn = shown.partition("--- one turn with the environment of prompt 1\n")[2].partition("\n\n")[0].splitlines()
-    assert turn[1:] == ["then: user 'right'", "reward of the turn: 1", "the conversation is over (stop)"]
-
-
-ENVIRONMENT = """
-from torchtitan_rl.library.environments import Environment, Turn
-from torchtitan_rl.library.tasks.guess_number import GuessNumber
-
-
-class Broken(Environment):
-    def reset(self):
-        return {reset}
-
-    def step(self, message):
-        return {step}
-
-
-class Mine(GuessNumber):
-    def environment(self, prompt):
-        if {fails}:
-            prompt.columns["no such column"]
-        return Broken()
-
-
-def mine():
-    from configs.debug_conversations import debug_guess
-
-    config = debug_guess()
-    config.task = Mine.Config(span=7, warm_start=config.task.warm_start)
-    return config
-"""
-
-
-@pytest.mark.parametrize(
-    ("reset", "step", "said"),
-    [
-        ("None", "None", "The reset of environment Broken .* failed: TypeError: messages is NoneType"),
-        ("[{'role': 'user'}]", "None", "The reset of environment Broken .* failed: TypeError: a message is"),
-        ("[]", "'higher'", "Environment Broken .* in turn 1, failed: TypeError: step returned str; expected a Turn"),
-        ("[]", "Turn(reward='1', done=True)", "in turn 1, failed: TypeError: the reward is the text '1'"),
-        ("[]", "Turn()", "in turn 1, failed: ValueError: step returned no messages and is not done"),
-    ],
-)
-def test_a_dry_run_plays_a_turn_with_an_environment_and_names_what_is_wrong(tmp_path, reset, step, said):
-    (tmp_path / "mine.py").write_text(ENVIRONMENT.format(reset=reset, step=step, fails=False))
-    with pytest.raises(UserError, match=said):
-        parse_args(["--dry-run", "--config", f"{tmp_path}/mine.py:mine"])
 
 
 def test_a_dry_run_finds_what_the_data_cannot_give(start):

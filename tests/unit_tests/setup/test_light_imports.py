@@ -15,20 +15,20 @@ HEAVY = (
 
 ANSWER = """
 import contextlib, io, json, sys
-from torchtitan_rl import train
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.setup.registry import parse_args
 
 commands, heavy = json.loads(sys.argv[1])
 found = {}
 for command in commands:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-        if command[0] == "check":
-            code = train.check_arguments(command[1:])
-        else:
-            try:
-                code = parse_args(command)
-            except SystemExit as ended:
-                code = ended.code
+        try:
+            parse_args(command)
+            code = 0
+        except SystemExit as ended:
+            code = ended.code
+        except UserError:
+            code = 2
     found[" ".join(command)] = [code, [name for name in heavy if name in sys.modules]]
 print(json.dumps(found))
 """
@@ -43,12 +43,10 @@ def answers():
         ["--help", "all"],
         ["--list-configs"],
         ["--print-config"],
-        ["check", "--no-such-field", "1"],
-        ["check", "--config", "debgu"],
-        ["check", "--config", "no/such/file.py:mine"],
-        ["check", "--hf-assets-path", "/no/such/folder"],
-        ["check", "--trainer.num-epochs", "0"],
-        ["check", "--config", "debug", "--num-steps", "3"],
+        ["--config", "debug", "--num-steps", "3"],
+        ["--no-such-field", "1"],
+        ["--config", "debgu"],
+        ["--config", "no/such/file.py:mine"],
     ]
     given = json.dumps([commands, HEAVY])
     result = subprocess.run([sys.executable, "-c", ANSWER, given], capture_output=True, text=True)
@@ -61,9 +59,4 @@ def test_nothing_heavy_is_imported_for_an_answer(answers):
 
 
 def test_questions_end_with_0_and_wrong_arguments_with_2(answers):
-    codes = {command: code for command, (code, _) in answers.items()}
-    right = {
-        command: code for command, code in codes.items() if not command.startswith("check") or "num-steps" in command
-    }
-    assert set(right.values()) == {0}
-    assert {code for command, code in codes.items() if command not in right} == {2}
+    assert [code for code, _ in answers.values()] == [0] * 6 + [2] * 3

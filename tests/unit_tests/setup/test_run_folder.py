@@ -161,37 +161,30 @@ def test_finding_a_runs_folder_locks_it_and_writes_nothing(tmp_path, one_rank):
         create(tmp_path / "run")
     assert content(tmp_path) == before
     folder.claim()
+    assert (tmp_path / "run" / "end.json").exists()
+    folder.begin("debug", load_config("debug"))
     assert not (tmp_path / "run" / "end.json").exists()
 
 
-def test_a_refused_start_leaves_a_finished_run_as_it_was(tmp_path, one_rank):
+def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_was(tmp_path, one_rank):
     config = load_config("debug")
 
-    def start(fails):
+    def start(*, refused):
         folder = RunFolder.find(str(tmp_path / "run"), "debug")
         folder.claim()
-        try:
-            with folder.kept_if_refused():
-                folder.describe("debug", config)
-                if fails:
-                    raise fails
-        finally:
-            folder._lock.close()  # as its process ends
+        if not refused:
+            folder.begin("debug", config)
+        folder._lock.close()  # as its process ends
+        return folder.continues
 
-    start(None)
+    assert start(refused=False)
     write_end(tmp_path / "run", "done")
-    kept = ("config.json", "environment.json", "end.json")
-    before = {name: content(tmp_path)[tmp_path / "run" / name] for name in kept}
-    with pytest.raises(UserError, match="held-out"):
-        start(UserError("too few held-out prompts"))
-    assert {name: content(tmp_path)[tmp_path / "run" / name] for name in kept} == before
-    assert not (tmp_path / "run" / "config-1.json").exists()
-    with pytest.raises(RuntimeError):  # a failure is no refusal
-        start(RuntimeError("the engine did not start"))
+    before = {path: text for path, text in content(tmp_path).items() if path.name != "run.lock"}
+    assert start(refused=True)
+    assert {path: text for path, text in content(tmp_path).items() if path.name != "run.lock"} == before
+    assert start(refused=False)
     assert not (tmp_path / "run" / "end.json").exists()
     assert (tmp_path / "run" / "config-1.json").exists()
-    start(None)
-    assert not [path.name for path in (tmp_path / "run").iterdir() if "former" in path.name]
 
 
 @pytest.mark.parametrize("spoil", [lambda part: part.write_text(""), lambda part: part.symlink_to("/nowhere/disk")])

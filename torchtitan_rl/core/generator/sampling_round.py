@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from itertools import chain
 
-from torchtitan_rl.core.events import output_of, record_metrics
+from torchtitan_rl.core.events import record_metrics
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory, Share, roll_out
 from torchtitan_rl.core.generator.turn_engine import EngineStatistics, TurnEngine
@@ -54,7 +54,7 @@ class SamplingRound:
         else:
             pool = closing(factory.start(self._conversations))
         try:
-            with closing(self._engine), output_of("tools and environments"), pool as environments:
+            with closing(self._engine), pool as environments:
                 wait = factory is not None and factory.wait_for_answers
                 ended = roll_out(
                     self._conversations,

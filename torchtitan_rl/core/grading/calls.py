@@ -31,7 +31,7 @@ class Workers(Protocol):
 
 
 StartWorkers = Callable[..., Workers]
-"""Starts `size` processes that can call `functions`: start(functions, size, whose="reward functions")."""
+"""Starts `size` processes that can call `functions`: start(functions, size)."""
 
 
 @dataclass(slots=True)

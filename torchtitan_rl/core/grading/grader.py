@@ -10,7 +10,6 @@ from typing import Any
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import MANY, number
-from torchtitan_rl.core.events import output_of
 from torchtitan_rl.core.grading.calls import ResultsOfCompletion, RewardCall, StartWorkers, finish
 from torchtitan_rl.core.grading.scorer import (
     FailurePolicy,
@@ -23,9 +22,6 @@ from torchtitan_rl.core.grading.scorer import (
 from torchtitan_rl.core.types import Completion, Group, Metric, Prompt, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
-
-WHOSE = "reward functions"
-"""Name under which the printed output of all reward functions is limited, in this process and in the workers."""
 
 _AFTER_FAILURE = (
     "Expected one finite float (at most 1e18) or None for each completion. Correct the function"
@@ -120,9 +116,7 @@ class Grader(Configurable):
             for scorer in of_task.all:
                 self._function_idx.setdefault(scorer, len(self._function_idx))
         self._in_process = set(config.in_process)
-        self._workers = start_workers(
-            [scorer.run for scorer in self._function_idx], config.workers, whose=WHOSE
-        )
+        self._workers = start_workers([scorer.run for scorer in self._function_idx], config.workers)
         self._metrics: list[tuple[str, Metric]] = []
         self._warned: set[str] = set()
         self._failed_rounds = 0
@@ -284,8 +278,7 @@ class GradingRound:
             self._calls += grader.start([scorer], batch, self._state)
         # In the prompts' order, so that the failure that is named does not depend on which call ended first.
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
-        with output_of(WHOSE):
-            results = finish(self._calls)
+        results = finish(self._calls)
         for call in self._calls:
             grader.report(call)
         scored = [grader.with_rewards(group, results) for group in groups]

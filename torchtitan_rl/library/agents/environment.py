@@ -49,8 +49,6 @@ class AgentEnvironment(FittedEnvironment):
     has ended.
     """
 
-    in_dry_runs = False
-
     def __init__(
         self,
         agent: Agent,

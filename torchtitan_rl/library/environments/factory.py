@@ -22,7 +22,7 @@ from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.library.environments.vllm_parsers import call_parser
-from torchtitan_rl.library.references import check_class, users_line
+from torchtitan_rl.library.references import users_line
 from torchtitan_rl.library.task import Task
 
 if TYPE_CHECKING:
@@ -172,7 +172,6 @@ class Conversations(Configurable):
                     "examples with messages, rendered by a chat template, for conversations",
                     "Give Example.messages, and leave prompts.apply_chat_template on.",
                 )  # fmt: skip
-                check_class(type(environment), "task")
                 name, role = type(environment).__name__, environment.role
                 expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
                 self._templates[prompt.task].check(environment.role, self.config.rewrites)
@@ -185,14 +184,6 @@ class Conversations(Configurable):
         [closed] = call_side_by_side(seconds, [lambda: resolve(environment.close("env_error"))], 1)
         if closed.error is not None:
             logger.warning(f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}.")
-
-    def in_dry_runs(self, prompt: Prompt) -> bool:
-        """Whether the prompt has an environment with which a dry run plays a turn."""
-        environment = self._environment(prompt, seed=0)
-        if environment is None:
-            return False
-        self._close(environment)
-        return environment.in_dry_runs
 
     def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
         """Returns a pool that makes an environment for each conversation that has one; the first ones are under way."""

@@ -42,8 +42,6 @@ class Environment(ABC):
     """Role of its messages. The chat template is tested with it before training."""
     special_tokens: bool = False
     """Whether the policy's messages keep the text of special tokens, other than the end token."""
-    in_dry_runs: bool = True
-    """Whether a dry run plays one turn with it. False if its reset starts something, such as an agent."""
 
     def reset(self) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """Returns messages to append to the prompt before the policy's first turn, the same for all samples of a prompt."""

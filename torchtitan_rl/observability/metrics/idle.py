@@ -66,7 +66,7 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
     if not any(episode.scored.correct for episode in samples):
         return (
             "No completion is correct: use easier prompts or a better initial policy, or read the samples "
-            "(python -m torchtitan_rl.observability.samples)."
+            "(torchtitan-rl report RUN)."
         )
     if all(episode.scored.correct for episode in samples):
         return "Every completion is correct: use harder prompts."

@@ -140,9 +140,9 @@ class ConsoleSink(Sink):
             self._console.print(sample_panel(row, self._console))
         if len(rows) > MAX_SAMPLES:
             left_out = (
-                f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: python -m torchtitan_rl.observability.samples"
+                f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: torchtitan-rl report {self.context.run_folder}"
             )
-            self._console.print(Text(f"{left_out} {self.context.run_folder}", style="dim"), soft_wrap=True)
+            self._console.print(Text(left_out, style="dim"), soft_wrap=True)
 
     def _print_lost(self, values: dict[str, float]) -> None:
         """Prints the largest time loss of a step if it is another one than before."""

@@ -1,4 +1,4 @@
-// The page's frame: tabs, theme, keyboard shortcuts, and reloading while training runs.
+// The page's frame: tabs, theme, keyboard shortcuts.
 
 const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], prompts: ['Prompts', promptsPage], compare: ['Compare', compare], health: ['Health', healthPage] };
 const main = h('main', { tabindex: -1 });
@@ -32,22 +32,19 @@ function keptTheme(theme) {
 }
 
 const alarming = runs.reduce((count, run) => count + run.health.warnings.filter((one) => one.level !== 'WARNING').length + run.health.counts.filter((one) => one.total > 0).length, 0);
-const running = data.refresh && runs.some((run) => !run.finished);
 setTheme(keptTheme());
 document.body.append(
   h('button', { class: 'skip', onclick: () => { main.focus(); main.scrollIntoView(); } }, 'skip to the content'),
   h('header', { class: 'top' },
-    h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}${running ? ', reloads every ' + plural(data.refresh, 'second') : ''}`)),
+    h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}`)),
     h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
-      title, view === 'samples' && h('small', {}, (data.rows.count + (data.more?.count ?? 0)).toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
+      title, view === 'samples' && h('small', {}, data.rows.count.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
     h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
   main);
-/** Shows what the address asks for, from the second file if need be. */
+/** Shows what the address asks for. */
 function arrive() {
-  arrived = !history.state?.scroll;
+  arrived = true;
   show(state.view);
-  const wants = data.more && (state.more || (state.view === 'samples' && askedRow() === undefined));
-  if (wants) loadMore().then(() => { arrived = true; show(state.view); }, () => {}); // the page's note says that it is missing
 }
 arrive();
 addEventListener('hashchange', () => { readState(); arrive(); });
@@ -75,22 +72,3 @@ document.addEventListener('keydown', (event) => {
   else if (event.key === 'n' || event.key === 'e') document.querySelector(`[data-next=${event.key === 'n' ? 'turn' : 'error'}]`)?.click();
   else if (event.key === '/') { event.preventDefault(); document.querySelector('input[type=search]')?.focus(); }
 });
-
-// A page opened from a file cannot check whether the file has changed. It reloads and restores its position.
-if (history.state && typeof history.state.scroll === 'object') {
-  const { x, y, list, detail } = history.state.scroll;
-  history.replaceState(null, '');
-  requestAnimationFrame(() => {
-    scrollTo(x, y);
-    for (const [name, top] of [['.list', list], ['.detail', detail]]) { const element = document.querySelector(name); if (element) element.scrollTop = top || 0; }
-  });
-}
-function readAgain() {
-  const busy = document.hidden || document.activeElement?.matches('input:not([type=checkbox]), select') || String(getSelection()) || document.querySelector('details.picker[open]');
-  if (busy) return;
-  const top = (name) => document.querySelector(name)?.scrollTop || 0;
-  remember();
-  try { history.replaceState({ scroll: { x: scrollX, y: scrollY, list: top('.list'), detail: top('.detail') } }, ''); } catch { /* the position is lost */ }
-  location.reload();
-}
-if (data.refresh) setInterval(readAgain, 1000 * data.refresh);

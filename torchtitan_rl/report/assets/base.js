@@ -32,7 +32,7 @@ function cells(name) {
 }
 const cell = (row, name) => cells(name)[row];
 const isCell = (name) => name !== 'run' && !name.startsWith('page/'); // a column of the run, not one of the page
-let columnNames = Object.keys(data.rows.columns).filter(isCell);
+const columnNames = Object.keys(data.rows.columns).filter(isCell);
 
 /** Rows grouped by a key. */
 function indexed(key) {
@@ -44,8 +44,7 @@ function indexed(key) {
   }
   return index;
 }
-const forget = []; // functions that drop what was computed from the rows
-const lazily = (make) => { let made; forget.push(() => { made = undefined; }); return () => (made ??= make()); };
+const lazily = (make) => { let made; return () => (made ??= make()); };
 const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
 const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
 const groups = lazily(() => indexed(groupKey));
@@ -54,39 +53,10 @@ const prompts = lazily(() => indexed(promptKey));
 const nameOf = (row) => cell(row, 'page/name') ?? ['split', 'step', 'prompt_idx', 'sample_idx'].map((name) => cell(row, name)).join('/');
 const named = lazily(() => new Map(Array.from({ length: data.rows.count }, (_, row) => [`${cell(row, 'run')} ${nameOf(row)}`, row])));
 /** Whether a row is one of those that stand for all samples of its split. Rows selected as best or worst do not. */
-const unbiased = (row) => cell(row, 'page/unbiased') === 1 || (cell(row, 'page/unbiased') === 2 && !data.more);
+const unbiased = (row) => cell(row, 'page/unbiased') === 1;
 
-/** Appends the rows of the second file. */
-function addRows({ count, columns }) {
-  const names = new Set([...Object.keys(data.rows.columns), ...Object.keys(columns)]);
-  const all = Object.fromEntries([...names].map((name) => [name, { cells: cells(name).concat(unpacked(columns[name], count)) }]));
-  data.rows = { count: data.rows.count + count, columns: all };
-  columnNames = Object.keys(all).filter(isCell);
-  decoded.clear();
-  for (const drop of forget) drop();
-}
-/** Asks for the second file, by a script tag: a page opened from a file may not read another file in any other way. */
-function loadMore() {
-  return new Promise((done, failed) => {
-    const { file, token } = data.more;
-    globalThis.torchtitanRows = (theirs, rows) => {
-      if (theirs !== token) { failed(new Error(`${file} belongs to another version of this page: write the report again`)); return; }
-      addRows(JSON.parse(rows));
-      data.more = null;
-      state.more = true;
-      done();
-    };
-    document.head.append(h('script', { src: encodeURIComponent(file), onerror: () => failed(new Error(`${file} is not beside this page: keep the two files together`)) }));
-  });
-}
-/** A note that there are more samples, with a button that loads them; null if all are there. */
-function moreNote(again) {
-  if (!data.more) return null;
-  const { file, count, mb } = data.more;
-  const error = h('span', { class: 'failed', role: 'alert' });
-  const button = h('button', { 'data-more': '', onclick: () => { button.disabled = true; error.textContent = ''; loadMore().then(again, (problem) => { button.disabled = false; error.textContent = ` ${problem.message}`; }); } }, 'load them');
-  return h('p', { class: 'note' }, `${count.toLocaleString('en')} more samples are in ${file} (${mb} MB), beside this page. Here are the selected samples and randomly chosen whole groups. `, button, error);
-}
+/** A note that the page has not all samples; null if it has. */
+const moreNote = () => (data.left ? h('p', { class: 'note', 'data-more': '' }, `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`) : null);
 /** Notes that only a part of a run's samples was read. */
 const partNotes = () => runs.flatMap((run) => run.health.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(runs.length > 1 ? `${run.name}: ${note}` : note))));
 
@@ -124,7 +94,7 @@ function searchText(row) {
 const DEFAULTS = {
   view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: 'auto', from: '', to: '', low: '', high: '',
   right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', of: '', tab: 'sample', paint: '', columns: [],
-  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: '', more: false,
+  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: '',
 };
 const state = {};
 /** Reads the state from the address. What is not a state of ours keeps its default. */
@@ -138,7 +108,7 @@ readState();
 function remember() {
   const changed = Object.entries(state).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(DEFAULTS[name]));
   const hash = changed.length ? '#' + encodeURIComponent(JSON.stringify(Object.fromEntries(changed))) : '#';
-  try { history.replaceState(history.state, '', hash); } catch { /* some viewers forbid it: only the position is lost */ }
+  try { history.replaceState(null, '', hash); } catch { /* some viewers forbid it: only the position is lost */ }
 }
 /** Called before the reader goes elsewhere: the browser's Back then leads here again. */
 function leave() {

@@ -19,7 +19,7 @@ function compare(main) {
   replace(main, other.length > 0 && h('p', { class: 'note', role: 'alert' }, `The tasks differ (${other.join(', ')}): rewards and accuracies measure different things, so there is no verdict.`),
     [a, b].filter((place) => runs[place].demonstrated).map((place) => h('p', { class: 'note', role: 'alert' }, `${runs[place].name} learns from demonstrations: rewards, accuracies and lengths in training are the data’s, not its policy’s.`)), finalMetrics(), section(runs.length > 2 ? 'Settings that differ' : 'Config differences', null, configTable(runs.map((_, place) => place))),
     h('h2', { class: 'run' }, 'The same prompts in two runs'),
-    moreNote(again), h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
+    moreNote(), h('div', { class: 'filters' }, choice('A', 'a', names, again), choice('B', 'b', names, again), choice('Step', 'when', [['latest', 'latest that both have'], ...commonSteps(a, b).map((step) => [step, `step ${step}`])], again)),
     pairedMetrics(a, b), h('section', {}, pairs), h('h2', {}, 'Curves'), charts);
   drawPairs(pairs, a, b);
   placeCards(charts, among([a, b], () => FIRST.filter((one) => COMPARED.includes(one.title)).map(curveCard)));
@@ -100,7 +100,7 @@ function drawPairs(container, a, b) {
     }), { 'data-table': 'outcomes' }),
     !other.length && h('p', { class: 'note' }, 'p: chance of such a difference, or a larger one, between two equal runs. McNemar’s exact test on the prompts that are better or worse. ',
       'Compared are equally many samples of a prompt and step: all that are stored in both, or, if only selected ones are, the randomly selected ones. ',
-      without.length > 0 && `${without.map(visible).join(', ')}: none can be compared${data.more ? ' before the other samples are loaded' : ''}. metrics.keep_all_rows stores every sample.`),
+      without.length > 0 && `${without.map(visible).join(', ')}: none can be compared. metrics.keep_all_rows stores every sample.`),
     h('div', { class: 'chips' }, [['', 'all'], ...Object.entries(OUTCOMES)].map(([one, title]) => h('button', { class: 'chip', 'data-outcome': one || 'all', 'aria-pressed': String(state.outcome === one), onclick: pick(one) }, title))),
     h('div', { class: 'pairs' },
       h('div', { class: 'list short' }, h('table', { class: 'samples' }, h('thead', {}, h('tr', {}, ['A', 'B', 'prompt', 'split'].map((title) => h('th', {}, title)))), h('tbody', {}, shown.slice(0, PAIRS).map((pair) => h('tr', {

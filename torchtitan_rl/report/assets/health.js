@@ -1,11 +1,9 @@
-// The health page: warnings, counts that should be 0, repeated answers, rewards that correlate with length.
+// The health page: warnings, counts that should be 0, the config.
 
 function healthPage(main) {
-  replace(main, data.more && section('This report', 'Verdicts and this page use all samples that were read.', moreNote(() => healthPage(main))),
-    runs.map((run, place) => h('div', { class: 'health', 'data-run': place },
+  replace(main, runs.map((run, place) => h('div', { class: 'health', 'data-run': place },
       runs.length > 1 && h('h2', { class: 'run' }, runMark(place), run.name),
-      warningsOf(run), countsOf(run), h('div', { class: 'two' }, duplicatesOf(run), partsOf(run)), scatterOf(run), metricsOf(run), settingsOf(run))));
-  for (const one of main.querySelectorAll('figure')) sight.observe(one);
+      warningsOf(run), countsOf(run), settingsOf(run))));
 }
 
 function warningsOf(run) {
@@ -21,37 +19,6 @@ function countsOf(run) {
   const right = counts.filter((one) => one.total === 0).map((one) => one.key);
   return section('Counts that should be 0', right.length ? `Always 0: ${right.join(', ')}` : counts.length ? null : 'None were recorded.',
     wrong.length > 0 && table(['metric', 'total', 'first at step'], wrong.map((one) => [breakable(one.key), figure(one.total), figure(one.first)]), { 'data-table': 'counts' }));
-}
-
-function duplicatesOf(run) {
-  const { answers, prompts: different } = run.health.duplicates;
-  const share = (count) => percent(different ? count / different : null);
-  return section('Answers given to several prompts', `Out of ${plural(different, 'training prompt')} with stored samples${run.health.drawn ? ', the randomly selected ones' : ''}. An answer given far more often than expected is a sign of reward hacking.`,
-    answers.length > 0 ? table(['answer', 'prompts', 'share', 'expected by'], answers.map((one) => [h('bdi', {}, brief(one.answer, 60)), figure(one.prompts), share(one.prompts), figure(one.expected)]), { 'data-table': 'duplicates' })
-      : h('p', { class: 'note' }, 'No answer was given to more than one prompt.'));
-}
-
-function partsOf(run) {
-  const { parts } = run.health;
-  return section('Reward against its parts', `Mean: over all samples of the run. r: correlation of a part with the total reward over ${run.health.drawn ? 'the randomly selected' : 'stored'} training samples. It is undefined for a constant part.`,
-    parts.length > 0 && table(['part', 'mean', 'r', 'samples of r'], parts.map((one) => [breakable(one.key.slice(7)), figure(one.mean), figure(one.r), figure(one.n)]), { 'data-table': 'parts' }));
-}
-
-function scatterOf(run) {
-  const { points, n, r } = run.health.scatter;
-  if (!points.length) return null;
-  const label = `reward by response tokens, ${plural(n, run.health.drawn ? 'randomly selected sample' : 'training sample')}${n > points.length ? `, ${points.length} drawn` : ''}, equal ones side by side${r === null ? '' : `; correlation ${r.toFixed(2)}`}`;
-  const apart = points.map(([length, ...rest], i) => [length + 0.6 * ((i * 0.618) % 1) - 0.3, ...rest]).sort((a, b) => a[0] - b[0]); // equal points would hide each other
-  const only = (title, keys) => among([runs.indexOf(run)], () => curveCard({ title, keys }));
-  return h('div', { class: 'grid' }, pointsCard('Length against reward', apart, label, (point) => correctColor(point[2])),
-    only('Length of right and wrong', [['completions/right_length/mean', 'right'], ['completions/wrong_length/mean', 'wrong']]),
-    only('Reward and its parts', [['reward/mean', 'reward'], ...Object.keys(run.series).filter((key) => /^reward\/(?!shaped\/).+\/mean$/.test(key)).map((key) => [key, key.slice(7, -5)])]));
-}
-
-function metricsOf(run) {
-  const { metrics } = run.health;
-  return section('Missing or stopped metrics', metrics.length ? null : 'None.',
-    metrics.length > 0 && table(['metric', 'state', 'reason'], metrics.map((one) => [breakable(one.key), h('span', { class: 'badge warn' }, one.state), one.why]), { 'data-table': 'metrics' }));
 }
 
 function settingsOf(run) {

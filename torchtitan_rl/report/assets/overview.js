@@ -63,9 +63,9 @@ function endingOf(run, place) {
     details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
 }
 
-/** Seconds by phase: of the start, and of all steps together. The bars sum to the run's time. */
+/** Seconds by phase, of all steps together. The bars sum to the steps' time. */
 function timeOf(run) {
-  const rows = [...Object.entries(run.started_s).map(([name, s]) => [name.startsWith('start') ? name : `start: ${name}`, s]), ...Object.entries(run.time)].filter(([, s]) => s > 0);
+  const rows = Object.entries(run.time).filter(([, s]) => s > 0);
   if (!rows.length) return null;
   const total = rows.reduce((sum, [, s]) => sum + s, 0);
   rows.sort((a, b) => b[1] - a[1]);
@@ -73,7 +73,7 @@ function timeOf(run) {
   const rest = total - shown.reduce((sum, [, s]) => sum + s, 0);
   if (rest >= 0.0005 * total) shown.push(['the rest', rest]);
   return h('figure', { class: 'card where', 'data-chart': 'Where time went' },
-    h('figcaption', {}, h('strong', {}, runs.length > 1 ? `Where time went · ${run.name}` : 'Where time went'), h('span', { class: 'hint' }, `${figure(total)} s in all: start, and all steps`)),
+    h('figcaption', {}, h('strong', {}, runs.length > 1 ? `Where time went · ${run.name}` : 'Where time went'), h('span', { class: 'hint' }, `${figure(total)} s in all steps`)),
     h('table', { class: 'bars' }, h('tbody', {}, shown.map(([name, s]) => {
       const bar = h('i', {});
       bar.style.width = `${(100 * s) / shown[0][1]}%`;

@@ -58,7 +58,7 @@ function samples(main) {
     remember();
   };
   const filter = () => refresh(false);
-  replace(main, filters(filter), moreNote(() => samples(main)), partNotes(), h('div', { class: state.open ? 'split opened' : 'split' }, list, detail));
+  replace(main, filters(filter), moreNote(), partNotes(), h('div', { class: state.open ? 'split opened' : 'split' }, list, detail));
   refresh(true);
   const narrow = matchMedia('(max-width: 900px)').matches;
   if (asked === undefined) replace(detail, h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list')), h('div', { class: 'body' }, missing()));
@@ -69,7 +69,7 @@ function samples(main) {
 }
 /** Says that the sample of a link is not here, and how to get it. */
 const missing = () => h('p', { role: 'alert' }, 'The sample of this link, ', h('b', {}, visible([state.of, state.open].filter(Boolean).join(' '))), ', is not in this page. ',
-  data.more ? `It may be in ${data.more.file}: load that with the button above.` : 'Write the page again if the run has gone on since. A run stores the selected samples and the greedy evaluation; metrics.keep_all_rows stores every sample.');
+  data.left ? 'It may not fit: write the page with a larger --size.' : 'Write the page again if the run has gone on since. A run stores the selected samples and the greedy evaluation; metrics.keep_all_rows stores every sample.');
 /** Opens a sample for the reader: Back leads to the one before. */
 function visit(detail, row) {
   if (row !== opened) leave();

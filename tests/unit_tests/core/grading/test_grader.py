@@ -1,6 +1,7 @@
 """Grader: TRL reward functions unchanged, weights and breakdown, and what happens when one of them fails."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -74,7 +75,6 @@ def operand(completions, operands):
 
 
 def test_callable_objects_partials_and_coroutines_are_reward_functions():
-    import functools
 
     class Judge:
         def __call__(self, completions, **_):

@@ -84,7 +84,7 @@ def test_a_run_never_differs_from_20_subsets_a_page_of_its_own_rows(browser, tmp
     told = 0
     for _ in range(pages):
         copies = [copy_of(whole, f"copy {i}", subset_of(whole.rows, chance)) for i in range(20)]
-        (tmp_path / "r.html").write_text(render([whole, *copies], size_mb=100)[0], "utf-8")
+        (tmp_path / "r.html").write_text(render([whole, *copies], size_mb=100), "utf-8")
         browser.open(at(tmp_path / "r.html", view="compare"))
         for b in range(1, 21):
             browser.run(
@@ -103,7 +103,7 @@ def test_selected_rows_are_compared_by_the_random_ones_alone(browser, tmp_path):
     selected = copy_of(whole, "selected", [row for row in whole.rows if row["select_reason"]])
     worst = copy_of(whole, "worst", [row for row in whole.rows if row["select_reason"] == "bottom"])
     drawn = [row["correct"] for row in whole.rows if "random" in row["select_reason"]]
-    (tmp_path / "r.html").write_text(render([whole, selected, worst])[0], "utf-8")
+    (tmp_path / "r.html").write_text(render([whole, selected, worst]), "utf-8")
     browser.open(at(tmp_path / "r.html", view="compare"))
     [line] = browser.run(OUTCOMES)
     share = f"{100 * sum(drawn) / len(drawn):.1f} %"

@@ -1,12 +1,11 @@
 """All pages in a browser: they open at every width, on paper, while a run goes on; hostile text does nothing."""
 
 import json
-import random
 
 import pytest
 
 from tests.parts.report_page import at, clean
-from tests.parts.report_runs import HOSTILE, metrics_of, write_run
+from tests.parts.report_runs import HOSTILE, write_run
 from torchtitan_rl.report import write_report
 
 
@@ -65,19 +64,3 @@ def test_paper_has_all_charts_in_the_light_theme(browser, one):
     assert (theme, found) == ("light", [0, 0, True])
     assert browser.run("document.documentElement.dataset.theme") == "dark"
     assert clean(browser), browser.errors
-
-
-def test_a_page_of_a_running_run_reads_itself_again_in_the_same_place(browser, tmp_path):
-    folder, page = write_run(tmp_path / "a", steps=12, num_steps=50), tmp_path / "r.html"
-    write_report([folder], page, refresh_s=0.5)
-    browser.open(at(page, view="samples", q="make", sort="reward"), height=500)
-    browser.run("document.querySelector('.list').scrollTop = 120; document.querySelectorAll('tr[data-row]')[3].click()")
-    opened = browser.wait("document.querySelector('tr.open')?.dataset.row")
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(metrics_of(13, 50, random.Random(0))) + "\n")
-    browser.wait("window.before = true")
-    write_report([folder], page, refresh_s=0.5)
-    seen = """[document.querySelector('[data-field=q]')?.value, document.querySelector('tr.open')?.dataset.row,
-        document.querySelector('.list')?.scrollTop, document.querySelector('[aria-sort]')?.innerText.slice(0, 6)]"""
-    as_before = json.dumps(["make", opened, 120, "reward"], separators=(",", ":"))
-    browser.wait(f"window.before === undefined && JSON.stringify({seen}) === {as_before!r}")

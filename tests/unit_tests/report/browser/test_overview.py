@@ -31,7 +31,7 @@ def test_the_overview_has_the_verdicts_and_draws_the_curves(browser, one):
 def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=5, num_steps=50)
     error = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nZeroDivisionError: division by zero\n'
-    write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade", started_s={"start the vLLM engine": 30.0})
+    write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade")
     write_report([folder], tmp_path / "r.html")
     browser.open(tmp_path / "r.html", height=900)
     said = browser.run("document.querySelector('.ending').innerText")
@@ -39,7 +39,6 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     assert "ZeroDivisionError: division by zero" in said
     assert browser.run("document.querySelector('.ending').getBoundingClientRect().bottom") < 900
     where = browser.run("document.querySelector('[data-chart=\"Where time went\"]').innerText")
-    assert "start the vLLM engine" in where
     shares = [float(share) for share in re.findall(r"([0-9.]+) %", where)]
     assert sum(shares) == pytest.approx(100, abs=0.3)
     assert clean(browser), browser.errors
@@ -47,11 +46,10 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
 
 def test_a_live_run_says_its_step_and_the_time_left(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=7, num_steps=50)
-    write_report([folder], tmp_path / "r.html", refresh_s=3600.0)
+    write_report([folder], tmp_path / "r.html")
     browser.open(tmp_path / "r.html")
     said = browser.run("document.querySelector('.ending').innerText")
     assert said.startswith("Running: step 7 of 50, about 1 min 26 s left, the last at ")
-    assert "reloads every 3,600 seconds" in browser.run("document.querySelector('header').innerText")
     old = 1.7e9
     for path in folder.rglob("*"):
         os.utime(path, (old, old))

@@ -1,18 +1,23 @@
-"""The seconds of a step by parts, at any number of GPUs: what `torchtitan-rl estimate --curve` and docs/performance.md print.
+"""A step from 1 to 1,024 H100 by parts, each with its best layout: the table of docs/performance.md.
+
+    python -m scripts.bench.scaling 8B --completion-tokens 2048 --sequences 4096 --prompt-tokens 256
 
 A part is the larger of what the GPUs need and what the host needs, plus the communication that computation cannot hide. Every
 constant is a data sheet's, or was measured, and says where. The collectives' calls and bytes are those of real runs
-(tests/integration/collectives.py).
+(tests/integration/collectives.py). The lengths are log-normal with the mean --completion-tokens.
 """
 
+import argparse
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.library.models import hf_architecture
+from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
+from torchtitan_rl.library.models import hf_architecture, qwen3
 from torchtitan_rl.setup.memory import meta_model
+from torchtitan_rl.setup.step_time import draw_lengths
 
 HOST_MS = (0.2, 0.045)
 """Milliseconds of vLLM's scheduler, its output and our code for a decode step: fixed, and for each sequence. Fitted to 3.1, 11.8 and
@@ -160,13 +165,6 @@ class Layout(NamedTuple):
     """FSDP ranks; the rest are replicas."""
     engine: int
     """GPUs of one engine."""
-
-
-def draw_lengths(num: int, *, mean: float, longest: int, spread: float = 0.8) -> np.ndarray:
-    """Returns lengths of completions, [num], log-normal with this mean before the cut at `longest`. spread 0: all equal."""
-    rng = np.random.default_rng(0)
-    drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, num)
-    return np.clip(np.rint(drawn), 1, longest).astype(int)
 
 
 def decode_seconds(lengths: np.ndarray, *, prompt: int, model: Model, engine: int, machine: Machine) -> float:
@@ -324,3 +322,49 @@ def separate_seconds(work: Work, model: Model, gpus: int, machine: Machine, *, e
         )
         whole.append(max(float(np.mean(decoded)), trained) + 2 * model.parameters / machine.network)
     return min(whole, default=float("inf"))
+
+
+def print_curve(spec: ModelSpec, *, sequences: int, prompt: int, mean: int, longest: int) -> None:
+    """Prints the step of `sequences` completions by parts, for each number of GPUs with its best layout."""
+    model = Model.of(spec)
+    work = Work(lengths=draw_lengths(sequences, mean=mean, longest=longest), prompt=prompt)
+    print(
+        f"{sequences} completions of {work.lengths.mean():,.0f} tokens on average, at most {longest:,}; seconds on H100"
+    )
+    print("  GPUs  engine  FSDP  decode  straggler  update  gathers  push  saved    step  tokens/s/GPU  separate")
+    for gpus in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        found = best(work, model, gpus, H100)
+        if found is None:
+            print(f"{gpus:6d}  does not fit")
+            continue
+        layout, parts = found
+        step = sum(parts.values())
+        apart = separate_seconds(work, model, gpus, H100, engine=layout.engine)
+        shown = (parts["decode"], parts["straggler"], parts["update"], parts["gathers"], parts["push"])
+        saved = parts["checkpoint"] + parts["restarts"]
+        print(
+            f"{gpus:6d}  {layout.engine:6d}  {layout.shards:4d}  {shown[0]:6.1f}  {shown[1]:9.1f}  {shown[2]:6.1f}  {shown[3]:7.1f}"
+            f"  {shown[4]:4.1f}  {saved:5.1f}  {step:6.1f}  {work.lengths.sum() / step / gpus:12,.0f}  {step / apart:7.2f} x"
+        )
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("size", help="of Qwen3, such as 0.6B, 8B or 32B")
+    parser.add_argument("--completion-tokens", type=int, default=2048)
+    parser.add_argument("--prompt-tokens", type=int, default=256)
+    parser.add_argument("--sequences", type=int, default=4096)
+    args = parser.parse_args()
+    longest = 4 * args.completion_tokens
+    print_curve(
+        qwen3(args.size),
+        sequences=args.sequences,
+        prompt=args.prompt_tokens,
+        mean=args.completion_tokens,
+        longest=longest,
+    )
+
+
+if __name__ == "__main__":
+    main()
