@@ -31,8 +31,9 @@ class Pair:
         save(folder)
         self.model, self.adapter = sharded_policy(folder, seq_len=384)
         self.folder = str(folder)
+        settings = {"dtype": "float32", "max_model_len": 384, "sleep": False} | generator
         self.generator = start_generator(
-            Generator.Config(dtype="float32", max_model_len=384, sleep=False, **generator),
+            Generator.Config(**settings),
             stats=EngineStats(),
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),
@@ -46,7 +47,8 @@ class Pair:
     def begin_anew(self, check_interval: int = 1) -> None:
         """Let the next push be a run's first, which is proven in full."""
         config = WeightSync.Config(check_interval=check_interval)
-        self.weight_sync = config.build(proof=self.proof, policy=self.model, dtypes={"float32"})
+        dtypes = {"float32", self.generator.config.dtype}
+        self.weight_sync = config.build(proof=self.proof, policy=self.model, dtypes=dtypes)
 
     def restore(self) -> None:
         scale_policy(self.model, 1.0)  # back to shards
@@ -56,7 +58,7 @@ class Pair:
         scale_policy(self.model, 1.5)
 
     def weights(self):
-        return hf_weights(self.model, self.adapter, torch.float32)
+        return hf_weights(self.model, self.adapter, self.generator.dtype)
 
     def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
         tokens = torch.tensor(list(ids), device=DEVICE_TYPE)

@@ -1,10 +1,11 @@
 """What replaces vLLM's own parts in an engine: its tokenizer and statistics, a CPU's output head, the packing of experts."""
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -57,3 +58,27 @@ def repack_experts(model: nn.Module) -> None:
         method = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
+
+
+def apply_adapter_at_once(model: nn.Module) -> None:
+    """Let a CPU engine with one adapter multiply all tokens by it. vLLM copies A and B for every token, which takes
+    longer than the rest of the layer. A GPU engine has kernels for it."""
+    for wrapper in model.lora_manager.punica_wrapper_mapping.values():
+        wrapper.add_lora_linear = _add_lora_linear
+
+
+def _add_lora_linear(
+    y: Tensor,
+    x: Tensor,
+    a_of_slices: Sequence[Tensor],
+    b_of_slices: Sequence[Tensor],
+    _scale: float,  # 1: vLLM has multiplied B by the adapter's
+    sizes: Sequence[int],
+    **_: Any,
+) -> None:
+    """Add B A x of each slice of a fused layer to `y` [T, sum of sizes], with x [T, D], A [1, 1, R, D] and B [1, 1,
+    size, R]."""
+    begin = 0
+    for a, b, size in zip(a_of_slices, b_of_slices, sizes, strict=True):
+        y[:, begin : begin + size].addmm_(x @ a[0, 0].t(), b[0, 0].t())
+        begin += size

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from torchtitan_rl.core.device import ON_CPU
+from torchtitan_rl.library.engine.patches import apply_adapter_at_once
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.proof import AdapterProof
+from torchtitan_rl.library.models.lora_layers import MATRICES
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -41,8 +44,9 @@ class EngineAdapter:
 
     def engine_options(self) -> dict[str, Any]:
         """Returns keyword arguments of `vllm.LLM`. Only the targets get LoRA layers: vLLM would wrap the head too."""
-        room, targets = room_for(self.lora.config.rank), list(self.lora.config.targets)
-        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": targets}
+        room = room_for(self.lora.config.rank)
+        targets = {name for target in self.lora.config.targets for name in (target, *MATRICES[target])}
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": sorted(targets)}
 
     def request(self) -> "LoRARequest":
         """Returns the LoRA request of every sampling request. vLLM finds the adapter by its id and opens no path."""
@@ -58,6 +62,8 @@ class EngineAdapter:
         """
         llm.apply_model(partial(self._replace, tensors=tensors))
         if self._proof is None:
+            if ON_CPU:
+                llm.apply_model(apply_adapter_at_once)
             self._proof = llm.apply_model(partial(AdapterProof, **self._proof_settings))[0]
 
     def _replace(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
