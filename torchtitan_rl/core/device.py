@@ -26,7 +26,7 @@ except ModuleNotFoundError:  # a script was started with the system's Python
         f"error: {sys.executable} has no torch. Run scripts/setup.sh once and use .venv/bin/python."
     )
 import torch._utils
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -199,6 +199,30 @@ class WideHead:
     def is_current(self) -> bool:
         """Whether it equals the engine's own head, bit for bit."""
         return torch.equal(self.weight, self.source.weight.float())
+
+
+def apply_adapter_at_once(model: nn.Module) -> None:
+    """Let a CPU engine with one adapter multiply all tokens by it. vLLM copies A and B for every token, which takes
+    longer than the rest of the layer. A GPU engine has kernels for it."""
+    for wrapper in model.lora_manager.punica_wrapper_mapping.values():
+        wrapper.add_lora_linear = _add_lora_linear
+
+
+def _add_lora_linear(
+    y: Tensor,
+    x: Tensor,
+    a_of_slices: Sequence[Tensor],
+    b_of_slices: Sequence[Tensor],
+    _scale: float,  # 1: vLLM has multiplied B by the adapter's
+    sizes: Sequence[int],
+    **_: Any,
+) -> None:
+    """Add B A x of each slice of a fused layer to `y` [T, sum of sizes], with x [T, D], A [1, 1, R, D] and B [1, 1,
+    size, R]."""
+    begin = 0
+    for a, b, size in zip(a_of_slices, b_of_slices, sizes, strict=True):
+        y[:, begin : begin + size].addmm_(x @ a[0, 0].t(), b[0, 0].t())
+        begin += size
 
 
 def repack_experts(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,3 +113,23 @@ def test_engine_model_is_imported_in_this_process(tmp_path):
     device.import_engine_model(str(tmp_path))
     assert ModelRegistry.models["Qwen3ForCausalLM"].model_cls.__name__ == "Qwen3ForCausalLM"
     assert "Unknown" not in ModelRegistry.models
+
+
+def test_one_adapter_is_applied_to_all_tokens_as_vllm_applies_it_to_each():
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    wrapper = PunicaWrapperCPU(64, 8, "cpu", lora_config=None)
+    wrapper._token_lora_indices.zero_()  # every token's adapter is the first
+    wrapper.indices_len[0], wrapper.is_prefill = 5, False
+    torch.manual_seed(0)
+    x, base, sizes = torch.randn(5, 12), torch.randn(5, 14), (8, 4, 2)
+    a = [torch.randn(1, 1, 3, 12) for _ in sizes]  # [1, 1, R, D]
+    b = [torch.randn(1, 1, size, 3) for size in sizes]  # [1, 1, size, R]
+    theirs, ours = base.clone(), base.clone()
+    wrapper.add_lora_linear(theirs, x, a, b, 1.0, sizes)
+    manager = SimpleNamespace(punica_wrapper_mapping={"language_model": wrapper})
+    device.apply_adapter_at_once(SimpleNamespace(lora_manager=manager))
+    wrapper.add_lora_linear(ours, x, a, b, 1.0, sizes)
+    assert not torch.equal(ours, base)
+    torch.testing.assert_close(ours, theirs)
+    assert wrapper.add_lora_linear is device._add_lora_linear
