@@ -38,6 +38,7 @@ from tests.integration.run_checks import (  # noqa: E402
     optimizer_goes_on,
     parity_holds,
     records,
+    reward_rises,
     same_step,
     sampler_agrees,
     steps_are,
@@ -57,6 +58,16 @@ ANY_FOLDER = [
     "--grader.rewards", "torchtitan_rl.library.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the folder `start` of the test's data, in float32, on a reward that random text differs in."""
+HYBRID = [
+    'layer_types=["linear_attention", "full_attention", "linear_attention"]', "linear_num_key_heads=2", "linear_num_value_heads=4",
+    "linear_key_head_dim=64", "linear_value_head_dim=64",
+    'rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}',
+]  # fmt: skip
+"""Entries of a small Qwen3.5's config.json."""
+LEARNS = [
+    "--generator.dtype", "bfloat16", "--weight-sync.max-diff", "None", "--trainer.logprob-gate.max-diff", "None",
+    "--num-steps", "12", "--trainer.optimizer.lr", "3e-3", "--trainer.lr-scheduler.warmup-steps", "0",
+]  # fmt: skip
 LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
 TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
 TRL = {
@@ -336,6 +347,11 @@ def build_test_list() -> list[OverrideDefinitions]:
              run("--config", "debug", *SHORT, "--num-steps", "4", *PROBED, *TP2)],
             "a run of FSDP 2 goes on under TP 2", "resume_layouts", 2,
             [steps_are(4), sampler_agrees(), optimizer_goes_on], quick=True,
+        ),
+        OverrideDefinitions(
+            [run(*ANY_FOLDER, *LEARNS)], "a Qwen3.5 of odd dimensions learns to write Latin letters and is exported",
+            "data_qwen3_5", [1, 2], [steps_are(12), reward_rises(0.1), sampler_agrees(), export_is_whole],
+            prepare=odd("qwen3_5_text", *HYBRID, "initializer_range=0.1"),
         ),
         OverrideDefinitions(
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],

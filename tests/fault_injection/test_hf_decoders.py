@@ -7,11 +7,20 @@ import pytest
 
 from tests.fault_injection.harness import ROOT, metrics_of, start, steps_of, train, weights_of
 from tests.integration.run_checks import sampler_agrees
-from tests.integration_tests import ANY_FOLDER, odd
+from tests.integration_tests import ANY_FOLDER, HYBRID, odd
 
 MIXED = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
-FAMILIES = {"gemma3_text": ["sliding_window=24", MIXED], "olmo2": []}
+FAMILIES = {"gemma3_text": ["sliding_window=24", MIXED], "olmo2": [], "qwen3_5_text": HYBRID}
 """{model_type: entries of config.json besides the odd dimensions}. Completions are longer than the windows."""
+IN_BFLOAT16 = [
+    "--generator.dtype",
+    "bfloat16",
+    "--weight-sync.max-diff",
+    "None",
+    "--trainer.logprob-gate.max-diff",
+    "None",
+]
+"""For the engine of a model with linear layers, which has no other dtype on a CPU."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -20,6 +29,7 @@ def test_killed_run_resumes_bitwise_and_its_export_has_the_same_logprobs(tmp_pat
     args = [arg.replace("{data}", str(tmp_path)) for arg in ANY_FOLDER]
     args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
     args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]
+    args += IN_BFLOAT16 if family == "qwen3_5_text" else []
     whole = train(tmp_path, *args, "--dump-folder", str(tmp_path / "whole"), log="whole.log", timeout_s=600)
     assert whole.code == 0, whole.output
 

@@ -22,6 +22,7 @@ from tests.parts.hf_decoders import BOUNDS, policy_figures  # noqa: E402
 from tests.parts.only_rank import only_rank  # noqa: E402
 from torchtitan_rl.core.errors import UserError  # noqa: E402
 from torchtitan_rl.library.models import FAMILIES, spec_from_folder  # noqa: E402
+from torchtitan_rl.library.models.multimodal import MULTIMODAL  # noqa: E402
 
 SIZES = {
     "vocab_size": 130, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
@@ -58,7 +59,7 @@ def main() -> None:
     with only_rank():
         lines = {}
         for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
-            if architecture in FAMILIES or (sys.argv[1:] and model_type not in sys.argv[1:]):
+            if architecture in (*FAMILIES, *MULTIMODAL) or (sys.argv[1:] and model_type not in sys.argv[1:]):
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 lines[model_type] = scan(model_type, architecture, Path(folder))

@@ -1,6 +1,7 @@
 """Adapters in trainer and engine, on any layout: equal after three pushes, and every wrong adapter is named at the first push.
 
 python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=2 -m tests.integration.lora_sync --generator-tp 2
+python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=1 -m tests.integration.lora_sync --family granite
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
 from tests.integration.parity import BOUNDS  # noqa: E402
+from tests.parts.hf_decoders import HF_FAMILIES, save_hf_family  # noqa: E402
 from tests.parts.lora import LORA, A, AdapterPair, B  # noqa: E402
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
@@ -69,12 +71,13 @@ def main() -> None:
     parser.add_argument("--generator-tp", type=int, default=1)
     parser.add_argument("--dtype", choices=list(BOUNDS), default="float32")
     parser.add_argument("--rank", type=int, default=LORA.rank, help="1 leaves a rank of FSDP 2 without rows of A")
+    parser.add_argument("--family", choices=list(HF_FAMILIES), help="one with transformers' layers; default: a Qwen3")
     parser.add_argument("--targets", nargs="+", default=LORA.targets, help="with qkv_proj and down_proj")
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
-        save_tiny_checkpoint(Path(folder))
+        save_hf_family(Path(folder), args.family) if args.family else save_tiny_checkpoint(Path(folder))
     dist.barrier()
     lora = LoraConfig(rank=args.rank, alpha=LORA.alpha, targets=tuple(args.targets))
     pair = AdapterPair(Path(folder), dtype=args.dtype, tp=args.tp, generator_tp=args.generator_tp, lora=lora)

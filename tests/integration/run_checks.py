@@ -63,6 +63,16 @@ def accuracy_rises(least: float, to: float) -> Callable[[Path], None]:
     return check
 
 
+def reward_rises(least: float) -> Callable[[Path], None]:
+    """The last step's mean reward is at least `least` above the first's."""
+
+    def check(folder: Path) -> None:
+        found = [row["reward/mean"] for row in metrics_of(folder).values() if "reward/mean" in row]
+        assert found[-1] - found[0] >= least, f"rewards: {found}"
+
+    return check
+
+
 def ended_after_the_best(later: int) -> Callable[[Path], None]:
     """The run ended `later` steps after its best evaluation, whose checkpoint is kept beside the last."""
 

@@ -22,6 +22,7 @@ from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.core.trainer.score import score, score_only
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.library.models.multimodal import engine_folder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
 from torchtitan_rl.proof.weight_sync import WeightSync
@@ -33,6 +34,9 @@ WINDOW = 12
 
 BOUNDS = {"transformers": 2e-5, "sharded gradients": 1e-6, "engine": 1e-4, "engine after a change": 1e-4}
 """The largest allowed differences: in log-probability, and of the mean log-probability's gradients."""
+
+IN_BFLOAT16 = {"engine": 0.5, "engine after a change": 0.5}
+"""Those of an engine in bfloat16, whose pushes are compared with the rounding noise besides."""
 
 LENGTHS = [31, 5, 17, 24]
 PADDING = 3
@@ -72,13 +76,18 @@ HF_FAMILIES = {
     "cohere": {"rope_parameters": _ROPE, "logit_scale": 0.3, "use_qk_norm": True, **_LAYER_NORM},
     "cohere2": {"rope_parameters": _ROPE, "logit_scale": 0.3, **_MIXED, **_SPLIT, **_LAYER_NORM},
     "glm4": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
+    "qwen3_5_text": {
+        "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+    },
 }  # fmt: skip
 """What each family has besides ODD_DIMENSIONS."""
 
 FOR_ENGINE = {"cohere2": {"sliding_window": 64}}
 """What an engine's test has besides: vLLM's windows of Cohere 2 are one token longer, so only one that is never full agrees."""
 
-TIED = {"gemma3_text", "smollm3", "granite", "cohere", "cohere2"}
+TIED = {"gemma3_text", "smollm3", "granite", "cohere", "cohere2", "qwen3_5_text"}
 """Families whose published models mostly tie the output head to the embedding."""
 
 
@@ -186,20 +195,25 @@ class Engine:
     """An engine of a folder, to be pushed to."""
 
     def __init__(self, folder: Path, degree: int = 1) -> None:
-        config = Generator.Config(dtype="float32", max_model_len=64, sleep=False, tensor_parallel_degree=degree)
-        self.generator = config.build(
-            hf_assets_path=str(folder),
-            tokenizer=TokenizerStandIn(),
-            sampling=SamplingConfig(n=1, max_tokens=4),
-            seed=0,
-        )
+        model = spec_from_folder(folder).model
+        self.dtype = "bfloat16" if model.linear else "float32"
+        config = Generator.Config(dtype=self.dtype, max_model_len=64, sleep=False, tensor_parallel_degree=degree)
+        with engine_folder(str(folder), model.hf if model.part_of else None) as own:
+            self.generator = config.build(
+                hf_assets_path=own,
+                tokenizer=TokenizerStandIn(),
+                sampling=SamplingConfig(n=1, max_tokens=4),
+                seed=0,
+            )
 
     def push(self, model: nn.Module, adapter) -> float:
         """Push with a probe. Returns the largest difference in log-probability over `sequences`."""
         proof, parts = WeightProof.of(self.generator, ShardChecksums(model, adapter)), sequences()
-        sync = WeightSync.Config(check_interval=1, max_diff=1e-4).build(proof=proof, policy=model, dtypes={"float32"})
+        most = 1e-4 if self.dtype == "float32" else None
+        config = WeightSync.Config(check_interval=1, max_diff=most)
+        sync = config.build(proof=proof, policy=model, dtypes={"float32", self.dtype})
         sync.push(
-            hf_weights(model, adapter, torch.float32),
+            hf_weights(model, adapter, self.generator.dtype),
             self.generator,
             policy_version=1,
             probe=parts[0].numpy(),

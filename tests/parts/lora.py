@@ -4,19 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.config import TORCH_DTYPE_MAP
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed
-from tests.parts.tiny import sampled, tiny_spec
+from tests.parts.tiny import sampled, sharded_policy
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.core.trainer.policy import build_policy, model_config
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.lora.adapters import Lora
@@ -36,25 +32,10 @@ class AdapterPair:
     def __init__(
         self, folder: Path, *, dtype: str = "float32", tp: int = 1, generator_tp: int = 1, lora: LoraConfig = LORA
     ) -> None:
-        """The folder must hold the tiny checkpoint. The other ranks are FSDP's, or engines of their own."""
-        spec, lora = tiny_spec(), Lora(lora)
-        parallelism = ParallelismConfig(tensor_parallel_degree=tp, spmd_backend="partial_dtensor")
-        set_spmd_backend(parallelism.spmd_backend)
-        training = TrainingConfig(seq_len=384, mixed_precision_param=dtype)
-        config = lora.convert(model_config(spec, parallelism, training, 64, False))
-        self.model = build_policy(
-            spec,
-            config,
-            parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
-            parallelism=parallelism,
-            training=training,
-            compile_config=CompileConfig(),
-            activation_checkpoint="none",
-            dump_folder="",
-        )
-        self.names = spec.state_dict_adapter(spec.model, None)
-        load_hf_weights(self.model, self.names, str(folder))
-        lora.attach(self.model, self.names)
+        """The other ranks are FSDP's, or engines of their own."""
+        lora = Lora(lora)
+        degrees = {"tensor_parallel_degree": tp}
+        self.model, self.names = sharded_policy(folder, dtype=dtype, seq_len=384, chunk_tokens=64, lora=lora, **degrees)
         self.lora, self.policy_shards = lora, ShardChecksums(self.model, self.names)
         self.generator = Generator.Config(
             dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp

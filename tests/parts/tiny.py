@@ -20,7 +20,7 @@ from torchtitan_rl.core.trainer.lora import is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.trainer.policy import build_policy, model_config
 from torchtitan_rl.core.types import Completion, Group, Prompt
-from torchtitan_rl.library.lora.adapters import own_part
+from torchtitan_rl.library.lora.adapters import Lora, own_part
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
 
 DIMENSIONS = {
@@ -89,6 +89,7 @@ def sharded_policy(
     seq_len: int = 128,
     chunk_tokens: int = 32,
     activation_checkpoint: str = "none",
+    lora: Lora | None = None,
     **degrees: int,
 ) -> tuple[nn.Module, BaseStateDictAdapter]:
     """Returns the policy of a folder with its weights, and the adapter of its names. Needs a process group.
@@ -101,9 +102,10 @@ def sharded_policy(
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", **degrees)
     set_spmd_backend(parallelism.spmd_backend)
     spec, training = spec_from_folder(folder), TrainingConfig(seq_len=seq_len, mixed_precision_param=dtype)
+    config = model_config(spec, parallelism, training, chunk_tokens, False)
     model = build_policy(
         spec,
-        model_config(spec, parallelism, training, chunk_tokens, False),
+        lora.convert(config) if lora else config,
         parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
         parallelism=parallelism,
         training=training,
@@ -113,6 +115,8 @@ def sharded_policy(
     )
     adapter = spec.state_dict_adapter(spec.model, None)
     load_hf_weights(model, adapter, str(folder))
+    if lora:
+        lora.attach(model, adapter)
     return model, adapter
 
 

@@ -634,9 +634,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                 _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), **{name: value}))
             for name, value, says in (
                 ("steps", 0, "at least 1. Use 280."),
-                ("batch_size", 0, "at least 1. Use 64."),
-                ("adamw_lr", "1e-3", "a number. Use 0.002."),
-                ("chat", "yes", "True or False. Use False."),
                 ("name", "a/b", "letters, digits, _, - and ., as it names a folder. Rename it."),
             )
         ),
@@ -659,14 +656,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
                 ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] or Callable[..., "
                     "Awaitable[Any]]. Use ['python', 'agent.py'] ("),
                 ("AgentEnvironment([])", "ValueError: agent = []: expected a program that can be run here, by name or absolute path ("),
-                ("AgentEnvironment(['./agent'])", "ValueError: agent = ['./agent']: expected a program that can be run here"),
-                ("AgentEnvironment(['python3', 'a.py'])", "ValueError: agent = ['python3', 'a.py']: expected the absolute path of a file"),
-                ("AgentEnvironment(['true'], task=object)", "TypeError: agent = ['true'], task = <class 'object'>: expected a coroutine"),
                 ("AgentEnvironment(['true'], env={'A': 1})", "TypeError: env = {'A': 1}: expected Mapping[str, str] or None"),
-                ("AgentEnvironment(['true'], seconds='60')", "TypeError: seconds = '60': expected a number"),
                 ("type('E', (ToolEnvironment,), {'role': 'bot'})([])", "E.role = 'bot': expected one of ('user', 'tool', 'system'). Correct it."),
-                ("ToolEnvironment([], seconds=0)", "ValueError: seconds = 0: expected more than 0"),
-                ("ToolEnvironment([python_tool(command='python -')])", "TypeError: command = 'python -': expected Sequence[str]. Use ['python', '-']"),
                 ("ToolEnvironment([python_tool(ProgramLimits(seconds='5'))])", "UserError: ProgramLimits.seconds = '5': expected a number. Use 5.0."),
             )
         ),

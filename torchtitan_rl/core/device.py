@@ -11,8 +11,12 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -55,6 +59,9 @@ if ON_CPU:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+NEED_TORCHVISION = ("Qwen3_5ForCausalLM",)
+"""Architectures of text whose module in vLLM imports torchvision, for images."""
+
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of PyTorch's GPU allocator. The first one that is set wins."""
 
@@ -70,19 +77,65 @@ def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def import_engine_model(hf_assets_path: str) -> None:
-    """Import the engine's model class here. vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to
+def import_engine_model(hf_assets_path: str) -> bool:
+    """Import the engine's model class here. Returns whether it is a hybrid, with layers that carry a state. vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to
     leave CUDA alone.
 
     The trainer has initialized CUDA already. vLLM itself refuses an architecture that it does not know.
     """
     from vllm import ModelRegistry
 
+    is_hybrid = False
     entries = json.loads(Path(hf_assets_path, "config.json").read_text())
     for architecture in entries.get("architectures") or ():
         known = ModelRegistry.models.get(architecture)
         if known:
-            ModelRegistry.register_model(architecture, known.load_model_cls())
+            with torchvision_stand_in() if architecture in NEED_TORCHVISION else nullcontext():
+                model_class = known.load_model_cls()
+            ModelRegistry.register_model(architecture, model_class)
+            is_hybrid |= getattr(model_class, "is_hybrid", False)
+    return is_hybrid
+
+
+class _Anything(ModuleType):
+    """A module of any name, with any attribute."""
+
+    __path__: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> "_Anything":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name)
+
+
+class _StandIn(MetaPathFinder, Loader):
+    """Finds torchvision and all below it."""
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        own = name.partition(".")[0] == "torchvision"
+        return ModuleSpec(name, self, is_package=True) if own else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Anything(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def torchvision_stand_in() -> Iterator[None]:
+    """Within the context, torchvision can be imported if it is not installed. Nothing in it works. PyPI's build needs CUDA."""
+    if find_spec("torchvision") is not None:
+        yield
+        return
+    finder = _StandIn()
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
 
 
 @contextmanager

@@ -46,7 +46,7 @@ _NUMBER = re.compile(
     rf"""(?P<sign>(?<![\w)}}\]])[-+])? (?P<money>[$€£])? (?P<inner>[-+])?
     (?: (?:(?P<whole>\d+)\ +(?:and\ +)?)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
       | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )
-    (?(money)(?:\ ?(?P<letter>(?i:k|mn?|bn?|tn?))(?![\w$]))?)
+    (?(money)(?:(?P<letter>(?i:[kmbt]|\ ?[mbt]n))(?![\w$-]))?)
     (?P<scale>(?:\ +(?i:{"|".join(_SCALES)})s?\b)*)""",
     re.VERBOSE,
 )
@@ -164,7 +164,7 @@ def as_number(text: str) -> Fraction | None:
             value = Fraction(_digits(number["decimal"]) + (number["exponent"] or ""))
     except ZeroDivisionError:
         return None
-    value *= _MONEY_SCALES[number["letter"][0].lower()] if number["letter"] else 1
+    value *= _MONEY_SCALES[number["letter"].strip()[0].lower()] if number["letter"] else 1
     value *= math.prod(_SCALES[word.removesuffix("s")] for word in number["scale"].lower().split())
     return -value if "-" in (number["sign"], number["inner"]) else value
 

@@ -1,20 +1,17 @@
 """The experts' weights that an engine computes with, matrix by matrix, for their checksums.
 
 vLLM holds all experts of a layer in two parameters: `w13_weight` [E, 2 F, D], gate above up, and `w2_weight` [E, D, F]. On a CPU it
-pads F and rearranges the elements of each matrix for its kernel. Their order is asked of vLLM's own packing, with numbered elements.
+pads F and rearranges the elements of each matrix for its kernel.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.proof.checksum import INTEGERS, place_weights
-
-DIGIT = 2**15
-"""Elements are numbered in digits that fit into the 16 bits of a bfloat16."""
+from torchtitan_rl.proof.checksum import place_weights
+from torchtitan_rl.proof.packed_order import packed_order
 
 PROJECTIONS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}
 """The matrices of each expert that a parameter of vLLM holds, one above the other."""
@@ -77,24 +74,3 @@ def _order(layer: nn.Module, stored: Tensor) -> Tensor | None:
     """Returns where an expert's elements are in its packed copy, [rows * columns]; None if they are not packed."""
     isa = getattr(layer.quant_method.moe_kernel.fused_experts, "isa", None)  # of a CPU's kernel
     return None if isa is None else packed_order(*stored.shape[1:], stored.dtype, isa)
-
-
-@cache
-def packed_order(rows: int, columns: int, dtype: torch.dtype, isa: str) -> Tensor:
-    """Returns the place in a matrix of each element of its packed copy, [rows * columns] int64.
-
-    Raises RuntimeError if vLLM's packing does more than move elements.
-    """
-    from vllm._custom_ops import cpu_prepack_moe_weight
-
-    places = torch.arange(rows * columns)  # [rows * columns]
-    order = torch.zeros_like(places)
-    integers = INTEGERS[dtype.itemsize]
-    for digit, factor in ((places % DIGIT, 1), (places // DIGIT, DIGIT)):
-        packed = cpu_prepack_moe_weight(digit.to(integers).view(dtype).view(1, rows, columns), isa)
-        order += factor * packed.flatten().view(integers).long()  # a digit times its factor does not fit into 16 bits
-    if not torch.equal(order.sort().values, places):
-        raise RuntimeError(
-            "vLLM packs the weights of experts otherwise than by moving elements: they cannot be proven."
-        )
-    return order

@@ -35,23 +35,27 @@ class ShardChecksums:
 
     def __init__(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
         self.shapes: dict[str, tuple[int, int]] = {}
-        """(rows, columns) of each full tensor by its Hugging Face name. A vector has one column."""
+        """(rows, columns) of each full tensor by its Hugging Face name. A vector has one column; the [C, 1, K] of a depthwise
+        convolution has C rows of K."""
         self._shards: list[_Shard] = []
         for parameter, exported in self.exported(model, adapter):
             self.device = parameter.device
             own, begin, offsets = local_shard(parameter), len(self.shapes), [0] * parameter.ndim
             if isinstance(parameter, DTensor) and (chunks := parameter.__create_chunk_list__()):
                 offsets = list(chunks[0].offsets)
+            shape = parameter.shape
+            if is_depthwise(parameter):
+                shape, offsets, own = shape[::2], offsets[::2], own.squeeze(1)
             names = slice(begin, begin + len(exported))
-            if parameter.ndim == 3:  # one matrix for each expert, all with the same places
-                self.shapes |= dict.fromkeys(exported, tuple(parameter.shape[1:]))
-                weights = place_weights(torch.arange(parameter.shape[1]))[None]  # [1, rows]
+            if len(shape) == 3:  # one matrix for each expert, all with the same places
+                self.shapes |= dict.fromkeys(exported, tuple(shape[1:]))
+                weights = place_weights(torch.arange(shape[1]))[None]  # [1, rows]
                 first_expert = offsets.pop(0)
                 names = slice(begin + first_expert, begin + first_expert + len(own))
             else:
                 weights = torch.zeros(len(exported), len(parameter), dtype=torch.int64)
                 for number, (name, rows) in enumerate(exported.items()):
-                    self.shapes[name] = (len(rows), *parameter.shape[1:], 1)[:2]
+                    self.shapes[name] = (len(rows), *shape[1:], 1)[:2]
                     weights[number, rows] = place_weights(torch.arange(len(rows)))
             first_row, first_column = (*offsets, 0)[:2]
             weights = weights[:, first_row : first_row + own.shape[max(0, own.ndim - 2)]].to(self.device)
@@ -108,6 +112,11 @@ def unequal_replicas(shards: Iterable[tuple[str, tuple[int, int], int, int]]) ->
     return wrong
 
 
+def is_depthwise(weight: Tensor) -> bool:
+    """Whether a weight is a depthwise convolution's, [C, 1, K]."""
+    return weight.ndim == 3 and weight.shape[1] == 1
+
+
 def _counts(parameter: Tensor) -> bool:
     """Whether this rank's shard is in the sum. Only the first of several replicas is."""
     if not isinstance(parameter, DTensor):
@@ -134,4 +143,4 @@ def rows_of(
     """Returns the rows of a block's parameter under each of its Hugging Face names."""
     rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
     exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
-    return {name: (rows if rows.ndim == 1 else rows[:, 0]) for name, rows in exported.items()}
+    return {name: rows.flatten(1)[:, 0] if rows.ndim > 1 else rows for name, rows in exported.items()}

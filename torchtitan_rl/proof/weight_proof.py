@@ -6,7 +6,7 @@ with unit vectors.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from torchtitan_rl.proof.checksum import checksums, place_weights
 from torchtitan_rl.proof.expert_parts import ExpertPart, expert_parts, is_experts
+from torchtitan_rl.proof.packed_order import convolution_order
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.device import WideHead
@@ -44,10 +45,15 @@ class _Part(NamedTuple):
     weights: Tensor  # [k, rows], 0 for rows of other tensors and for padding
     first_column: int
     packed_columns: int  # of the packed copy; 0 if there is none
+    order: Tensor | None  # [rows * columns], the place of each element of a convolution's packed copy; None: not packed
 
     def matrices(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
         """Yields every copy of the parameter: ([rows, columns] or a vector [rows], index of the first column)."""
-        if len(tensor := getattr(self.layer, self.parameter)):
+        if self.order is not None:
+            unpacked = torch.empty(self.order.shape, dtype=dtype)
+            unpacked[self.order] = getattr(self.layer, self.parameter).detach().flatten()
+            yield unpacked.view(self.weights.shape[1], -1), 0
+        elif len(tensor := getattr(self.layer, self.parameter)):
             yield tensor, self.first_column
         for begin in range(0, self.packed_columns, UNITS):
             units = torch.eye(min(UNITS, self.packed_columns - begin), self.packed_columns, dtype=dtype)
@@ -111,7 +117,8 @@ class WeightProof:
             places = torch.arange(first_row, first_row + size, device=self._policy_shards.device)  # [size]
             weights.append(place_weights(places) * (places < whole_height))
             self._copies[number] += num_kept * min(row_copies, column_copies)
-        return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0)
+        order = convolution_order(sum(sizes.values()), width, self._dtype) if _packs_convolution(layer) else None
+        return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0, order)
 
     def _expert_parts(self, path: str, layer: nn.Module) -> list[ExpertPart]:
         """Returns the parts of a layer of experts. Each rank has a share of every expert."""
@@ -188,7 +195,14 @@ def share_of(size: int, full: int, rank: int, degree: int) -> tuple[int, int]:
     return rank // replicas * size, replicas
 
 
-def _parameters(model: nn.Module, known: Collection[str]) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
+def _packs_convolution(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution whose weight vLLM has packed for a CPU."""
+    return hasattr(layer, "_cpu_unpacked_conv_weight")
+
+
+def _parameters(
+    model: nn.Module, known: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
     """Yields each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
     fused = {"gate_up_proj": ["gate_proj", "up_proj"], **getattr(model, "packed_modules_mapping", {})}
     for path, layer in model.named_modules():
@@ -199,9 +213,12 @@ def _parameters(model: nn.Module, known: Collection[str]) -> Iterator[tuple[nn.M
         for parameter, tensor in layer.named_parameters(recurse=False):
             names = [".".join(filter(None, (parent, name, parameter))) for name in fused.get(last, [last])]
             names = names if names[0] in known else [f"{path}.{parameter}"]  # a matrix that Hugging Face merges too
-            # vLLM drops a matrix after packing it, so its shape comes from the layer.
-            sizes = layer.output_partition_sizes if names[1:] else [len(tensor) or sum(layer.output_partition_sizes)]
+            # vLLM drops a matrix after packing it, and packs a convolution's, so their shapes come from the layer.
+            whole = len(tensor) > 0 and tensor.ndim < 3 and not _packs_convolution(layer)
+            sizes = layer.output_partition_sizes if names[1:] or not whole else [len(tensor)]
+            if len(sizes) != len(names):  # a matrix of Hugging Face is several of vLLM's, on one rank
+                sizes = [known[name][0] for name in names]
             width = (*tensor.shape, 1)[1]
-            if not len(tensor):  # a replicated layer has no part of its inputs
+            if not whole:  # a replicated layer has no part of its inputs
                 width = getattr(layer, "input_size_per_partition", layer.input_size)
             yield layer, parameter, dict(zip(names, sizes, strict=True)), width

@@ -30,6 +30,7 @@ from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.library.models.hf_decoder import longest_window
+from torchtitan_rl.library.models.multimodal import engine_folder
 from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
@@ -217,15 +218,17 @@ def _build_generator(
 ) -> "Generator":
     tp_size = config.generator.tensor_parallel_degree
     engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
-    generator = config.generator.build(
-        hf_assets_path=config.hf_assets_path,
-        tokenizer=tokenizer,
-        sampling=config.sampling,
-        seed=config.seed,
-        environments=environments,
-        stats=EngineStats(),
-        lora=EngineAdapter(lora, **engine) if lora else None,
-    )
+    model = config.model_spec.model
+    with engine_folder(config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None) as folder:
+        generator = config.generator.build(
+            hf_assets_path=folder,
+            tokenizer=tokenizer,
+            sampling=config.sampling,
+            seed=config.seed,
+            environments=environments,
+            stats=EngineStats(),
+            lora=EngineAdapter(lora, **engine) if lora else None,
+        )
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group
 

@@ -25,6 +25,7 @@ from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.library.lora.folder import merged_weights, write_adapter
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.library.models.multimodal import whole_weights
 from torchtitan_rl.resilience import manifest, safe_load
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.manifest import examine
@@ -102,6 +103,8 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
         weights = merged_weights(start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype))
     else:
         weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))
+    if getattr(spec.model, "part_of", ""):
+        weights = whole_weights(weights, start)
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")

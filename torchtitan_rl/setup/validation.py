@@ -263,10 +263,9 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     Raises:
         UserError: as `validate`.
     """
-    model, longest = config.model_spec.model, config.generator.max_model_len
+    model = config.model_spec.model
     check_parallelism(model, config.trainer.parallelism.tensor_parallel_degree)
-    degree = config.generator.tensor_parallel_degree
-    check_other_parts(model, lora_rank=config.trainer.lora.rank, engine_degree=degree, max_model_len=longest)
+    check_other_parts(model, config.trainer, config.generator, on_cpu=ON_CPU)
     check_mixture(model, config.trainer, config.generator, world_size=world_size, on_cpu=ON_CPU)
     attention = model.layers[0].attention
     divided = {

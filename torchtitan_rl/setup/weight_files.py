@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from torchtitan_rl.core.errors import expect
+from torchtitan_rl.library.models.multimodal import is_text, text_name
 from torchtitan_rl.setup.memory import meta_model
 
 if TYPE_CHECKING:
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 DTYPES = ("F64", "F32", "F16", "BF16")
 """The dtypes in which weights may be stored. Other dtypes are quantized and meaningless without their scales."""
 
-COMPUTED = re.compile(r"rotary_emb\.inv_freq$")
-"""Tensors that every implementation computes from config.json. Older checkpoints store them."""
+LEFT_OUT = re.compile(r"rotary_emb\.inv_freq$|^mtp\.")
+"""Tensors that every implementation computes from config.json, which older checkpoints store, and Qwen3.5's head for speculative
+decoding."""
 
 ROWS = 2**14
 """Rows of the embedding and of a stored tied head that are compared at a time."""
@@ -29,6 +31,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 class _Stored(NamedTuple):
     file: Path
+    name: str
     dtype: str
     shape: list[int]
 
@@ -40,10 +43,12 @@ def check_tensors(folder: Path, spec: "ModelSpec") -> None:
         UserError: naming `hf_assets_path` and the tensors.
     """
     stored, field = _headers(folder), "hf_assets_path"
+    if getattr(spec.model, "part_of", ""):
+        stored = {text_name(name): places for name, places in stored.items() if is_text(name)}
     expected = spec.state_dict_adapter(spec.model, None).to_hf(meta_model(spec).state_dict())
     tied = spec.model.enable_weight_tying and {HEAD, EMBEDDING} <= stored.keys()
     unknown = [
-        name for name in stored if name not in expected and not (tied and name == HEAD) and not COMPUTED.search(name)
+        name for name in stored if name not in expected and not (tied and name == HEAD) and not LEFT_OUT.search(name)
     ]
     expect(
         not unknown, field, str(folder),
@@ -76,7 +81,7 @@ def check_tensors(folder: Path, spec: "ModelSpec") -> None:
         "Remove the files that do not belong to it.",
     )
     expect(
-        not tied or _equal(stored[EMBEDDING][0].file, stored[HEAD][0].file), field, str(folder),
+        not tied or _equal(stored[EMBEDDING][0], stored[HEAD][0]), field, str(folder),
         f"tie_word_embeddings false, as {HEAD} is stored and is not {EMBEDDING}, but its config.json has true", "Correct it.",
     )  # fmt: skip
 
@@ -94,7 +99,7 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
         for name, entry in header.items():
             if name != "__metadata__" and (not named or file.name in named or name in found):
-                found[name].append(_Stored(file, entry["dtype"], entry["shape"]))
+                found[name].append(_Stored(file, name, entry["dtype"], entry["shape"]))
     return found
 
 
@@ -113,10 +118,10 @@ def _indexed(index: Path) -> set[str]:
     return named
 
 
-def _equal(embedding: Path, head: Path) -> bool:
+def _equal(embedding: _Stored, head: _Stored) -> bool:
     """Whether a stored head is the embedding."""
-    with safe_open(embedding, "pt") as one, safe_open(head, "pt") as other:
-        parts = one.get_slice(EMBEDDING), other.get_slice(HEAD)
+    with safe_open(embedding.file, "pt") as one, safe_open(head.file, "pt") as other:
+        parts = one.get_slice(embedding.name), other.get_slice(head.name)
         rows, same = parts[0].get_shape()[0], parts[0].get_shape() == parts[1].get_shape()
         return same and all(
             torch.equal(*(part[begin : begin + ROWS] for part in parts)) for begin in range(0, rows, ROWS)

@@ -13,7 +13,6 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.rollout import roll_out
 from torchtitan_rl.core.types import Group
-from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.references import load_function
 from torchtitan_rl.setup.build_grader import build_grader
@@ -138,8 +137,3 @@ def test_the_table_of_finish_reasons_is_complete():
 
     table = re.search(r"\| finish reason .*?\n\n", PAGE.read_text(), re.DOTALL)[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(get_args(FinishReason))
-
-
-def test_every_setting_the_page_names_exists():
-    fields = set(Conversations.Config.__dataclass_fields__)
-    assert set(re.findall(r"conversations\.([a-z_]+)", PAGE.read_text())) - {"md", "py"} <= fields

@@ -1,7 +1,6 @@
 """The code of docs/rewards.md, run as it is written."""
 
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from tests.parts.grading import TaskOf, group, logged, score
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.prompts.stream import PromptStream
-from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.setup.build_grader import build_grader
@@ -86,16 +84,3 @@ def test_documented_keywords_are_passed_to_reward_functions(files):
 
     score(build_grader(Grader.Config(in_process=["curious"]), TaskOf(curious)), "x")
     assert set(named) == set(seen)
-
-
-@pytest.mark.parametrize("block", range(5))
-def test_documented_reward_command_lines_parse(files, monkeypatch, block):
-    from torchtitan_rl.setup.registry import parse_args
-
-    monkeypatch.chdir(files)
-    command = re.findall(r"```bash\n\./run_train\.sh (.*?)\n```", PAGE.read_text(), re.DOTALL)[block]
-    _, config = parse_args(shlex.split(command.replace("\\\n", " ")))
-    task = config.task.build()
-    own = {function.__name__ for function in task.reward_functions()}
-    named = {load_reward(reference)[0] for reference in config.grader.rewards}
-    assert set(build_grader(config.grader, task).reward_names) == own | named

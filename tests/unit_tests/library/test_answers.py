@@ -180,6 +180,7 @@ COMPLETIONS = [
     ("number", "5", "It weighs 5 hundredths.", False),
     ("number", "5", "It costs 5k.", False),
     ("number", "5000", "It costs $5k.", True),
+    ("number", "5", "It is a $5 T-shirt.", True),
     ("number", "5", "It costs $5k.", False),
     ("number", "5000000", "It costs $5M in all.", True),
     ("number", "5", "It is $5k$.", False),

@@ -55,21 +55,6 @@ def test_per_rank_no_reduce_streams_each_value_immediately_in_order(ranks, tmp_p
     assert found[-1]["value"] == [{"score": 1}]
 
 
-@pytest.mark.parametrize(
-    ("sinks", "message"),
-    [
-        (["tensorbord"], "metrics.sinks = 'tensorbord'.*Did you mean 'tensorboard'"),
-        (["'console',jsonl"], "Put spaces between them: console jsonl"),
-        (["jsonl:global"], "a mode of jsonl: global_reduce, per_rank_reduce"),
-        (["console:per_rank_reduce"], "a mode of console: global_reduce"),
-        (["jsonl", "jsonl:per_rank_reduce"], "each sink once"),
-    ],
-)
-def test_a_sink_s_mode_is_validated_at_start_up(recorder, sinks, message):
-    with pytest.raises(UserError, match=message):
-        recorder(sinks=sinks)
-
-
 def test_a_missing_library_is_a_clear_message_with_the_install_command(recorder, monkeypatch):
     from torchtitan_rl.observability.sinks.wandb import WandbSink
 

@@ -263,7 +263,9 @@ def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeyp
     record_run(run)
     stored = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     in_store = {
-        (r["step"], r["select_reason"], r["prompt_idx"], r["sample_idx"]) for r in stored if r["split"] == "train"
+        (r["step"], r["select_reason"], r["prompt_idx"], r["sample_idx"])
+        for r in stored
+        if r["split"] == "train" and r["select_reason"] != "sibling"
     }
     files, _, history = wandb_records(tmp_path)
     [final] = [line["rollout/samples/final"] for line in history if "rollout/samples/final" in line]

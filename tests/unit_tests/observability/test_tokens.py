@@ -44,7 +44,8 @@ def test_store_has_text_logprob_diff_and_advantage_of_every_token(stored):
         advantage=0.70004,
         logprob_diff=LogprobDiff(mean=6e-6, max=1.234e-5, tokens={"diff": np.float32([1.234e-5, -2e-7])}),
     )
-    (row,) = stored(group(0, sample(0, 1.0), best))
+    row, sibling = stored(group(0, sample(0, 1.0), best))
+    assert "tokens" not in sibling
     assert row["tokens"] == {
         "text": ["4", "+", "\n"], "logprob": [-0.5, None, -0.5], "diff": [1.2e-05, None, -2e-07], "advantage": 0.7
     }  # fmt: skip

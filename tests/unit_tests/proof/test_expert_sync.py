@@ -10,7 +10,8 @@ from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair, module
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.generator import generator as generator_module
 from torchtitan_rl.proof.checksum import INTEGERS
-from torchtitan_rl.proof.expert_parts import is_experts, packed_order
+from torchtitan_rl.proof.expert_parts import is_experts
+from torchtitan_rl.proof.packed_order import packed_order
 from torchtitan_rl.proof.weight_proof import NOT_SENT, OTHER_VALUES
 from torchtitan_rl.proof.weight_sync import WeightSyncError
 

@@ -29,7 +29,8 @@ class Pair:
         save(folder)
         self.model, self.adapter = sharded_policy(folder, seq_len=384)
         self.folder = str(folder)
-        self.generator = Generator.Config(dtype="float32", max_model_len=384, sleep=False, **generator).build(
+        settings = {"dtype": "float32", "max_model_len": 384, "sleep": False} | generator
+        self.generator = Generator.Config(**settings).build(
             stats=EngineStats(),
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),
@@ -43,7 +44,8 @@ class Pair:
     def begin_anew(self, check_interval: int = 1) -> None:
         """Let the next push be a run's first, which is proven in full."""
         config = WeightSync.Config(check_interval=check_interval)
-        self.weight_sync = config.build(proof=self.proof, policy=self.model, dtypes={"float32"})
+        dtypes = {"float32", self.generator.config.dtype}
+        self.weight_sync = config.build(proof=self.proof, policy=self.model, dtypes=dtypes)
 
     def restore(self) -> None:
         scale_policy(self.model, 1.0)  # back to shards
@@ -53,7 +55,7 @@ class Pair:
         scale_policy(self.model, 1.5)
 
     def weights(self):
-        return hf_weights(self.model, self.adapter, torch.float32)
+        return hf_weights(self.model, self.adapter, self.generator.dtype)
 
     def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
         tokens = torch.tensor(list(ids), device=DEVICE_TYPE)

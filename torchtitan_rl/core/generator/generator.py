@@ -127,7 +127,7 @@ class Generator(Configurable):
         self._said_cache_is_small = False
         siblings = range(self.replica * degree, (self.replica + 1) * degree)
         unlink_shared_memory(siblings, self.rank_in_replica)  # left by a killed run
-        import_engine_model(hf_assets_path)
+        is_hybrid = import_engine_model(hf_assets_path)
         with without_preloads():
             self.llm = LLM(
                 model=hf_assets_path,
@@ -139,7 +139,7 @@ class Generator(Configurable):
                 tensor_parallel_size=degree,
                 distributed_executor_backend="external_launcher",
                 logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
-                enable_prefix_caching=True,
+                enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
                 disable_log_stats=stats is None,
                 seed=seed,
                 **options,

@@ -28,7 +28,8 @@ class LoraConfig:
     """The adapter's output is multiplied by alpha / rank."""
 
     targets: tuple[Target, ...] = get_args(Target)
-    """The matrices of each layer that have an adapter. Query, key and value are one matrix and share one A."""
+    """The matrices of each layer that have an adapter. Query, key and value of Qwen and Llama are one matrix and share
+    one A."""
 
     start: str = ""
     """An adapter folder of peft to start from, with this rank, scale and targets. Empty: A is random and B is 0."""

@@ -1,6 +1,7 @@
-"""The policy's adapters: added to torchtitan's model, started, turned off for the reference, and named as peft names them."""
+"""The policy's adapters: added to the model, started, turned off for the reference, and named as peft names them."""
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -21,7 +22,7 @@ from torchtitan_rl.core.trainer.hf import blocks_of, gather
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.library.lora.folder import read_adapter
-from torchtitan_rl.library.models.hf_decoder import check_other_parts
+from torchtitan_rl.library.models.hf_decoder import HFDecoder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, rows_of
 
 Exported = list[tuple[Tensor, dict[str, Tensor]]]
@@ -53,7 +54,8 @@ class Lora:
 
     def convert(self, config: Decoder.Config) -> Decoder.Config:
         """Returns a copy of the model's config with frozen weights and an adapter at each target."""
-        check_other_parts(config, lora_rank=self.config.rank, engine_degree=1)
+        if isinstance(config, HFDecoder.Config):
+            return dataclasses.replace(config, lora=self.config)
         config = copy.deepcopy(config)  # the converter writes into it
         linear = {fqn.rpartition(".")[2] for fqn, *_ in config.traverse(Linear.Config, recurse=True)}
         names = linear & set().union(*(MATRICES[target] for target in self.config.targets))

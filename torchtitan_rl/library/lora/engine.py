@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.proof import AdapterProof
+from torchtitan_rl.library.models.lora_layers import MATRICES
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -41,8 +42,9 @@ class EngineAdapter:
 
     def engine_options(self) -> dict[str, Any]:
         """Returns keyword arguments of `vllm.LLM`. Only the targets get LoRA layers: vLLM would wrap the head too."""
-        room, targets = room_for(self.lora.config.rank), list(self.lora.config.targets)
-        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": targets}
+        room = room_for(self.lora.config.rank)
+        targets = {name for target in self.lora.config.targets for name in (target, *MATRICES[target])}
+        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": sorted(targets)}
 
     def request(self) -> "LoRARequest":
         """Returns the LoRA request of every sampling request. vLLM finds the adapter by its id and opens no path."""

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.lora import LoraConfig
+from torchtitan_rl.library.models.multimodal import stored_tensors, text_name
 
 PREFIX = "base_model.model."
 """peft's prefix of transformers' names."""
@@ -74,19 +75,18 @@ def read_adapter(folder: Path, config: LoraConfig) -> dict[str, Tensor]:
 def merged_weights(
     start: Path, tensors: dict[str, Tensor], scale: float, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields the start's weights by name, with scale · B A added in float32 before the cast to `dtype`.
+    """Yields the start's weights by their text's names, with scale · B A added in float32 before the cast to `dtype`.
 
     bfloat16 has 8 bits of precision, so the cast may lose changes that the adapter holds.
     """
     left = {name.rpartition(".lora_")[0] for name in tensors}
-    for file in sorted(start.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  (a handle, not a dict)
-                weight, layer = stored.get_tensor(name), name.removesuffix(".weight")
-                if layer in left:
-                    left.remove(layer)
-                    a, b = (tensors[f"{layer}.lora_{one}.weight"].float() for one in "AB")
-                    weight = weight.float() + scale * b @ a
-                yield name, weight.to(dtype)
+    for stored, read in stored_tensors(start):
+        weight, name = read(), text_name(stored)
+        layer = name.removesuffix(".weight")
+        if layer in left:
+            left.remove(layer)
+            a, b = (tensors[f"{layer}.lora_{one}.weight"].float() for one in "AB")
+            weight = weight.float() + scale * b @ a
+        yield name, weight.to(dtype)
     if left:
         raise KeyError(f"{start} has no weight of {min(left)}, which the adapter changes")

@@ -22,7 +22,7 @@ class AdapterProof(WeightProof):
 
     def parameters(self, model: nn.Module) -> Iterator[tuple[Any, str, dict[str, int], int]]:
         """Yields this rank's A and B of every adapted layer. A slice of a fused layer without an adapter has none."""
-        fused = model.packed_modules_mapping
+        fused = getattr(model, "packed_modules_mapping", {})
         for path, layer in model.lora_manager.modules.items():
             parent, _, last = path.rpartition(".")
             for part, one in enumerate(fused.get(last, [last])):

@@ -32,6 +32,7 @@ from torchtitan_rl.library.models.families import (
 from torchtitan_rl.library.models.hf_decoder import HFDecoder, HFStateDictAdapter, parallelize_hf
 from torchtitan_rl.library.models.hf_support import Unsupported, examine
 from torchtitan_rl.library.models.mixture_of_experts import MixtureOfExperts, mixture_entries
+from torchtitan_rl.library.models.multimodal import MULTIMODAL, text_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -63,6 +64,9 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     found = read_config(folder)
     architecture = (found.architectures or [found.model_type])[0]
     family = FAMILIES.get(architecture)
+    if architecture in MULTIMODAL and "text_config" in found.sub_configs:
+        text = text_of(found)
+        return _transformers_spec(folder, text, text.architectures[0], part_of=architecture)
     if family is None:
         return _transformers_spec(folder, found, architecture)
     expect(
@@ -102,8 +106,8 @@ def _sizes(found: "PretrainedConfig") -> dict[str, Any]:
     }
 
 
-def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: str) -> ModelSpec:
-    """Returns any other dense decoder, with transformers' modules."""
+def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: str, part_of: str = "") -> ModelSpec:
+    """Returns any other dense decoder, with transformers' modules: see `HFDecoder.Config.part_of`."""
     try:
         examined = examine(found, architecture)
     except Unsupported as reason:
@@ -121,7 +125,7 @@ def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: st
         adapter=HFStateDictAdapter,
     )
     spec = _spec(family, **_sizes(found), rms_norm_eps=0.0, rope_theta=1.0)
-    config = dataclasses.replace(spec.model, hf=found, **dataclasses.asdict(examined))
+    config = dataclasses.replace(spec.model, hf=found, part_of=part_of, **dataclasses.asdict(examined))
     return dataclasses.replace(spec, model=config)
 
 

@@ -5,7 +5,7 @@ names. The forward is transformers' own, so each detail of a family is computed 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -26,10 +26,17 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.trainer.attention import PackedRows
+from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.score import LogprobHead
+from torchtitan_rl.library.models.linear_layers import LINEAR, check_linear, each_sequence, run_on_sequences
+from torchtitan_rl.library.models.lora_layers import add_adapters
+from torchtitan_rl.library.models.multimodal import TextReader
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from torchtitan_rl.core.generator.generator import Generator
+    from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 
 ATTENTION = "torchtitan_rl_packed"
 """The name of `packed_attention` among transformers' attention functions. Models with another name are not affected."""
@@ -57,6 +64,10 @@ class PackedCall(NamedTuple):
         """q [1, T, N, H], k and v [1, T, Nkv, H] -> [1, T, N, H]"""
         grouped = q.shape[2] != k.shape[2]
         return self.inner[window](q, k, v, attention_masks=self.masks, scale=scale, enable_gqa=grouped)
+
+    def linear(self, forward: Callable[..., Tensor], hidden: Tensor) -> Tensor:
+        """The `forward` of a linear layer, [1, T, D] -> [1, T, D], inside each sequence."""
+        return each_sequence(forward, hidden, self.masks)
 
 
 def packed_attention(
@@ -97,7 +108,15 @@ def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
     shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     own = getattr(_own_copy(shared.__module__), shared.__name__)
     model = own._from_config(deepcopy(config), attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
+    for layer in linear_layers(model.base_model):
+        run_on_sequences(layer)
     return model.eval()
+
+
+def linear_layers(base: nn.Module) -> list[nn.Module]:
+    """Returns the linear layers of a transformers' model without its head."""
+    name = LINEAR.get(base.config.model_type, "")
+    return [getattr(layer, name) for layer in base.layers if hasattr(layer, name)] if name else []
 
 
 @cache
@@ -136,6 +155,12 @@ class HFDecoder(Decoder):
         """The constant by which the model multiplies its logits."""
         merged: tuple[str, ...] = ()
         """Matrices that hold several of vLLM's, such as gate_up_proj."""
+        linear: int = 0
+        """Layers with linear attention."""
+        lora: LoraConfig | None = None
+        """The adapters of its layers; None: all weights are trained."""
+        part_of: str = ""
+        """The architecture of the multimodal checkpoint whose text this is; "" for a checkpoint of its own."""
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
             """Set the sharding under tensor parallelism: none."""
@@ -143,16 +168,23 @@ class HFDecoder(Decoder):
             self.lm_head.sharding_config = ShardingConfig()
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
-            """Returns the parameters and a token's operations, as if no layer had a window."""
+            """Returns the parameters and a token's operations, as if no layer had a window and no state."""
             attention = self.first_attention
             return get_dense_model_nparams_and_flops(
-                model, len(self.layers), attention.n_heads, 2 * attention.head_dim, seq_len, self.enable_weight_tying
+                model,
+                len(self.layers) - self.linear,
+                attention.n_heads,
+                2 * attention.head_dim,
+                seq_len,
+                self.enable_weight_tying,
             )
 
     def __init__(self, config: Config) -> None:
         BaseModel.__init__(self)
         self.config = config
         base = build_transformers_model(config.hf).model
+        if config.lora:
+            add_adapters(base.layers, config.lora)
         self.tok_embeddings = base.embed_tokens
         self.layers = ModuleDict({str(i): layer for i, layer in enumerate(base.layers)})
         self.norm = base.norm
@@ -168,10 +200,19 @@ class HFDecoder(Decoder):
             window: (attention if window is None else replace(attention, window_size=(window - 1, 0))).build()
             for window in set(config.windows)
         }
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(config.lora is None or is_adapter(name))
 
     def train(self, mode: bool = True) -> "HFDecoder":
         """Stay in evaluation mode, in which no model has dropout: the sampler has none."""
         return super().train(False)
+
+    @property
+    def rounded(self) -> list[nn.Module]:
+        """Modules inside the layers whose rounding errors add to those of the layers' outputs: see proof/probe.py."""
+        return [
+            part for layer in linear_layers(self._base[0]) for part in layer.children() if isinstance(part, nn.Linear)
+        ]
 
     def take_layers(self) -> None:
         """Let transformers' model run this model's layers, after they were wrapped for activation checkpointing."""
@@ -199,11 +240,15 @@ class HFDecoder(Decoder):
 class HFStateDictAdapter(StateDictAdapter):
     """Only the parts' names change: see NAMES. The tensors are transformers' own."""
 
+    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> TextReader:
+        """Returns a reader of a folder, which may be a multimodal checkpoint's."""
+        return TextReader(path)
+
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Returns the tensors under their Hugging Face names, without a tied head, which files leave out."""
+        """Returns the tensors under their Hugging Face names, without adapters and a tied head, which files leave out."""
         tied = self.model_config.enable_weight_tying
-        named = ((name, t) for name, t in state_dict.items() if not (tied and name == "lm_head.weight"))
-        return dict(_renamed(named, NAMES))
+        left_out = {name for name in state_dict if is_adapter(name) or (tied and name == "lm_head.weight")}
+        return dict(_renamed(((name, t) for name, t in state_dict.items() if name not in left_out), NAMES))
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns the tensors under this model's names."""
@@ -244,24 +289,24 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
         )  # fmt: skip
 
 
-def check_other_parts(config: Decoder.Config, *, lora_rank: int, engine_degree: int, max_model_len: int = 0) -> None:
-    """Check that LoRA is off for transformers' models, and that the engine computes the same and its weights can be proven.
+def check_other_parts(
+    config: Decoder.Config, trainer: "TrainerConfig", generator: "Generator.Config", *, on_cpu: bool
+) -> None:
+    """Check that the engine computes a model of transformers as its layers do, and that its weights can be proven.
 
     Raises:
         UserError: naming the field.
     """
     if not isinstance(config, HFDecoder.Config):
         return
+    kind, degree, longest = config.hf.model_type, generator.tensor_parallel_degree, generator.max_model_len
     expect(
-        lora_rank == 0, "trainer.lora.rank", lora_rank, f"0 for {config.hf.model_type}, which runs with transformers' layers",
-        "Train all weights, or use a Qwen or Llama.",
+        degree == 1 or not config.merged, "generator.tensor_parallel_degree", degree,
+        f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
     )  # fmt: skip
     expect(
-        engine_degree == 1 or not config.merged, "generator.tensor_parallel_degree", engine_degree,
-        f"1 for {config.hf.model_type}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
+        kind not in LONGER_WINDOWS or longest <= (longest_window(config) or longest), "generator.max_model_len", longest,
+        f"at most the sliding window of {kind}, {longest_window(config)}: vLLM's window is one token longer", "Lower it.",
     )  # fmt: skip
-    expect(
-        config.hf.model_type not in LONGER_WINDOWS or max_model_len <= (longest_window(config) or max_model_len), "generator.max_model_len",
-        max_model_len, f"at most the sliding window of {config.hf.model_type}, {longest_window(config)}: vLLM's window is one token longer",
-        "Lower it.",
-    )  # fmt: skip
+    if config.linear:
+        check_linear(config.hf, trainer, generator, on_cpu=on_cpu)

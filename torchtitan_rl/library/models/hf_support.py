@@ -4,13 +4,15 @@ Nothing is looked up by family. The model is built without weights, and its stru
 transformation of its logits are read off. Whatever this trainer would compute differently is refused by name.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.library.models.hf_decoder import build_transformers_model
+from torchtitan_rl.library.models.hf_decoder import build_transformers_model, linear_layers
+from torchtitan_rl.library.models.linear_layers import LINEAR
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -37,9 +39,11 @@ class Examined:
     logit_scale: float
     merged: tuple[str, ...]
     """The matrices that transformers stores as one and vLLM splits over an engine's ranks part by part."""
+    linear: int
+    """Layers with linear attention."""
 
 
-MERGED = {"qkv_proj", "gate_up_proj"}
+MERGED = {"qkv_proj", "gate_up_proj", "in_proj_qkv"}
 
 
 def examine(config: "PretrainedConfig", architecture: str) -> Examined:
@@ -54,7 +58,8 @@ def examine(config: "PretrainedConfig", architecture: str) -> Examined:
             model = build_transformers_model(config)
         _check_structure(model)
         merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
-        return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)))
+        linear = len(linear_layers(model.base_model))
+        return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)), linear)
     except Unsupported:
         raise
     except Exception as error:  # whatever a model's own code raises
@@ -73,7 +78,8 @@ def _check_config(config: "PretrainedConfig", architecture: str) -> None:
         raise Unsupported("it is an encoder-decoder")
     if experts := [name for name in EXPERTS if (getattr(config, name, None) or 0) > 1]:
         raise Unsupported(f"it is a mixture of experts ({experts[0]} {getattr(config, experts[0])})")
-    if others := sorted(set(getattr(config, "layer_types", None) or ()) - ATTENDING):
+    mixing = ATTENDING | ({"linear_attention"} if config.model_type in LINEAR else set())
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - mixing):
         raise Unsupported(f"it is a hybrid or recurrent model, with layers of type {', '.join(others)}")
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None or known.__name__ != architecture:
@@ -88,12 +94,13 @@ def _check_config(config: "PretrainedConfig", architecture: str) -> None:
 
 
 def _check_structure(model: "PreTrainedModel") -> None:
-    """Check that the parts have the usual names, and that only attention mixes tokens."""
+    """Check that the parts have the usual names, and that only attention and linear layers mix tokens."""
+    linear = {part for layer in linear_layers(model.base_model) for part in layer.modules()}
     for name, module in model.named_modules():
         kind = type(module).__name__
         if "Moe" in kind or "MoE" in kind or "Expert" in kind:
             raise Unsupported(f"it is a mixture of experts ({kind})")
-        own = next(module.parameters(recurse=False), None) is not None
+        own = next(module.parameters(recurse=False), None) is not None and module not in linear
         if own and not (isinstance(module, (nn.Linear, nn.Embedding)) or kind.endswith("Norm")):
             raise Unsupported(
                 f"it has {name} of class {kind}: recurrent, convolutional or other parts beside attention and MLP"
@@ -113,7 +120,7 @@ def _check_structure(model: "PreTrainedModel") -> None:
 
 
 class Calls:
-    """Replaces a `PackedCall` and records the arguments of each attention module."""
+    """Replaces a `PackedCall` and records the window of each attention module, None for a linear layer."""
 
     def __init__(self) -> None:
         self.windows: list[int | None] = []
@@ -137,6 +144,10 @@ class Calls:
             raise Unsupported(f"its heads have {q.shape[-1]} entries in keys and {v.shape[-1]} in values")
         self.windows.append(window)
         return torch.empty_like(q)
+
+    def linear(self, forward: Callable[..., Tensor], hidden: Tensor) -> Tensor:
+        self.windows.append(None)
+        return torch.empty_like(hidden)
 
 
 def _windows(model: "PreTrainedModel") -> tuple[int | None, ...]:

@@ -200,7 +200,7 @@ def test_expected_rloo_gradient_is_the_policy_gradient():
     assert torch.allclose(logits.grad, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in {"kl", "icepop"}])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "maxent"])
 def test_training_on_a_bandit_finds_the_best_arm(name):
     algorithm = ALGORITHMS[name].build(max_completion_tokens=1)
     torch.manual_seed(0)

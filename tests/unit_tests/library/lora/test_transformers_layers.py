@@ -1,0 +1,164 @@
+"""LoRA in transformers' layers: computed as dense weights would be, pushed, proven, and read and written as peft does."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.integration.parity import SEQUENCES
+from tests.parts.hf_decoders import backward, logprobs_of, save_hf_family, sequences, unsharded_policy
+from tests.parts.lora import AdapterPair
+from tests.parts.tiny import change_adapters, sharded_policy
+from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
+from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.library.lora.folder import write_adapter
+from torchtitan_rl.library.lora.proof import SCALED, STALE
+from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.proof.weight_sync import WeightSyncError
+from torchtitan_rl.setup.memory import meta_model
+
+FAMILIES = ("gemma3_text", "mistral", "olmo2", "phi3", "smollm3", "granite", "qwen3_5_text")
+CONFIG = LoraConfig(rank=6, alpha=9.0)
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    made = {}
+
+    def folder(family: str):
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp(family)
+            save_hf_family(made[family], family)
+        return made[family]
+
+    return folder
+
+
+def adapted(folder, config: LoraConfig = CONFIG, version: int = 1):
+    """Returns the policy of a folder with random adapters, and its LoRA."""
+    lora = Lora(config)
+    model, _ = sharded_policy(folder, lora=lora, activation_checkpoint="full")
+    with torch.no_grad():
+        change_adapters(model, version)
+    return model, lora
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_and_gradients_equal_dense_weights_in_float64(folder_of, family):
+    """W + scale B A in transformers' own model. For its gradient G, those of A and B are scale B^T G and scale G A^T."""
+    model, lora = adapted(folder_of(family))
+    parts = sequences()
+    found = backward(model, parts, 73)
+    sent = {name: tensor.double() for name, tensor in lora.weights(torch.float32)}
+    dense = AutoModelForCausalLM.from_pretrained(folder_of(family), dtype=torch.float64, attn_implementation="eager")
+    layers = {name.removesuffix(".lora_A.weight") for name in sent if ".lora_A." in name}
+    with torch.no_grad():
+        for layer in layers:
+            a, b = (sent[f"{layer}.lora_{one}.weight"] for one in "AB")
+            dense.get_submodule(layer).weight.add_(lora.scale * b @ a)
+    logprobs = []
+    for ids in parts:
+        logp = dense(ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
+        logprobs.append(logp.gather(-1, ids[1:, None])[:, 0])
+    torch.cat(logprobs).mean().backward()
+    assert (found - torch.cat(logprobs)).abs().max() <= 2e-5
+    gradients = dict(_by_name(lora, {id(p): p.grad for p in model.parameters()}))
+    assert gradients.keys() == sent.keys()
+    for layer in layers:
+        whole = dense.get_submodule(layer).weight.grad
+        a, b = (sent[f"{layer}.lora_{one}.weight"] for one in "AB")
+        for one, theirs in (("A", lora.scale * b.T @ whole), ("B", lora.scale * whole @ a.T)):
+            ours = gradients[f"{layer}.lora_{one}.weight"]
+            assert (ours - theirs).abs().max() <= 1e-5, f"{layer} {one}"
+
+
+def _by_name(lora: Lora, values: dict):
+    """Yields each exported name with its parameter's value."""
+    for parameter, exported in lora._exported:
+        for name, rows in exported.items():
+            yield name, values[id(parameter)].full_tensor()[rows]
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "phi3"])
+def test_only_adapters_are_trained_and_without_them_the_policy_is_the_base(folder_of, family):
+    model, lora = adapted(folder_of(family))
+    assert all(p.requires_grad == is_adapter(name) for name, p in model.named_parameters())
+    base = unsharded_policy(folder_of(family))
+    plain = backward(base, sequences(), 73)
+    with torch.no_grad(), lora.off(model):
+        ours = np.concatenate([logprobs_of(model, ids) for ids in sequences()])
+    np.testing.assert_allclose(ours, plain.numpy(), atol=1e-5)
+
+
+def test_adapter_of_peft_with_three_as_is_loaded(folder_of, tmp_path):
+    """As peft has it, query, key and value each have an A of their own."""
+    folder = folder_of("gemma3_text")
+    model, lora = adapted(folder)
+    sent = {name: tensor.clone() for name, tensor in lora.weights(torch.float32)}
+    queries = "model.layers.0.self_attn.{}_proj.lora_A.weight"
+    assert not torch.equal(sent[queries.format("q")], sent[queries.format("k")])
+    write_adapter(sent, CONFIG, str(folder), tmp_path)
+    described = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert described["target_modules"] == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    second, again = Lora(LoraConfig(rank=6, alpha=9.0, start=str(tmp_path))), {}
+    sharded_policy(folder, lora=second)
+    again = dict(second.weights(torch.float32))
+    assert again.keys() == sent.keys()
+    assert all(torch.equal(again[name], sent[name]) for name in sent)
+    file = tmp_path / "adapter_model.safetensors"
+    stored = load_file(file)
+    del stored["base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight"]
+    save_file(stored, file)
+    with pytest.raises(UserError, match="layers.1.self_attn.v_proj.lora_B.weight with shape .*, but there is none"):
+        sharded_policy(folder, lora=second)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "said"),
+    [
+        ("phi3", ("gate_proj",), "gate_proj and up_proj, which are one gate_up_proj"),
+        ("starcoder2", ("qkv_proj", "gate_proj"), "matrices of the model, which has no gate_proj"),
+    ],
+)
+def test_targets_that_a_model_lacks_are_refused(folder_of, family, targets, said):
+    spec = spec_from_folder(folder_of(family))
+    with pytest.raises(UserError, match=f"trainer.lora.targets = .*{said}"):
+        meta_model(spec, Lora(LoraConfig(rank=4, targets=targets)))
+
+
+IN_ENGINE = {"gemma3_text": "float32", "phi3": "float32", "qwen3_5_text": "bfloat16"}
+"""Families whose query, key and value are separate, or one, here; and one whose linear layers have no adapters. `lora_sync` has all."""
+
+
+@pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a GPU has no float32")
+@pytest.mark.parametrize("family", IN_ENGINE)
+def test_three_pushes_are_proven_and_stale_or_scaled_adapters_are_named(folder_of, family):
+    dtype = IN_ENGINE[family]
+    pair = AdapterPair(folder_of(family), dtype=dtype, lora=CONFIG)
+    try:
+        for version in (1, 2, 3):
+            change_adapters(pair.model, version)
+            pair.push()
+            assert pair.worst_diff(version) < (5e-5 if dtype == "float32" else 0.5)
+        old = pair.sent()
+        change_adapters(pair.model, 4)
+        attention = [name for name in old if "_proj.lora_A" in name and "self_attn" in name]
+        with pytest.raises(WeightSyncError, match=f"policy's: {attention[0]} {STALE}. Nothing"):
+            pair.push(pair.sent() | {attention[0]: old[attention[0]]})
+        pair.begin_anew()
+        if dtype == "float32":  # rounding to 16 bits may hide the factor
+            name = attention[-1].replace("lora_A", "lora_B")
+            with pytest.raises(WeightSyncError, match=f"policy's: {name} {SCALED} 1.01. Nothing"):
+                pair.push(pair.sent() | {name: pair.sent()[name] * 1.01})
+            pair.begin_anew()
+        pair.push()
+        assert np.abs(pair.generator.prompt_logprobs(np.array(SEQUENCES[0])) - pair.logprobs(SEQUENCES[0])).max() < 0.5
+    finally:
+        pair.generator.close()

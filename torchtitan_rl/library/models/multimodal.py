@@ -1,0 +1,100 @@
+"""The text of multimodal checkpoints: its `text_config` is the policy, and all other parts stay as they are.
+
+Stored names have a part `language_model.` that the text's own model has not: `model.language_model.layers.0.mlp.up_proj.weight`, or
+in older files `language_model.model.layers.0.mlp.up_proj.weight`, is its `model.layers.0.mlp.up_proj.weight`.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+MULTIMODAL = ("Qwen3_5ForConditionalGeneration", "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+"""`architectures` of multimodal checkpoints whose text is trained."""
+
+PART, HEAD = "language_model.", "lm_head.weight"
+
+
+def text_of(found: "PretrainedConfig") -> "PretrainedConfig":
+    """Returns the text's config of a multimodal one, with the architecture of the text's own model."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = found.text_config
+    text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]
+    text.tie_word_embeddings = found.tie_word_embeddings
+    return text
+
+
+def text_name(stored: str) -> str:
+    """Returns a stored tensor's name in the text's own model. Example: "language_model.lm_head.weight" -> "lm_head.weight" """
+    return stored.replace(PART, "", 1)
+
+
+def is_text(stored: str) -> bool:
+    """Whether a tensor of a multimodal checkpoint is the text's."""
+    return PART in stored or stored == HEAD
+
+
+class TextReader(HuggingFaceStorageReader):
+    """Reads a folder's safetensors by the names of the text's own model."""
+
+    def read_metadata(self) -> Any:
+        """The folder's tensors by those names."""
+        metadata = super().read_metadata()
+        stored = metadata.state_dict_metadata
+        self._stored = {text_name(name): name for name in stored}
+        metadata.state_dict_metadata = {name: stored[theirs] for name, theirs in self._stored.items()}
+        return metadata
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """Read the planned tensors."""
+        items = []
+        for item in plan.items:
+            index = replace(item.storage_index, fqn=self._stored[item.storage_index.fqn])
+            items.append(replace(item, storage_index=index))
+        return super().read_data(replace(plan, items=items), planner)
+
+
+def whole_weights(weights: Iterable[tuple[str, Tensor]], start: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields the text's weights under the names that they have in the starting folder, and then its other tensors, unchanged."""
+    stored = {text_name(name): name for name, _ in stored_tensors(start) if is_text(name)}
+    yield from ((stored[name], tensor) for name, tensor in weights if name in stored)
+    yield from ((name, read()) for name, read in stored_tensors(start) if not is_text(name))
+
+
+def stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Yields (name, function that reads it) for each tensor of a folder's files."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (a handle, not a dict)
+                yield name, lambda name=name, opened=opened: opened.get_tensor(name)
+
+
+@contextmanager
+def engine_folder(folder: str, text: "PretrainedConfig | None") -> Iterator[str]:
+    """Within the context, a folder with the text's own config.json, from which an engine of the text alone is made.
+
+    Args:
+        folder: of the checkpoint. It is returned itself if it is no multimodal one.
+        text: the config of a multimodal checkpoint's text; None for others.
+    """
+    if text is None:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as made:
+        for file in Path(folder).resolve().glob("*.json"):
+            if file.name != "config.json":
+                Path(made, file.name).symlink_to(file)
+        entries = text.to_dict() | {"architectures": text.architectures}
+        Path(made, "config.json").write_text(json.dumps(entries, default=str))
+        yield made
