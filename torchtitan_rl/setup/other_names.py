@@ -49,7 +49,7 @@ _BY_OURS = {
     "--trainer.mixed-precision-param bfloat16 --generator.dtype bfloat16": "bf16 torch_dtype param_dtype",
     "--trainer.num-epochs": "num_iterations ppo_epochs",
     "--trainer.num-minibatches": "ppo_mini_batch_size steps_per_generation mini_batch_size",
-    "--trainer.optimizer.lr": "learning_rate actor_learning_rate",
+    "--trainer.optimizer.lr": "lr learning_rate actor_learning_rate",
     "none, as the engine is always vLLM in the trainer's process": "use_vllm vllm_mode vllm_server_host vllm_server_base_url",
     "none, as the engine has vLLM's own scheduler": "scheduler",
     "NGPU=N before the command": "nproc nproc_per_node n_gpus_per_node num_processes num_gpus gpus actor_num_gpus_per_node",

@@ -29,7 +29,7 @@ def test_a_task_is_sized_for_the_machine(name, monkeypatch):
         longest = {one.max_tokens for one in (config.sampling, config.evaluation.sampling, config.evaluation.sampled)}
         lengths = (max(longest), config.generator.max_model_len - config.prompts.max_prompt_tokens)
         sizes.append((config.num_prompts_per_step, *lengths))
-    assert sizes[0] == (16, 256, 256)
+    assert sizes[0] == (8, 256, 256)
     assert all(small < large for small, large in zip(*sizes, strict=True))
 
 

@@ -177,7 +177,7 @@ def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_wa
         folder._lock.close()  # as its process ends
         return folder.continues
 
-    assert start(refused=False)
+    assert not start(refused=False)
     write_end(tmp_path / "run", "done")
     before = {path: text for path, text in content(tmp_path).items() if path.name != "run.lock"}
     assert start(refused=True)
