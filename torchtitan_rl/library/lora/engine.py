@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from torchtitan_rl.core.device import ON_CPU
+from torchtitan_rl.library.engine.patches import apply_adapter_at_once
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.proof import AdapterProof
 from torchtitan_rl.library.models.lora_layers import MATRICES
@@ -60,6 +62,8 @@ class EngineAdapter:
         """
         llm.apply_model(partial(self._replace, tensors=tensors))
         if self._proof is None:
+            if ON_CPU:
+                llm.apply_model(apply_adapter_at_once)
             self._proof = llm.apply_model(partial(AdapterProof, **self._proof_settings))[0]
 
     def _replace(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
