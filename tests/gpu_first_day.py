@@ -1,6 +1,6 @@
 """What only a GPU can show, in four commands of at most 560 s each, the most valuable first. docs/gpu.md records what they print.
 
-    .venv/bin/python tests/gpu_first_day.py step       0.6B with both schedulers; forward and backward apart; decode steps profiled
+    .venv/bin/python tests/gpu_first_day.py step       0.6B; forward and backward apart; decode steps profiled
     .venv/bin/python tests/gpu_first_day.py options    compiled blocks, shared prompts, an eager head, sleep, 512 sequences, 1.7B
     .venv/bin/python tests/gpu_first_day.py trl        TRL's step on the same GPU, with like settings
     .venv/bin/python tests/gpu_first_day.py checks     parity, bfloat16, pushes of wrong weights, learning
@@ -228,13 +228,10 @@ def parts_of_a_step(name: str, size: str, more: Sequence[str] = ()) -> Run:
 
 
 def step_runs(size: str, output: Path) -> list[Run]:
-    stock = ["--generator.scheduler", "stock"]
     return [
         *making(size),
         training(size, size, output, seconds=200),
-        training(f"{size}, vLLM's scheduler", size, output, stock),
         parts_of_a_step(f"parts of a step of {size}", size),
-        parts_of_a_step(f"parts of a step of {size}, vLLM's scheduler", size, stock),
     ]
 
 

@@ -101,15 +101,6 @@ SFT = [
     "--evaluation.num-prompts",
     "32",
 ]
-LIKE_STOCK = {
-    "1": (1, [*IN_FLIGHT, "--num-steps", "4"], CARRIED),
-    "turns": (1, ["--config", "tests/parts/talk.py:talk", "--num-steps", "4"], TURNS),
-    "lora": (1, ["--config", "debug", *LORA, *SHORT], None),
-    "2": (2, ["--config", "debug", *SHORT], None),
-    "tp2": (2, ["--config", "debug", *SHORT, "--generator.tensor-parallel-degree", "2"], None),
-}
-"""Runs that both schedulers must do alike: ranks, arguments, and metrics above a value. They have groups in flight, seeded turns,
-LoRA, two replicas, and two ranks of one engine."""
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -394,14 +385,6 @@ def build_test_list() -> list[OverrideDefinitions]:
              ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
             "the same on 2 ranks, with replaced groups, a length penalty and a reference; and a listwise loss", "conversations_2", 2,
             [GOES_ON],
-        ),
-        *(
-            OverrideDefinitions(
-                [[*args, "--dump-folder", "{dir}/stock", "--generator.scheduler", "stock"], [*args, "--dump-folder", "{dir}/turns"]],
-                "both schedulers sample the same to the last bit", f"scheduler_{name}", ranks,
-                [same_step(3, "stock", "turns", above=above)],
-            )
-            for name, (ranks, args, above) in LIKE_STOCK.items()
         ),
         OverrideDefinitions(
             [[*IN_FLIGHT, "--num-steps", steps, "--dump-folder", "{dir}/" + name]

@@ -320,6 +320,8 @@ def _build_services(
     import torch.distributed as dist
 
     from torchtitan_rl.core.services import Services
+    from torchtitan_rl.library.frozen_models import held_out_measures
+    from torchtitan_rl.library.scoring.trainer_state import trainer_states
     from torchtitan_rl.observability.observer import RunObserver
     from torchtitan_rl.resilience.rank_output import failure_marker
     from torchtitan_rl.resilience.replicated import check_replicated
@@ -341,6 +343,8 @@ def _build_services(
         checkpoints=checkpointer,
         stop=StopSignal(failure_marker=failure_marker(run_folder)),
         check_replicated=check_replicated,
+        reward_state=trainer_states(config, parts.prompts),
+        measure=held_out_measures(parts.trainer, parts.held_out),
         run_folder=run_folder,
     )
 

@@ -1,6 +1,6 @@
 """Where a step's time goes on this device: the host and the GPU of a decode step, forward and backward apart, a push.
 
-    .venv/bin/python scripts/bench/step_parts.py --config qwen3_0_6b --hf-assets-path FOLDER --generator.scheduler stock
+    .venv/bin/python scripts/bench/step_parts.py --config qwen3_0_6b --hf-assets-path FOLDER
 
 Takes the arguments of a run, on one rank. Every completion has an advantage. Seconds are of the second step; the third runs under
 torch.profiler, which slows the host, so only its GPU times and its numbers of kernels count. The last line is JSON.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchtitan_rl.core import device  # noqa: F401
+from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
 
 # isort: split
 import torch  # noqa: E402
@@ -25,9 +26,9 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.policy import build_policy, model_config  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
+from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
@@ -69,9 +70,13 @@ def main() -> None:
     )
     adapter = spec.state_dict_adapter(spec.model, None)
     load_hf_weights(model, adapter, folder)
-    generator = Generator.Config(
-        tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False
-    ).build(hf_assets_path=folder, tokenizer=tokenizer, sampling=SamplingConfig(n=1, max_tokens=4), seed=0)
+    generator = start_generator(
+        Generator.Config(tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False),
+        hf_assets_path=folder,
+        tokenizer=tokenizer,
+        sampling=SamplingConfig(n=1, max_tokens=4),
+        seed=0,
+    )
     bench(model, adapter, generator, args.repeats)
     generator.close()
     comm.close_process_group()

@@ -18,6 +18,7 @@ from unittest import mock
 
 os.environ |= {"TORCH_COMPILE_DISABLE": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.library.models.build import build_trainer  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -35,12 +36,12 @@ from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint  # noqa: 
 from torchtitan_rl.core.algorithm import KL, Algorithm  # noqa: E402
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer import attention, logprobs  # noqa: E402
-from torchtitan_rl.core.trainer import trainer as trainer_module  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
-from torchtitan_rl.core.trainer.reference import Reference  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
+from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.library.models import build as build_module  # noqa: E402
 from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 
 LONGEST = 64
@@ -76,7 +77,7 @@ SHARED_BOUND = 2e-3
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """The branches of a Hopper GPU, and "aot_eager" for Inductor."""
-    config = trainer_module.CompileConfig
+    config = build_module.CompileConfig
     compiled = {
         f"_compiled{name}": torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
         for name in ("_statistics", "_gradient", "_logprob_gradient")
@@ -85,7 +86,7 @@ def as_on_a_gpu() -> Iterator[None]:
         mock.patch.multiple(logprobs, wide=lambda t: t, partial_product=logprobs.product, **compiled),
         mock.patch.object(attention, "compute_capability", return_value=(9, 0)),
         mock.patch.object(attention, "flash_attention", return_value=("FA2", "")),
-        mock.patch.object(trainer_module, "CompileConfig", lambda **k: config(**k, backend="aot_eager")),
+        mock.patch.object(build_module, "CompileConfig", lambda **k: config(**k, backend="aot_eager")),
     ):
         yield
 
@@ -147,7 +148,8 @@ def _trainer(folder: Path, kl: bool, entropy: float, *, lora: LoraConfig | None 
         **settings,
     )
     config.logprob_gate.distribution = False
-    return config.build(
+    return build_trainer(
+        config,
         model_spec=spec_from_folder(folder),
         hf_assets_path=str(folder),
         parallel_dims=ParallelDims.from_config(parallelism, 1),

@@ -71,12 +71,12 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, ModelRunnerOu
 from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 
 from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator import generator as generator_module  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.generator.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.types import Prompt  # noqa: E402
 from torchtitan_rl.library import models  # noqa: E402
+from torchtitan_rl.library.engine import start  # noqa: E402
 from torchtitan_rl.library.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.lora.engine import EngineAdapter  # noqa: E402
@@ -247,7 +247,7 @@ def _folder(spec: object, at: str) -> str:
 def _generator(at: str) -> Generator:
     config = Generator.Config(dtype="bfloat16", max_model_len=256, max_num_seqs=32)
     sampling, made = SamplingConfig(n=8, max_tokens=LONGEST), {"tokenizer": _Tokenizer(), "stats": EngineStats()}
-    return config.build(hf_assets_path=_folder(SPEC, at), sampling=sampling, seed=3, **made)
+    return start.start_generator(config, hf_assets_path=_folder(SPEC, at), sampling=sampling, seed=3, **made)
 
 
 def rehearse_steps(at: str, steps: int = 3) -> list[str]:
@@ -354,7 +354,7 @@ def rehearse_configs(at: str) -> list[str]:
             arguments |= {"tokenizer": _Tokenizer(), "sampling": config.sampling, "seed": 0}
             try:
                 with mock.patch.dict(os.environ, growing):
-                    config.generator.build(hf_assets_path=_folder(spec, f"{at}/{name}"), **arguments)
+                    start.start_generator(config.generator, hf_assets_path=_folder(spec, f"{at}/{name}"), **arguments)
             except Made as made:
                 faults += [f"{name}: {fault}" for fault in _differences(config, made.args[0], bool(growing))]
             except Exception as error:
@@ -382,8 +382,8 @@ def _differences(config: object, made: object, growing: bool) -> list[str]:
 
 def rehearse_missing_option(at: str) -> None:
     """Fails: an option that vLLM lacks."""
-    asked = generator_module.engine_options(Generator.Config()) | {"no_such_option": True}
-    with mock.patch.object(generator_module, "engine_options", return_value=asked):
+    asked = start.engine_options(Generator.Config()) | {"no_such_option": True}
+    with mock.patch.object(start, "engine_options", return_value=asked):
         _generator(at)
 
 

@@ -30,16 +30,17 @@ from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.attention import attention_masks
-from torchtitan_rl.core.trainer.experts import mixtures
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.score import HeadReader, TokenScores
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.frozen_models import Reference
+from torchtitan_rl.library.models import build as build_module
+from torchtitan_rl.library.models.experts import mixtures
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.resilience.checkpointer import policy_state
-from torchtitan_rl.setup.build_parts import build_trainer
+from torchtitan_rl.setup.build_parts import trainer_of_run
 from torchtitan_rl.setup.memory import communicators, memory_need, teacher_spec
 from torchtitan_rl.setup.run_config import RunConfig
 from torchtitan_rl.setup.validation import check_model, validate
@@ -142,7 +143,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
 
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    trainer = build_trainer(config, algorithm, Path(""))
+    trainer = trainer_of_run(config, algorithm, Path(""))
     sources = [Reference(trainer)] if algorithm.needs_reference else []
     if algorithm.policy_loss.divergence_beta is not None:
         trainer.teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
@@ -235,7 +236,7 @@ def _ranks(layout: Layout, config: RunConfig, record: Rehearsal):  # noqa: ANN20
 def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, the gradient's norm, lists
     of other ranks."""
-    kept = trainer_module.score, trainer_module.load_hf_weights, comm.all_gather_lists
+    kept = trainer_module.score, build_module.load_hf_weights, comm.all_gather_lists
     clip, teacher_reader = trainer_module.clip_grad_norm_, ExactTeacher.reader
 
     def score(*args: object, **kwargs: object) -> TokenScores:
@@ -265,14 +266,14 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     score_module.score = trainer_module.score = score
     ExactTeacher.reader = counted
     trainer_module.clip_grad_norm_ = clip_grad_norm_
-    trainer_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
+    build_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
     try:
         yield
     finally:
         score_module.score = trainer_module.score = kept[0]
         ExactTeacher.reader = teacher_reader
         trainer_module.clip_grad_norm_ = clip
-        trainer_module.load_hf_weights, comm.all_gather_lists = kept[1:]
+        build_module.load_hf_weights, comm.all_gather_lists = kept[1:]
 
 
 def _recorded(config: RunConfig) -> int:

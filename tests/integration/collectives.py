@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.library.models.build import build_trainer  # noqa: E402
 
 # isort: split
 import torch  # noqa: E402
@@ -82,9 +83,10 @@ def main() -> None:
     if comm.is_rank_0():
         save_tiny_checkpoint(Path(folder))
     comm.barrier()
-    trainer = Trainer.Config(
-        parallelism=parallelism, mixed_precision_param="float32", max_tokens_per_microbatch=args.max_tokens
-    ).build(
+    trainer = build_trainer(
+        Trainer.Config(
+            parallelism=parallelism, mixed_precision_param="float32", max_tokens_per_microbatch=args.max_tokens
+        ),
         model_spec=tiny_spec(),
         hf_assets_path=folder,
         parallel_dims=dims,

@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.models.build import build_trainer  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -32,10 +33,10 @@ from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, 
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
-from torchtitan_rl.core.trainer.reference import Reference  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
 from torchtitan_rl.library.distillation import ExactDistill  # noqa: E402
+from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce  # noqa: E402
@@ -95,14 +96,15 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     """
     lora = LoraConfig(rank=rank)
     algorithm = config.build(max_completion_tokens=MAX_TOKENS)
-    trainer = Trainer.Config(
-        parallelism=parallelism,
-        max_tokens_per_microbatch=max_tokens,
-        mixed_precision_param="float32",
-        max_norm=1e9,
-        logprob_chunk_tokens=7,
-        lora=lora,
-    ).build(
+    trainer = build_trainer(
+        Trainer.Config(
+            parallelism=parallelism,
+            max_tokens_per_microbatch=max_tokens,
+            mixed_precision_param="float32",
+            max_norm=1e9,
+            logprob_chunk_tokens=7,
+            lora=lora,
+        ),
         model_spec=tiny_spec(),
         hf_assets_path=folder,
         parallel_dims=dims,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -30,11 +31,12 @@ from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, sca
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights  # noqa: E402
+from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
 from torchtitan_rl.core.trainer.score import score  # noqa: E402
 from torchtitan_rl.core.types import Prompt, SegmentLayout  # noqa: E402
 from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
+from torchtitan_rl.library.models.build import load_hf_weights  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.proof.weight_sync import WeightSync  # noqa: E402
@@ -235,9 +237,8 @@ def main() -> None:
     )
     failures: list[str] = []
     policy_diff = check_gradients(model, adapter, folder, dims, args.dtype, failures)
-    generator = Generator.Config(
-        tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False
-    ).build(
+    generator = start_generator(
+        Generator.Config(tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False),
         hf_assets_path=folder,
         tokenizer=TokenizerStandIn(),
         sampling=SamplingConfig(n=2, max_tokens=16, stop_token_ids=list(range(1, 60))),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchtitan_rl.core import device  # noqa: F401
+from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -44,9 +45,13 @@ class Pair:
 
     def __init__(self, folder: str, dtype: str, generator_tp: int) -> None:
         self.model, self.adapter = sharded_policy(Path(folder), dtype=dtype, seq_len=256, chunk_tokens=64)
-        self.generator = Generator.Config(
-            tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False
-        ).build(hf_assets_path=folder, tokenizer=TokenizerStandIn(), sampling=SamplingConfig(n=2, max_tokens=4), seed=0)
+        self.generator = start_generator(
+            Generator.Config(tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False),
+            hf_assets_path=folder,
+            tokenizer=TokenizerStandIn(),
+            sampling=SamplingConfig(n=2, max_tokens=4),
+            seed=0,
+        )
         self.policy_shards = ShardChecksums(self.model, self.adapter)
         self.probe = np.array(SEQUENCES[0])
 

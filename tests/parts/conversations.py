@@ -11,6 +11,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Sampled
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.tasks import SumDigits
@@ -90,7 +91,8 @@ def prompts(made, num: int = 3) -> list[Prompt]:
 def engine(folder: Path, made, **sampling) -> Iterator[Generator]:
     """The engine of one rank, which this process becomes until the end."""
     with only_rank():
-        generator = Generator.Config(dtype="float32", max_model_len=256, sleep=False).build(
+        generator = start_generator(
+            Generator.Config(dtype="float32", max_model_len=256, sleep=False),
             stats=EngineStats(),
             hf_assets_path=str(folder),
             tokenizer=made,

@@ -18,10 +18,11 @@ from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import gather, hf_weights
-from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.core.trainer.score import score, score_only
 from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models import spec_from_folder
+from torchtitan_rl.library.models.build import model_config
 from torchtitan_rl.library.models.multimodal import engine_folder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.proof.weight_proof import WeightProof
@@ -199,7 +200,8 @@ class Engine:
         self.dtype = "bfloat16" if model.linear else "float32"
         config = Generator.Config(dtype=self.dtype, max_model_len=64, sleep=False, tensor_parallel_degree=degree)
         with engine_folder(str(folder), model.hf if model.part_of else None) as own:
-            self.generator = config.build(
+            self.generator = start_generator(
+                config,
                 hf_assets_path=own,
                 tokenizer=TokenizerStandIn(),
                 sampling=SamplingConfig(n=1, max_tokens=4),

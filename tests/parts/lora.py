@@ -15,6 +15,7 @@ from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
@@ -37,9 +38,8 @@ class AdapterPair:
         degrees = {"tensor_parallel_degree": tp}
         self.model, self.names = sharded_policy(folder, dtype=dtype, seq_len=384, chunk_tokens=64, lora=lora, **degrees)
         self.lora, self.policy_shards = lora, ShardChecksums(self.model, self.names)
-        self.generator = Generator.Config(
-            dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp
-        ).build(
+        self.generator = start_generator(
+            Generator.Config(dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp),
             hf_assets_path=str(folder),
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=2, max_tokens=8),

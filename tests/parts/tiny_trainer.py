@@ -15,10 +15,11 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.library.models.build import build_trainer
 
 
 def tiny_trainer(
@@ -44,7 +45,8 @@ def tiny_trainer(
     set_spmd_backend(parallelism.spmd_backend)
     lora = lora or LoraConfig()
     settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
-    return Trainer.Config(parallelism=parallelism, lora=lora, **settings).build(
+    return build_trainer(
+        Trainer.Config(parallelism=parallelism, lora=lora, **settings),
         model_spec=model_spec or tiny_spec(),
         hf_assets_path=folder,
         parallel_dims=ParallelDims.from_config(parallelism, 1),

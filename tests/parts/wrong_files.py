@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 
 import configs
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.algorithm import Loss
-from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.models import small_qwen3

@@ -13,8 +13,9 @@ from pathlib import Path
 from tests.integration.sabotage import SAYS
 from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
-from torchtitan_rl.core.config import check_fields
-from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
+from torchtitan_rl.common.field_limits import check_fields
+from torchtitan_rl.core.generator.sampling import SamplingConfig
+from torchtitan_rl.library.engine.end_tokens import end_token_ids
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Example, SumDigits

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchtitan_rl"
-MAY_REPLACE = ("core/device.py", "core/generator/scheduler.py")
+MAY_REPLACE = ("core/device.py", "library/engine/patches.py")
 
 
 class Private(NamedTuple):
@@ -36,43 +36,25 @@ NAMES = [
     Private("torchtitan.components.lora:_get_lora_cls#_lora_scaling", "library/lora/adapters.py, library/models/lora_layers.py", "turns adapters off for the reference"),
     Private("transformers.modeling_utils:PreTrainedModel._init_weights", "library/models/hf_decoder.py", "computes a model's buffers, as `from_pretrained` does"),
     Private("transformers.modeling_utils:PreTrainedModel._from_config", "library/models/hf_decoder.py", "builds a model of the policy's own classes"),
-    Private(f"{ENGINE}#logger_manager", "core/device.py", "statistics without Prometheus", True),
-    Private(f"{ENGINE}#output_processor", "core/device.py", "gets the run's tokenizer", True),
+    Private(f"{ENGINE}#logger_manager", "library/engine/patches.py", "statistics without Prometheus", True),
+    Private(f"{ENGINE}#output_processor", "library/engine/patches.py", "gets the run's tokenizer", True),
     Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
     Private("vllm.v1.engine.output_processor:OutputProcessor#request_states", "core/generator/turn_engine.py", "unfinished requests, with their tokens"),
     Private("vllm.v1.engine.output_processor:RequestState.make_request_output", "core/generator/turn_engine.py", "the tokens so far"),
     Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
-    Private("vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase#moe_kernel", "core/device.py", "lets a CPU engine's reload pack experts anew", True),
+    Private("vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase#moe_kernel", "library/engine/patches.py", "lets a CPU engine's reload pack experts anew", True),
     Private("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.isa", "proof/expert_parts.py", "names the packing of experts on a CPU"),
     Private("vllm._custom_ops:cpu_prepack_moe_weight", "proof/packed_order.py", "packs numbered elements, whose order undoes the packing of experts"),
     Private("vllm._custom_ops:causal_conv1d_weight_pack", "proof/packed_order.py", "the same for convolutions"),
-    Private("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer", "core/generator/routing.py", "lets a CPU engine's routers say what they chose"),
-    Private("vllm.forward_context:ForwardContext#slot_mapping", "core/generator/routing.py", "the slots of the tokens that a CPU engine reads"),
-    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#requests", "core/generator/routing.py", "the blocks of a CPU engine's request"),
-    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#input_batch", "core/generator/routing.py", "whether a CPU engine's request is in the batch"),
-    Private("vllm.v1.worker.gpu_input_batch:CachedRequestState#block_ids", "core/generator/routing.py", "the blocks of a CPU engine's request"),
-    Private("vllm.v1.worker.gpu_input_batch:InputBatch#req_id_to_index", "core/generator/routing.py", "whether a CPU engine's request is in the batch"),
+    Private("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer", "library/engine/routing.py", "lets a CPU engine's routers say what they chose"),
+    Private("vllm.forward_context:ForwardContext#slot_mapping", "library/engine/routing.py", "the slots of the tokens that a CPU engine reads"),
+    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#requests", "library/engine/routing.py", "the blocks of a CPU engine's request"),
+    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#input_batch", "library/engine/routing.py", "whether a CPU engine's request is in the batch"),
+    Private("vllm.v1.worker.gpu_input_batch:CachedRequestState#block_ids", "library/engine/routing.py", "the blocks of a CPU engine's request"),
+    Private("vllm.v1.worker.gpu_input_batch:InputBatch#req_id_to_index", "library/engine/routing.py", "whether a CPU engine's request is in the batch"),
     Private("vllm.lora.model_manager:LoRAModelManager#model.lora_manager", "library/lora/engine.py, library/lora/proof.py", "replaces the adapter in process"),
     Private("vllm.lora.model_manager:LoRAModelManager#modules", "library/lora/proof.py", "the engine's adapted layers"),
     Private("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA#lora_a_stacked", "library/lora/proof.py", "the buffer of an adapter, for its checksum"),
-    Private("vllm.v1.core.sched.scheduler:Scheduler.update_from_output", "core/generator/scheduler.py", "appends the token of a growing sequence; all others go to vLLM's", True),
-    Private("vllm.v1.core.sched.scheduler:Scheduler.add_request", "core/generator/scheduler.py", 'notes a request whose tokens may wait', True),
-    Private("vllm.v1.core.sched.scheduler:Scheduler.finish_requests", "core/generator/scheduler.py", 'forgets the tokens of aborted requests', True),
-    Private("vllm.v1.core.kv_cache_manager:KVCacheManager.allocate_slots", "core/generator/scheduler.py", 'is skipped if the next token has a slot', True),
-    Private("vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output", "core/generator/scheduler.py", 'its source, and that of the functions beside it in `_source`, must be the known one'),
-    Private("vllm.v1.core.sched.scheduler:Scheduler#kv_cache_manager", "core/generator/scheduler.py", 'to skip allocations'),
-    Private("vllm.v1.core.kv_cache_manager:KVCacheManager#empty_kv_cache_blocks", "core/generator/scheduler.py", 'what an allocation of no block returns'),
-    Private("vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator#single_type_managers", "core/generator/scheduler.py", 'the kinds of attention, and the size of a block'),
-    Private("vllm.v1.request:Request#_all_token_ids", "core/generator/scheduler.py", 'a token is appended'),
-    Private("vllm.v1.request:Request#_output_token_ids", "core/generator/scheduler.py", 'a token is appended'),
-    Private("vllm.v1.request:Request#num_in_flight_tokens", "core/generator/scheduler.py", 'a token less is on its way'),
-    Private("vllm.v1.request:Request#num_output_placeholders", "core/generator/scheduler.py", 'a token less is on its way, in the asynchronous scheduler'),
-    Private("vllm.v1.request:Request#num_stale_output_tokens", "core/generator/scheduler.py", 'whether the token was sampled before a preemption'),
-    Private("vllm.v1.request:Request#prefill_stats", "core/generator/scheduler.py", 'whether the token is the first'),
-    Private("torch:_foreach_div", "core/trainer/norms.py", 'one launch for many tensors'),
-    Private("torch:_foreach_sqrt_", "core/trainer/norms.py", 'one launch for many tensors'),
-    Private("torch:_foreach_add_", "core/trainer/norms.py", 'one launch for many tensors'),
-    Private("torch:_foreach_norm", "core/trainer/norms.py", 'one launch for many tensors'),
 ]  # fmt: skip
 
 
@@ -133,7 +115,7 @@ def test_every_private_import_is_listed():
     assert imported() <= {private.name for private in NAMES}
 
 
-def test_only_device_and_scheduler_replace_behaviour():
+def test_only_device_and_patches_replace_behaviour():
     others = [p.name for p in NAMES if p.replaces and not all(f.startswith(MAY_REPLACE) for f in p.files.split(", "))]
     assert others == []
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
 
-from torchtitan_rl.core.config import parts
+from torchtitan_rl.common.field_limits import parts
 from torchtitan_rl.core.errors import UserError, expect
 
 

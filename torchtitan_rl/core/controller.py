@@ -20,7 +20,7 @@ from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.sampling import SamplingConfig
-from torchtitan_rl.core.grading import Grader, TrainerState
+from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.services import GroupsInFlight, Services, Source, Sync
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
@@ -236,7 +236,7 @@ class Controller(Configurable):
 
         Returns the groups of all replicas, in the prompts' order, on every rank.
         """
-        grading = self.grader.round(self._trainer_state())
+        grading = self.grader.round(self.services.reward_state(self.state, self.evaluation))
         with timed(f"{prefix}generate"), closing(groups):
             for group in groups:
                 self.services.observer.keep([group], step=self.state.step, split=split)
@@ -251,20 +251,6 @@ class Controller(Configurable):
             scored = comm.all_gather_lists(scored)
         self.services.observer.keep(scored, step=self.state.step, split=split)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
-
-    def _trainer_state(self) -> TrainerState:
-        """What reward functions get to know of the run."""
-        config = self.config
-        return TrainerState(
-            global_step=self.state.step,
-            max_steps=config.num_steps,
-            epoch=self.services.prompts.epoch(self.state.prompts_seen) or 0.0,
-            num_input_tokens_seen=self.state.tokens_seen,
-            train_batch_size=config.num_prompts_per_step * config.sampling.n,
-            eval_steps=config.evaluation.every,
-            best_metric=self.evaluation.best,
-            best_global_step=self.evaluation.best_step,
-        )
 
     def _sync_for_next(self) -> int:
         """Push the policy if the next step or an evaluation samples from it. Returns the number of bytes sent."""
@@ -294,9 +280,6 @@ class Controller(Configurable):
 
     def _evaluate(self) -> dict[str, float]:
         """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
-        # Here, because `--help` needs the settings alone, and the trainer's imports take seconds.
-        from torchtitan_rl.core.trainer.episode_scores import held_out_loss, held_out_teacher
-
         self.services.check_replicated(self.state.step, self.held_out)
         sampled = {}
         for its_pass, sampling in self.evaluation.passes.items():
@@ -309,8 +292,7 @@ class Controller(Configurable):
                 scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
             sampled[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
-            measured = held_out_loss(self.trainer, self.held_out)
-            measured |= held_out_teacher(self.trainer, sampled)
+            measured = self.services.measure(sampled)
         return self.services.observer.evaluation(sampled, self.state, measured)
 
     def close(self) -> None:

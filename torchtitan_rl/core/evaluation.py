@@ -11,9 +11,6 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import EvaluationPass
 
-HELD_OUT_LOSS = "evaluation/loss"
-"""The metric of demonstrations' held-out loss."""
-
 
 class Evaluation(Configurable):
     """The schedule and the passes of the evaluation, and the decisions made from its results."""

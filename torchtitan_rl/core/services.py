@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtitan_rl.core.types import (
     Completion,
@@ -20,6 +20,7 @@ from torchtitan_rl.core.types import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from torchtitan_rl.core.evaluation import Evaluation
     from torchtitan_rl.core.generator.generator import Generator
     from torchtitan_rl.core.state import RunState
     from torchtitan_rl.core.trainer.optimizer import UpdateReport
@@ -80,7 +81,7 @@ class GroupsInFlight(Protocol):
 
 
 class Source(Protocol):
-    """A frozen model that scores the step's episodes before they get credit: `core.trainer.reference.Reference`, or a
+    """A frozen model that scores the step's episodes before they get credit: `library.frozen_models.Reference`, or a
     teacher."""
 
     name: str
@@ -181,4 +182,8 @@ class Services:
     check_replicated: Callable[[int, Sequence[Prompt] | Sequence[Group[Episode]]], None]
     """Raises on every rank unless all ranks pass the same step and values: they would wait for each other forever.
     Collective."""
+    reward_state: "Callable[[RunState, Evaluation], Any]"
+    """Returns what reward functions get to know of the run."""
+    measure: Callable[[Mapping[EvaluationPass, Sequence[Group[Episode]]]], dict[str, float]]
+    """Returns further metrics of the held-out prompts, by name, given each pass's episodes. Collective."""
     run_folder: Path

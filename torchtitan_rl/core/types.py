@@ -304,7 +304,7 @@ class Episode:
     scored: ScoredCompletion
     credit: Credit = field(default_factory=Credit)
     reference_logprobs: FloatArray | None = None
-    """float32 [L] the frozen reference's log-probability of each token, set by `trainer.reference.Reference`."""
+    """float32 [L] the frozen reference's log-probability of each token, set by `library.frozen_models.Reference`."""
     logprob_diff: LogprobDiff | None = None
     """Set by `Trainer.update` on every rank; None for an episode that was not trained on or that no engine sampled."""
 

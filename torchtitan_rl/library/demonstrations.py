@@ -14,6 +14,9 @@ from torchtitan_rl.core.types import Completion, Group, Prompt
 if TYPE_CHECKING:
     from torchtitan_rl.core.generator.generator import Generator
 
+HELD_OUT_LOSS = "evaluation/loss"
+"""The metric of demonstrations' held-out loss."""
+
 
 class Nll(TokenLoss):
     """l_t = -log pi of the demonstrations' tokens: supervised fine-tuning. Rewards, if there are any, are only reported."""

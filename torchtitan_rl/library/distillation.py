@@ -170,12 +170,12 @@ class Teacher:
     def __init__(self, trainer: "Trainer", model_spec: "ModelSpec", folder: Path) -> None:
         """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective."""
         self.trainer = trainer
-        self.is_base = trainer.lora is not None and folder.samefile(trainer.hf_assets_path)
-        self.model = trainer.model if self.is_base else trainer.load_frozen(model_spec, folder)
+        self.is_base = trainer.lora is not None and folder.samefile(trainer.models.folder)
+        self.model = trainer.model if self.is_base else trainer.models.frozen(model_spec, folder)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
-        from torchtitan_rl.core.trainer.episode_scores import episode_logprobs
+        from torchtitan_rl.library.frozen_models import episode_logprobs
 
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
             logprobs = episode_logprobs(self.trainer, self.model, groups)

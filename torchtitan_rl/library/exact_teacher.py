@@ -22,7 +22,7 @@ class ExactTeacher:
     def __init__(self, trainer: Trainer, model_spec: ModelSpec, folder: Path) -> None:
         """Load the folder's weights. Collective."""
         self.trainer = trainer
-        self.model = trainer.load_frozen(model_spec, folder)
+        self.model = trainer.models.frozen(model_spec, folder)
 
     @torch.no_grad()
     def reader(self, batch: TrainBatch) -> HeadReader:

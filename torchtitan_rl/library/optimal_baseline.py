@@ -76,7 +76,7 @@ class Collisions:
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set the two token columns of every episode, [L] each. Collective."""
-        from torchtitan_rl.core.trainer.episode_scores import episode_logprobs
+        from torchtitan_rl.library.frozen_models import episode_logprobs
 
         trainer = self.trainer
         plain = episode_logprobs(trainer, trainer.model, groups)  # [L] each

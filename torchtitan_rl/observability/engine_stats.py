@@ -66,7 +66,7 @@ class EngineStats:
 
 def _share_of_prompts(stats: "IterationStats", running: int) -> float:
     """The share of an engine step's tokens that are prompt tokens and not sampled ones, of which each of the `running`
-    sequences has one. vLLM's own count has the tokens that leave its scheduler in this step, which may be of many steps."""
+    sequences has one."""
     read = stats.prompt_token_stats.computed
     return read / max(read + running, 1)
 

@@ -19,8 +19,8 @@ from torchtitan_rl.proof.expert_parts import ExpertPart, expert_parts, is_expert
 from torchtitan_rl.proof.packed_order import convolution_order
 
 if TYPE_CHECKING:
-    from torchtitan_rl.core.device import WideHead
     from torchtitan_rl.core.generator.generator import Generator
+    from torchtitan_rl.core.generator.turn_engine import WideHead
     from torchtitan_rl.proof.shard_checksums import ShardChecksums
 
 UNITS = 64

@@ -11,6 +11,7 @@ from torchtitan_rl.core.grading.grader import Scorers
 from torchtitan_rl.core.grading.scorer import Scope
 from torchtitan_rl.library.environments.factory import may_answer
 from torchtitan_rl.library.references import load_reward
+from torchtitan_rl.library.scoring.reports import CallReports
 from torchtitan_rl.library.scoring.reward import JUDGEMENT, Judgement, Reward
 from torchtitan_rl.library.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.resilience.workers import WorkerPool
@@ -57,7 +58,7 @@ def build_grader(config: Grader.Config, task: Task, scorers: dict[str, Scorers] 
     Args:
         scorers: from `find_scorers`; None: they are found here.
     """
-    return config.build(scorers=scorers or find_scorers(config, task), start_workers=WorkerPool)
+    return config.build(scorers=scorers or find_scorers(config, task), start_workers=WorkerPool, reports=CallReports())
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:

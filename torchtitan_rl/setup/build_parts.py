@@ -22,13 +22,14 @@ from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
-from torchtitan_rl.core.trainer.reference import Reference
-from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher
+from torchtitan_rl.library.engine.start import small_cache_note, start_generator
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
+from torchtitan_rl.library.models.build import build_trainer
 from torchtitan_rl.library.models.hf_decoder import longest_window
 from torchtitan_rl.library.models.multimodal import engine_folder
 from torchtitan_rl.observability.engine_stats import EngineStats
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.generator.generator import Generator
     from torchtitan_rl.core.grading.grader import Grader
     from torchtitan_rl.core.services import Source
+    from torchtitan_rl.core.trainer.trainer import Trainer
     from torchtitan_rl.core.types import IntArray, Prompt
     from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
@@ -77,7 +79,7 @@ class Parts:
     """[L] the first of them, by which the weight sync compares trainer and engine."""
     grader: "Grader"
     algorithm: "Algorithm"
-    trainer: Trainer
+    trainer: "Trainer"
     sources: "list[Source]"
     """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
     reads its log-probabilities, and the loss's own."""
@@ -155,7 +157,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     try_objective(config, held_out[0], grader.reward_names)
     with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
-        trainer = build_trainer(config, algorithm, folder)
+        trainer = trainer_of_run(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         if algorithm.policy_loss.divergence_beta is not None:
             trainer.teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
@@ -193,10 +195,10 @@ def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":
     return np.resize(ids, min(length, config.generator.max_model_len - 1))
 
 
-def build_trainer(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> Trainer:
+def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> "Trainer":
     """Build the trainer and give its process groups the run's timeout. Collective."""
     dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
-    trainer = Trainer(
+    trainer = build_trainer(
         config.trainer,
         model_spec=config.model_spec,
         hf_assets_path=config.hf_assets_path,
@@ -220,7 +222,8 @@ def _build_generator(
     engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
     model = config.model_spec.model
     with engine_folder(config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None) as folder:
-        generator = config.generator.build(
+        generator = start_generator(
+            config.generator,
             hf_assets_path=folder,
             tokenizer=tokenizer,
             sampling=config.sampling,
@@ -229,6 +232,8 @@ def _build_generator(
             stats=EngineStats(),
             lora=EngineAdapter(lora, **engine) if lora else None,
         )
+    if said := small_cache_note(generator, num_prompts=config.num_prompts_per_step):
+        events.progress(said)
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group
 

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.generator.sampling import end_token_ids, folder_end_token_ids
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.demonstrations import check_demonstrated
+from torchtitan_rl.library.engine.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.library.prompts.renderer import template_options
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.core.config import parts
+from torchtitan_rl.common.field_limits import parts
 from torchtitan_rl.library.references import in_folder
 from torchtitan_rl.setup.own_sinks import sink_in_folder
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.core.config import parts
+from torchtitan_rl.common.field_limits import parts
 from torchtitan_rl.library.references import is_users_file, module_name, module_of_reference
 from torchtitan_rl.observability.sinks import name_and_mode
 from torchtitan_rl.setup.secrets import source_without_secrets

@@ -14,11 +14,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.lora import is_adapter
-from torchtitan_rl.core.trainer.policy import model_config
 from torchtitan_rl.library.divergence import TILES
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import room_for
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.library.models.build import model_config
 from torchtitan_rl.observability.metrics.efficiency import Footprint, TokenFlops
 from torchtitan_rl.proof.checksum import GPU_BLOCK
 from torchtitan_rl.resilience.out_of_memory import usable_bytes

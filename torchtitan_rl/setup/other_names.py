@@ -51,6 +51,7 @@ _BY_OURS = {
     "--trainer.num-minibatches": "ppo_mini_batch_size steps_per_generation mini_batch_size",
     "--trainer.optimizer.lr": "learning_rate actor_learning_rate",
     "none, as the engine is always vLLM in the trainer's process": "use_vllm vllm_mode vllm_server_host vllm_server_base_url",
+    "none, as the engine has vLLM's own scheduler": "scheduler",
     "NGPU=N before the command": "nproc nproc_per_node n_gpus_per_node num_processes num_gpus gpus actor_num_gpus_per_node",
     "NNODES=N before the command": "nnodes num_nodes num_machines",
     f"config.algorithm.loss, {_OBJECTIVE}": "loss_type policy_loss importance_sampling_level loss_agg_mode",

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.trainer.hf import load_hf_weights
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.models.build import load_hf_weights
 from torchtitan_rl.library.models.hf_decoder import HFDecoder, longest_window
 from torchtitan_rl.resilience.out_of_memory import usable_bytes
 from torchtitan_rl.setup.memory import meta_model

@@ -29,6 +29,7 @@ from torchtitan_rl.core.types import (
 from torchtitan_rl.library.distillation import DIVERGENCE
 from torchtitan_rl.library.references import correctable, is_users_class
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows
+from torchtitan_rl.setup.checked_parts import checked
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -49,7 +50,7 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     parts = dict.fromkeys(type(part) for part in held if isinstance(part, Configurable))
     own = ", ".join(part.__qualname__ for part in parts if is_users_class(part))
     with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
-        _train(algorithm, draft_episodes(groups))
+        _train(checked(algorithm), draft_episodes(groups))
 
 
 def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:

@@ -10,12 +10,13 @@ import torch
 from torchtitan.config import Configurable, ParallelismConfig
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl.common.field_limits import check_fields, check_number, parts
 from torchtitan_rl.core.algorithm import NoCorrection
-from torchtitan_rl.core.config import check_fields, check_number, number, parts
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.evaluation import HELD_OUT_LOSS
 from torchtitan_rl.core.generator.sampling import SamplingConfig
+from torchtitan_rl.library.demonstrations import HELD_OUT_LOSS
 from torchtitan_rl.library.environments.factory import Conversations, may_answer
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.lora.adapters import Lora

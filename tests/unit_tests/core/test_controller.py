@@ -14,6 +14,7 @@ from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.services import Services
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.types import Group
+from torchtitan_rl.library.scoring.trainer_state import trainer_states
 
 DIFFERENT, EQUAL = (1.0, 0.0), (1.0, 1.0)
 SIGTERM = 15
@@ -152,7 +153,7 @@ def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):
     state.step = resumed_at
     services = Services(
         prompts=run, observer=run, weight_sync=run, checkpoints=run, stop=run, run_folder=run.run_folder,
-        check_replicated=lambda step, values: None,
+        check_replicated=lambda step, values: None, measure=lambda sampled: {}, reward_state=trainer_states(config, run),
     )  # fmt: skip
     return Controller(
         config,

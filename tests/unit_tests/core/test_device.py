@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from torchtitan_rl.core import device
-from torchtitan_rl.core.generator import generator as generator_module
-from torchtitan_rl.core.generator.generator import Generator, engine_options
+from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.library.engine import patches, start
+from torchtitan_rl.library.engine.start import engine_options
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,11 @@ from torchtitan_rl.core.generator.generator import Generator, engine_options
     ],
 )
 def test_expandable_segments_are_detected_in_the_variables_that_pytorch_reads(monkeypatch, settings, found):
-    for name in device.ALLOCATOR_VARIABLES:
+    for name in start.ALLOCATOR_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert device.expandable_segments() is found
+    assert start.expandable_segments() is found
 
 
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
@@ -58,8 +59,8 @@ NO_CUSTOM = {"disable_custom_all_reduce": True}
     ],
 )
 def test_engine_options_for_each_device(monkeypatch, on_cpu, growing, dtype, degree, expected):
-    monkeypatch.setattr(generator_module, "ON_CPU", on_cpu)
-    monkeypatch.setattr(generator_module, "expandable_segments", lambda: growing)
+    monkeypatch.setattr(start, "ON_CPU", on_cpu)
+    monkeypatch.setattr(start, "expandable_segments", lambda: growing)
     assert engine_options(Generator.Config(dtype=dtype, tensor_parallel_degree=degree)) == expected
 
 
@@ -89,7 +90,7 @@ def test_only_shared_memory_of_killed_runs_is_removed():
     for path in names.values():
         path.touch()
     try:
-        device.unlink_shared_memory(range(90002, 90004), 1)
+        start.unlink_shared_memory(range(90002, 90004), 1)
         assert {which for which, path in names.items() if path.exists()} == {"0 my sibling's", "1 another replica's"}
     finally:
         for path in names.values():
@@ -101,7 +102,7 @@ def test_ld_preload_is_reset_after_the_engine_start(monkeypatch, before):
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     if before:
         monkeypatch.setenv("LD_PRELOAD", before)
-    with device.without_preloads():
+    with start.without_preloads():
         os.environ["LD_PRELOAD"] = "/with space/libgomp.so"
     assert os.environ.get("LD_PRELOAD") == before
 
@@ -110,7 +111,7 @@ def test_engine_model_is_imported_in_this_process(tmp_path):
     from vllm import ModelRegistry
 
     (tmp_path / "config.json").write_text('{"architectures": ["Unknown", "Qwen3ForCausalLM"]}')
-    device.import_engine_model(str(tmp_path))
+    start.import_engine_model(str(tmp_path))
     assert ModelRegistry.models["Qwen3ForCausalLM"].model_cls.__name__ == "Qwen3ForCausalLM"
     assert "Unknown" not in ModelRegistry.models
 
@@ -128,8 +129,8 @@ def test_one_adapter_is_applied_to_all_tokens_as_vllm_applies_it_to_each():
     theirs, ours = base.clone(), base.clone()
     wrapper.add_lora_linear(theirs, x, a, b, 1.0, sizes)
     manager = SimpleNamespace(punica_wrapper_mapping={"language_model": wrapper})
-    device.apply_adapter_at_once(SimpleNamespace(lora_manager=manager))
+    patches.apply_adapter_at_once(SimpleNamespace(lora_manager=manager))
     wrapper.add_lora_linear(ours, x, a, b, 1.0, sizes)
     assert not torch.equal(ours, base)
     torch.testing.assert_close(ours, theirs)
-    assert wrapper.add_lora_linear is device._add_lora_linear
+    assert wrapper.add_lora_linear is patches._add_lora_linear

@@ -189,7 +189,7 @@ def test_mismatch_correction_leaves_out_distant_sequences():
     correction = part("only_close.OnlyClose").Config().build()
     sequences = Sequences(torch.tensor([0, 0, 1, 1]), torch.ones(4), 2)
     log_weight = torch.tensor([0.1, -0.1, 2.0, 0.5])
-    weight, changed = correction.correction(log_weight, sequences)
+    weight, changed = correction(log_weight, sequences)
     assert weight.tolist() == [1.0, 1.0, 0.0, 0.0]
     assert changed.tolist() == [False, False, True, True]
 

@@ -15,7 +15,6 @@ from torchtitan_rl.core import algorithm as core_algorithm
 from torchtitan_rl.core.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.advantages import GroupScale
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.library import (
     demonstrations,
     distillation,
@@ -27,6 +26,7 @@ from torchtitan_rl.library import (
 )
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.validation import validate
 
@@ -82,7 +82,7 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     if objective.needs_reference:
         Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:
-        Teacher(trainer, tiny_spec(), Path(trainer.hf_assets_path)).add_logprobs(groups)
+        Teacher(trainer, tiny_spec(), Path(trainer.models.folder)).add_logprobs(groups)
     for source in objective.policy_loss.sources(trainer):
         source.add_logprobs(groups)
     objective.credit.assign(groups)

@@ -32,7 +32,6 @@ def reports(tmp_path_factory) -> dict[str, dict]:
     programs = {
         "trainer": ["tests.gpu_rehearsal", "quick"],
         "engine": ["tests.gpu_rehearsal.engine"],
-        "scheduling": ["tests.gpu_rehearsal.scheduling"],
     }
     names = "TORCHTITAN", "TORCHELASTIC", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "VLLM", "TORCH_COMPILE"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(names)}
@@ -79,11 +78,6 @@ def test_excess_device_synchronizations_are_reported_with_their_lines(reports):
 
 def test_simulated_gpu_engine_completes_prompts_through_sleeps_and_preemptions(reports):
     assert reports["engine"]["rehearse_steps"] == []
-
-
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
-def test_both_schedulers_do_the_same_on_random_workloads(reports, mode):
-    assert reports["scheduling"][mode] == []
 
 
 def test_every_shipped_config_builds_a_cuda_engine_config(reports):

@@ -9,11 +9,11 @@ from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
 from torchtitan_rl.core.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, Truncation
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.episode_scores import held_out_loss
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.demonstrations import Demonstrations, Nll
+from torchtitan_rl.library.frozen_models import held_out_loss
 
 MAX_TOKENS = 24
 ROWS = [

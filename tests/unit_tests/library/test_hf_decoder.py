@@ -156,7 +156,7 @@ def test_bfloat16_stays_near_float32(folder_of):
     folder = folder_of("gemma3_text")
     trainer = trainer_of(folder)
     trainer.config = replace(trainer.config, mixed_precision_param="bfloat16")
-    rounded = trainer.load_policy()
+    rounded = trainer.models.policy()
     tokens, labels, layout, mask = packed(sequences())
     exact, near = (score(m, tokens, labels, layout, 1.0).logprobs[mask.bool()] for m in (trainer.model, rounded))
     assert 0 < (exact - near).abs().max() < 0.3

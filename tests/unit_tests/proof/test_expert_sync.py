@@ -8,7 +8,6 @@ from tests.integration.parity import SEQUENCES
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair, module
 from torchtitan_rl.core.device import ON_CPU
-from torchtitan_rl.core.generator import generator as generator_module
 from torchtitan_rl.proof.checksum import INTEGERS
 from torchtitan_rl.proof.expert_parts import is_experts
 from torchtitan_rl.proof.packed_order import packed_order
@@ -131,10 +130,10 @@ def test_one_element_changed_in_the_engine_is_named(pair, parameter):
 
 
 def test_vllm_still_reloads_experts_wrongly_without_our_mending(pair, monkeypatch):
-    """If this fails, vLLM packs experts on every reload: remove `repack_experts` from core/device.py."""
+    """If this fails, vLLM packs experts on every reload: remove `repack_experts` from library/engine/patches.py."""
     if not ON_CPU:
         pytest.skip("a GPU engine packs nothing")
-    monkeypatch.setattr(generator_module, "repack_experts", lambda model: None)
+    monkeypatch.setattr(pair.generator, "before_reload", None)
     assert f"{EXPERTS.replace('2', '0')}.0.gate_proj.weight {OTHER_VALUES}" in push_with(pair, {})
 
 

@@ -10,9 +10,11 @@ from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharde
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Completion, Prompt, SegmentLayout, flat
+from torchtitan_rl.library.engine.start import start_generator
+from torchtitan_rl.library.models.build import load_hf_weights
 from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
 from torchtitan_rl.proof import weight_sync
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
@@ -31,7 +33,8 @@ class Pair:
         self.model, self.adapter = sharded_policy(folder, seq_len=384, dtype=policy_dtype)
         self.folder = str(folder)
         settings = {"dtype": "float32", "max_model_len": 384, "sleep": False} | generator
-        self.generator = Generator.Config(**settings).build(
+        self.generator = start_generator(
+            Generator.Config(**settings),
             stats=EngineStats(),
             hf_assets_path=self.folder,
             tokenizer=TokenizerStandIn(),

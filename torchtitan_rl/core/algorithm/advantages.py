@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchtitan_rl.core.algorithm.returned import numbers_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric
@@ -65,12 +64,9 @@ class Advantage(OwnConfig, ABC):
         )
         if all_equal(group.rewards):
             return [0.0] * len(rewards)
-        values = numbers_from(
-            self, "algorithm.advantage", self.of_group(group), list(group.rewards)
-        )
         advantages = [0.0] * len(rewards)
-        for i, value in zip(places, values, strict=True):
-            advantages[i] = value
+        for i, value in zip(places, self.of_group(group), strict=True):
+            advantages[i] = float(value)
         return advantages
 
     @abstractmethod

@@ -33,9 +33,8 @@ from torchtitan_rl.core.algorithm.losses import (
 )
 from torchtitan_rl.core.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.nonfinite import finite_tokens, raise_for_token
-from torchtitan_rl.core.algorithm.returned import check_gradient, pairs_from, tensor_from
 from torchtitan_rl.core.algorithm.truncation import Truncation
-from torchtitan_rl.core.config import check_fields, number
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import (
@@ -124,7 +123,6 @@ class Algorithm(OwnConfig):
         and the source. Mask: they are left out of the loss and counted."""
 
         def __post_init__(self) -> None:
-            check_fields(self, "algorithm")
             if self.old_logprobs == "sampler":
                 remedy = 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.'
                 corrects = not isinstance(self.mismatch, NoCorrection.Config)
@@ -220,7 +218,6 @@ class Algorithm(OwnConfig):
 
         Raises:
             ValueError: a KL term without `batch.reference_logprobs`, or a batch that is not packed as the loss asks.
-            UserError: a part of the objective returns another shape, or no gradient.
         """
         self._check(batch)
         if self.config.entropy_coef == 0 and not self.policy_loss.needs_entropy_gradient:
@@ -237,7 +234,7 @@ class Algorithm(OwnConfig):
         log_pi_old = finite_by_name["pi_old_logprobs"]  # [T]
         log_mu = finite_by_name["sampler_logprobs"]  # [T]
         log_weight = log_pi_old - log_mu  # [T]
-        corrected = self.mismatch.correction(log_weight, sequences)
+        corrected = self.mismatch(log_weight, sequences)
         inputs = LossInputs(
             logprobs=finite_by_name["logprobs"],
             old_logprobs=log_mu if self.config.old_logprobs == "sampler" else log_pi_old,
@@ -302,15 +299,10 @@ class Algorithm(OwnConfig):
     def _terms(self, inputs: LossInputs) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
-        for share in terms.values():
-            tensor_from(
-                self.policy_loss, "algorithm.loss", share, (), "0-d, each entry of `terms`."
-            )
         total = terms["policy"]
-        check_gradient(self.policy_loss, "algorithm.loss", total, inputs.logprobs)
         if self.kl.in_loss and inputs.reference_logprobs is not None:
             kl = self.kl(inputs.logprobs, inputs.reference_logprobs)  # [T]
-            terms["kl"] = self.aggregation.share(kl, inputs)
+            terms["kl"] = self.aggregation(kl, inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]
             total = total + terms["kl_weighted"]
         num_tokens = max(inputs.normalizers.num_tokens, 1)
@@ -329,8 +321,7 @@ class Algorithm(OwnConfig):
             log_ratio = inputs.logprobs - inputs.reference_logprobs  # [T]
             record_divergence(tally, "reference", log_ratio, inputs)
         record_ratio(tally, self.policy_loss.ratio_loss, inputs)
-        measured = pairs_from(self.policy_loss, self.policy_loss.loss_metrics(inputs))
-        for key, (value, weight) in measured.items():
+        for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
             tally.put(key, value, weight)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:

@@ -7,7 +7,6 @@ from torchtitan_rl.core.algorithm.episodes import differ, turn_returns
 from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.losses import Loss
 from torchtitan_rl.core.algorithm.nonfinite import episode_fault, leave_out
-from torchtitan_rl.core.algorithm.returned import numbers_from
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Member, ScoredCompletion
 
@@ -77,7 +76,7 @@ class CreditAssignment:
             raise ValueError(
                 f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
                 "or the loss uses the reference (Algorithm.needs_reference). Score the groups with "
-                "trainer.reference.Reference first."
+                "library.frozen_models.Reference first."
             )
         fault = episode_fault(episode)
         if fault is not None:
@@ -121,7 +120,7 @@ class CreditAssignment:
         """
         if self.leaves_out_equal and not self.rewards_differ(group.samples):
             return ZERO_VARIANCE
-        return None if self.group_filter is None else self.group_filter.reason(group)
+        return None if self.group_filter is None else self.group_filter.left_out(group)
 
     def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any
@@ -139,26 +138,15 @@ class CreditAssignment:
         shaped_rewards: list[list[float | None]] = []
         for group in groups:
             shaped_rewards.append([episode.credit.shaped_reward for episode in group.samples])
-        of_groups = self._advantages(shaped_rewards, groups)
+        of_groups = self.advantage.of_step(shaped_rewards, groups)
         for group, advantages in zip(groups, of_groups, strict=True):
             scale = self._group_scale(group)
             for episode, advantage in zip(group.samples, advantages, strict=True):
-                episode.credit.advantage = scale * advantage
-
-    def _advantages(
-        self, rewards: list[list[float | None]], groups: list[Group[Episode]]
-    ) -> list[list[float]]:
-        """`algorithm.advantage` of [group][sample] rewards. Its shape is checked, because a subclass may override
-        `of_step`: with another shape, credit would go to the wrong samples."""
-        found = self.advantage.of_step(rewards, groups)
-        return numbers_from(self.advantage, "algorithm.advantage", found, rewards)
+                episode.credit.advantage = scale * float(advantage)
 
     def _group_scale(self, group: Group[Episode]) -> float:
         """The factor on all advantages of a group: `algorithm.seed_grpo`, or 1."""
-        if self.seed_grpo is None:
-            return 1.0
-        found = self.seed_grpo.scale(group)
-        return numbers_from(self.seed_grpo, "algorithm.seed_grpo", found, 1.0)
+        return 1.0 if self.seed_grpo is None else float(self.seed_grpo.scale(group))
 
     def _set_turn_advantages(self, groups: list[Group[Episode]]) -> None:
         """Set an advantage for each turn. The k-th returns of a group share a baseline.
@@ -180,12 +168,12 @@ class CreditAssignment:
             for of_group in returns:
                 kth = [of_sample[k] if k < len(of_sample) else None for of_sample in of_group]
                 of_turn.append(kth)
-            by_turn.append(self._advantages(of_turn, groups))
+            by_turn.append(self.advantage.of_step(of_turn, groups))
         for g, group in enumerate(groups):
             scale = self._group_scale(group)
             for i, episode in enumerate(group.samples):
                 num_turns = len(returns[g][i])
-                advantages = [scale * by_turn[k][g][i] for k in range(num_turns)]
+                advantages = [scale * float(by_turn[k][g][i]) for k in range(num_turns)]
                 self._credit_turns(episode, advantages)
 
     @staticmethod

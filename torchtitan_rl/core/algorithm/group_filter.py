@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 
-from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Group, ScoredCompletion
 
@@ -16,13 +15,3 @@ class GroupFilter(OwnConfig, ABC):
 
         It depends on the group alone, because it is asked several times in a step, on every rank.
         """
-
-    def reason(self, group: Group[ScoredCompletion]) -> str | None:
-        """`left_out`'s result. Raises UserError unless it is a text or None."""
-        found = self.left_out(group)
-        if found is None or (isinstance(found, str) and found):
-            return found
-        raise UserError(
-            f"algorithm.group_filter: {type(self).__qualname__}.left_out returned {found!r:.80}: expected the reason as "
-            "a text, or None to keep the group."
-        )

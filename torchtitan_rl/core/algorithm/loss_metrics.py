@@ -9,7 +9,6 @@ from torch import Tensor
 from torchtitan_rl.core.algorithm.kl import kl_estimate
 from torchtitan_rl.core.algorithm.losses import LOG_RATIO_LIMIT, LossInputs, TokenLoss, safe_exp
 from torchtitan_rl.core.algorithm.mismatch import Correction
-from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.types import Metric
 
 LENGTH_BUCKETS = {
@@ -143,12 +142,12 @@ def record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> No
     if loss is None:
         ratio = safe_exp(inputs.log_ratio)  # [T]
     else:
-        ratio = _of_tokens(loss, "ratio", loss.ratio(inputs), inputs)  # [T]
+        ratio = loss.ratio(inputs)  # [T]
     tally.mean("ratio/mean", ratio, inputs.mask)
     tally.extremes("ratio/", ratio, inputs.mask)
     if loss is None or not loss.uses_ratio:
         return
-    log_ratio = _of_tokens(loss, "log_ratio", loss.log_ratio(inputs), inputs)  # [T]
+    log_ratio = loss.log_ratio(inputs)  # [T]
     overflowed = log_ratio.abs() > LOG_RATIO_LIMIT  # [T]
     tally.mean("ratio/overflow_fraction", overflowed.to(ratio.dtype), inputs.mask)
     clipped: dict[str, Tensor] = {}  # [T] each
@@ -158,21 +157,9 @@ def record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> No
         of_any_side = torch.stack(list(clipped.values())).amax(dim=0)  # [T]
         tally.mean("ratio/clip_fraction", of_any_side, inputs.mask)
     for side, where in clipped.items():
-        _of_tokens(loss, "clipped", where, inputs)
         key = f"ratio/clip_fraction_{side}"
         tally.mean(key, where, inputs.mask)
         tally.extremes(f"{key}_", inputs.sequences.mean(where), inputs.sequences.present)  # of [S]
-
-
-def _of_tokens(loss: TokenLoss, method: str, returned: Tensor, inputs: LossInputs) -> Tensor:
-    """Returns the [T] result of a loss's method. Raises UserError if it has another shape, which would be broadcast."""
-    return tensor_from(
-        loss,
-        "algorithm.loss",
-        returned,
-        inputs.mask.shape,
-        f"[T], a value for each packed token of {method}.",
-    )
 
 
 def record_sampler(

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Episode, Group, Metric, Normalizers, TrainBatch
@@ -114,11 +113,6 @@ class Aggregation(OwnConfig, ABC):
     @abstractmethod
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         """[T] -> 0-d. Tokens outside the mask are ignored. Without loss tokens it is 0, not NaN."""
-
-    def share(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        """0-d: `__call__`'s result. Raises UserError if it has another shape."""
-        what = "0-d, this micro-batch's share of the loss. Sum over the tokens and divide by inputs.normalizers."
-        return tensor_from(self, "algorithm.aggregation", self(token_losses, inputs), (), what)
 
 
 class TokenMean(Aggregation):
@@ -264,9 +258,8 @@ class TokenLoss(Loss):
         """[T] the loss of each token; values outside `inputs.mask` are ignored."""
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        what = "[T], a loss for each packed token. Leave sums and means to algorithm.aggregation."
-        losses = tensor_from(self, "algorithm.loss", self(inputs), inputs.mask.shape, what)  # [T]
-        return {"policy": aggregation.share(losses * inputs.correction, inputs)}
+        losses = self(inputs) * inputs.correction  # [T]
+        return {"policy": aggregation(losses, inputs)}
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """[T] the log of the ratio that the loss uses, before clamping; by default log rho_t = log pi - log pi_old."""

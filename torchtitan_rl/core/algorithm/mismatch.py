@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.losses import Sequences, safe_exp
-from torchtitan_rl.core.algorithm.returned import tensor_from
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.own_config import OwnConfig
 
 
@@ -34,28 +32,6 @@ class Mismatch(OwnConfig, ABC):
     @abstractmethod
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         """The correction for `log_weight` [T], which has no gradient and is 0 outside the loss mask."""
-
-    def correction(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        """`__call__`'s result. Raises UserError if it has another shape."""
-        found = self(log_weight, sequences)
-        parts = found if isinstance(found, tuple) else ()
-        kinds = [getattr(part, "dtype", type(part).__name__) for part in parts]
-        if len(kinds) != 2 or kinds[1] != torch.bool:
-            of = f" of {', '.join(map(str, kinds))}" if kinds else ""
-            raise UserError(
-                f"algorithm.mismatch: {type(self).__qualname__} returned {type(found).__name__}{of}: expected a Correction, "
-                "the weight of each token and where it was changed, as bool."
-            )
-        weight, changed = found
-        for name, found in (("weight", weight), ("changed", changed)):
-            tensor_from(
-                self,
-                "algorithm.mismatch",
-                found,
-                log_weight.shape,
-                f"[T], the correction's {name} of each token.",
-            )
-        return Correction(weight, changed)
 
 
 class NoCorrection(Mismatch):

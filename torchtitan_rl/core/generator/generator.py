@@ -1,7 +1,7 @@
-"""The colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
+"""Samples with the colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -12,34 +12,23 @@ from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.device import (
-    ON_CPU,
-    WideHead,
-    expandable_segments,
-    import_engine_model,
-    repack_experts,
-    replace_engine_parts,
-    unlink_shared_memory,
-    without_preloads,
-)
-from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import EnvironmentFactory
-from torchtitan_rl.core.generator.routing import SlotRecords, output_records
-from torchtitan_rl.core.generator.sampling import SamplingConfig, end_token_ids
+from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.core.generator.sampling_round import SamplingRound
-from torchtitan_rl.core.generator.scheduler import scheduler_class
-from torchtitan_rl.core.generator.turn_engine import EngineLora, EngineStatistics, TurnEngine
+from torchtitan_rl.core.generator.turn_engine import (
+    EngineLora,
+    EngineStatistics,
+    TurnEngine,
+    WideHead,
+)
 from torchtitan_rl.core.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from vllm import RequestOutput
+    from vllm import LLM, RequestOutput
 
 T = TypeVar("T")
-
-CPU_BLOCK_TOKENS = 32
-"""Tokens in a block of a CPU engine's KV cache. vLLM's 128 let shorter prompts share nothing, and are no faster."""
 
 
 class Generator(Configurable):
@@ -77,10 +66,6 @@ class Generator(Configurable):
         max_num_seqs: int = number(256, least=1, most=4096)
         """Maximum number of sequences that one replica decodes at once."""
 
-        scheduler: Literal["turns", "stock"] = "turns"
-        """"turns": tokens leave vLLM's scheduler when their turn ends, which takes the host less than half the time.
-        "stock": vLLM's own. Both sample the same tokens with the same log-probabilities."""
-
         router_replay: bool = False
         """For a mixture of experts: record which experts the engine chose for each token, and let the trainer choose the
         same, with weights from its own router (R3, arXiv 2510.11370)."""
@@ -89,70 +74,51 @@ class Generator(Configurable):
         self,
         config: Config,
         *,
-        hf_assets_path: str,
+        llm: "LLM",
         tokenizer: "PreTrainedTokenizerBase",
+        end_token_ids: list[int],
+        hidden_token_ids: Set[int],
         sampling: SamplingConfig,
         seed: int,
+        sleeps: bool = False,
         environments: EnvironmentFactory | None = None,
         stats: EngineStatistics | None = None,
         lora: EngineLora | None = None,
     ) -> None:
-        """Start the engine with empty weights. `WeightSync.push` must fill them before `generate`.
+        """`library.engine.start.start_generator` starts the engine.
 
         Args:
-            hf_assets_path: the folder whose config.json describes the model.
+            llm: the engine, with empty weights. `WeightSync.push` must fill them before `generate`.
+            end_token_ids: the tokens that end a turn.
+            hidden_token_ids: the tokens that a completion's text leaves out.
             sampling: used if neither `generate` nor the prompt has a sampling config.
+            sleeps: whether the engine can sleep.
             environments: makes the environments that answer the policy; None if every completion is one turn.
             stats: records the engine's statistics; None records nothing.
             lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
         """
-        from vllm import LLM
-
         self.config = config
+        self.llm = llm
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.seed = seed
         self.environments = environments
-        self.end_token_ids = end_token_ids(hf_assets_path, tokenizer)
+        self.end_token_ids = end_token_ids
+        self._hidden_token_ids = hidden_token_ids
         self.policy_version = -1
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
         self.lora, self.lora_request = lora, lora.request() if lora else None
-        options = engine_options(config) | (lora.engine_options() if lora else {})
-        if config.scheduler == "turns":
-            options["scheduler_cls"] = scheduler_class(asynchronous=not ON_CPU)
-        self._sleeps = options["enable_sleep_mode"]
-        self._asleep = False
-        self._said_cache_is_small = False
-        siblings = range(self.replica * degree, (self.replica + 1) * degree)
-        unlink_shared_memory(siblings, self.rank_in_replica)  # left by a killed run
-        is_hybrid = import_engine_model(hf_assets_path)
-        with without_preloads():
-            self.llm = LLM(
-                model=hf_assets_path,
-                load_format="dummy",
-                skip_tokenizer_init=True,
-                dtype=config.dtype,
-                max_model_len=config.max_model_len,
-                max_num_seqs=config.max_num_seqs,
-                tensor_parallel_size=degree,
-                distributed_executor_backend="external_launcher",
-                logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
-                enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
-                disable_log_stats=stats is None,
-                seed=seed,
-                **options,
-            )
-        unlink_shared_memory(siblings, self.rank_in_replica)
-        self.wide_head: WideHead | None = None
-        if ON_CPU and config.dtype == "bfloat16":
-            self.wide_head = self.inspect(WideHead)
         self.stats = stats
-        replace_engine_parts(self.llm, tokenizer, stats)
-        self._records: Callable[[RequestOutput, str], RecordArray | None] | None = None
-        if config.router_replay:
-            self._records = SlotRecords(self.llm).of if ON_CPU else output_records
+        self._sleeps = sleeps
+        self._asleep = False
+        self.before_reload: Callable[[nn.Module], None] | None = None
+        """Called with the engine's model before its weights are replaced."""
+        self.wide_head: WideHead | None = None
+        """The copy of the output head with which the engine computes; None: it computes with its own."""
+        self.records: Callable[[RequestOutput, str], RecordArray | None] | None = None
+        """Returns what the engine recorded of a request, by its output and the engine's name of it; None: it records nothing."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -213,7 +179,6 @@ class Generator(Configurable):
             )
             for prompt in mine
         ]
-        self._check_cache(groups)
         return SamplingRound(
             mine,
             groups,
@@ -224,34 +189,6 @@ class Generator(Configurable):
             is_first=self.rank_in_replica == 0,
             policy_version=self.policy_version,
             seeded=seeded,
-        )
-
-    def _check_cache(self, groups: Sequence[Sequence[Conversation]]) -> None:
-        """Print once that the sequences that run at once may outgrow the KV cache, if they may. vLLM then computes some of
-        them again."""
-        needs: list[tuple[int, int]] = []  # tokens, and sequences, of each group
-        for group in groups:
-            needed = sum(conversation.room() for conversation in group)
-            if group:
-                needed += len(group[0].context)
-            needs.append((needed, len(group)))
-        most = self.config.max_num_seqs
-        tokens = sequences = 0
-        for needed, samples in sorted(needs, reverse=True):
-            if sequences >= most:
-                break
-            part = min(1.0, (most - sequences) / max(samples, 1))
-            tokens += round(part * needed)
-            sequences += round(part * samples)
-        cache = self.llm.llm_engine.vllm_config.cache_config
-        room = cache.num_gpu_blocks * cache.block_size
-        if tokens <= room or self._said_cache_is_small:
-            return
-        self._said_cache_is_small = True
-        field = "VLLM_CPU_KVCACHE_SPACE" if ON_CPU else "generator.gpu_memory_utilization"
-        progress(
-            f"generator.max_num_seqs {most}: at full length {sequences} sequences take {tokens:,} tokens of KV cache, which "
-            f"holds {room:,}. Those that do not fit are computed again. Raise {field} or lower generator.max_num_seqs."
         )
 
     def _turn_engine(self, seed_of: Callable[..., int]) -> TurnEngine:
@@ -268,9 +205,10 @@ class Generator(Configurable):
             self.llm,
             self.tokenizer,
             self.end_token_ids,
+            self._hidden_token_ids,
             seed=seed_of_turn,
             lora_request=self.lora_request,
-            records=self._records,
+            records=self.records,
         )
 
     def _seed(self, number: int) -> None:
@@ -341,8 +279,8 @@ class Generator(Configurable):
         adapters: dict[str, Tensor] = dict(weights) if self.holds_base else {}
         if not self.holds_base:
             base = self._base_of(weights, adapters)
-            if ON_CPU:
-                self.llm.apply_model(repack_experts)
+            if self.before_reload:
+                self.llm.apply_model(self.before_reload)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
             if self.wide_head:
                 self.wide_head.refresh()
@@ -387,41 +325,6 @@ class Generator(Configurable):
     def close(self) -> None:
         """Stop the engine. Must run before the process group is destroyed, or vLLM's teardown raises."""
         self.llm.llm_engine.engine_core.shutdown()
-
-
-def engine_options(config: Generator.Config) -> dict[str, Any]:
-    """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
-
-    - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to
-      eighths.
-    - A float32 engine on a GPU needs vLLM's Triton attention, because the flash kernels support 16-bit types only.
-    - A CPU engine is always eager and never sleeps. It prefills whole prompts: requests with their own seed (each
-      turn of a conversation has one) lose half their tokens when preempted, because the CPU generator cannot be
-      rewound.
-    - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
-    """
-    options: dict[str, Any] = (
-        {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
-    )
-    if ON_CPU:
-        options |= {
-            "enforce_eager": True,
-            "enable_sleep_mode": False,
-            "enable_chunked_prefill": False,
-        }
-        return options | {"block_size": CPU_BLOCK_TOKENS}
-    options |= {
-        "enforce_eager": config.enforce_eager,
-        "enable_sleep_mode": bool(config.sleep),
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "moe_backend": "triton",  # others rearrange the weights of experts, which could then not be proven
-        "enable_return_routed_experts": config.router_replay,
-    }
-    if config.dtype == "float32":
-        options["attention_config"] = {"backend": "TRITON_ATTN"}
-    if config.tensor_parallel_degree > 1 and expandable_segments():
-        options["disable_custom_all_reduce"] = True
-    return options
 
 
 def _stable_seed(*parts: int) -> int:

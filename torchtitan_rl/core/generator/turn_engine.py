@@ -1,16 +1,14 @@
 """Adapter to vLLM's engine in this process: requests can be added at any time, and turns are returned when they end."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
-from torchtitan_rl.core.generator.sampling import hidden_token_ids
-from torchtitan_rl.core.generator.scheduler import pass_on_waiting
 from torchtitan_rl.core.types import Metric, RecordArray
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
     from vllm import LLM, RequestOutput
     from vllm.lora.request import LoRARequest
@@ -42,6 +40,19 @@ class EngineStatistics(Protocol):
         """The metrics since `begin`, with the outputs of all requests."""
 
 
+class WideHead(Protocol):
+    """A float32 copy of a bfloat16 engine's output head: `library.engine.patches.Float32Head`."""
+
+    source: "nn.Module"
+    """The engine's own head."""
+
+    def refresh(self) -> None:
+        """Copy the weights that the engine has now."""
+
+    def is_current(self) -> bool:
+        """Whether it equals the engine's own head, bit for bit."""
+
+
 class TurnEngine:
     """Samples the turns of one `Generator.generate` call, identically on each rank of the engine."""
 
@@ -50,6 +61,7 @@ class TurnEngine:
         llm: "LLM",
         tokenizer: "PreTrainedTokenizerBase",
         end_token_ids: list[int],
+        hidden_token_ids: Set[int],
         *,
         seed: Callable[[Conversation], int],
         lora_request: "LoRARequest | None" = None,
@@ -57,6 +69,7 @@ class TurnEngine:
     ) -> None:
         """
         Args:
+            hidden_token_ids: the tokens that a completion's text leaves out.
             seed: returns the seed of a conversation's next turn.
             lora_request: names the adapter of every turn.
             records: returns what the engine recorded of a request, by its output and the engine's name of it.
@@ -64,7 +77,7 @@ class TurnEngine:
         self._engine = llm.llm_engine
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
-        self._hidden = hidden_token_ids(tokenizer)
+        self._hidden = hidden_token_ids
         self._seed, self._lora_request = seed, lora_request
         self._records = records
         self._under_way: dict[str, Conversation] = {}
@@ -115,7 +128,6 @@ class TurnEngine:
         """End every unfinished turn. Returns the tokens sampled so far, without a finish_reason."""
         from vllm.v1.engine import FinishReason
 
-        pass_on_waiting(self._engine)
         states = list(self._engine.output_processor.request_states.values())
         cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
         self.outputs += cut

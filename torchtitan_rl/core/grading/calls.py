@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torchtitan_rl.core.errors import WorkerKilled
-from torchtitan_rl.core.grading.scorer import Groups, Scorer, ScorerResult, TrainerState
+from torchtitan_rl.core.grading.scorer import Groups, Scorer, ScorerResult
 from torchtitan_rl.core.types import Completion, flat
 
 _CANCEL_SECONDS = 5.0
@@ -41,7 +41,7 @@ class RewardCall:
     scorer: Scorer
     groups: Groups
     """The completions that the call scores: one group, or those of a batch."""
-    state: TrainerState
+    state: Any
     future: "Future[ScorerResult] | None" = None
     """The worker's result; None if the call does not run in a worker."""
     result: ScorerResult | None = None

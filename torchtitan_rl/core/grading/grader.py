@@ -1,11 +1,8 @@
 """The grader computes the rewards of groups of completions."""
 
-import logging
-import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torchtitan.config import Configurable
 
@@ -13,28 +10,11 @@ from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.grading.calls import ResultsOfCompletion, RewardCall, StartWorkers, finish
 from torchtitan_rl.core.grading.scorer import (
     FailurePolicy,
-    RewardError,
     RewardScorer,
     Scope,
     Scorer,
-    TrainerState,
 )
-from torchtitan_rl.core.types import Completion, Group, Metric, Prompt, ScoredCompletion, flat
-
-logger = logging.getLogger(__name__)
-
-_AFTER_FAILURE = (
-    "Expected one finite float (at most 1e18) or None for each completion. Correct the function"
-)
-_AFTER_KILL = (
-    "The signal came from outside the function: from a person, a batch system or, if memory ran out, the kernel. "
-    "Start the same command again (against a lack of memory, with fewer grader.workers)"
-)
-_AFTER_TIMEOUT = "Make it faster, raise grader.time_limit_seconds_of"
-"""Remedies for a failed call."""
-
-MOST_FAILED_ROUNDS = 3
-"""The run stops when all scores have failed this many times in a row with on_failure "none"."""
+from torchtitan_rl.core.types import Completion, Group, Metric, ScoredCompletion
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +27,16 @@ class Scorers:
     @property
     def all(self) -> list[Scorer]:
         return [*self.rewards, self.judgement]
+
+
+class Reports(Protocol):
+    """What follows from calls that are done: `library.scoring.reports.CallReports`."""
+
+    def of_call(self, call: RewardCall) -> Iterable[tuple[str, Metric]]:
+        """Returns a call's metrics by name. Raises RewardError if it failed and its policy is "raise"."""
+
+    def of_round(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
+        """Raise RewardError if no completion got a reward too many times in a row."""
 
 
 class Grader(Configurable):
@@ -97,7 +87,12 @@ class Grader(Configurable):
         that hangs."""
 
     def __init__(
-        self, config: Config, *, scorers: dict[str, Scorers], start_workers: StartWorkers
+        self,
+        config: Config,
+        *,
+        scorers: dict[str, Scorers],
+        start_workers: StartWorkers,
+        reports: Reports,
     ) -> None:
         """
         Args:
@@ -117,16 +112,15 @@ class Grader(Configurable):
                 self._function_idx.setdefault(scorer, len(self._function_idx))
         self._in_process = set(config.in_process)
         self._workers = start_workers([scorer.run for scorer in self._function_idx], config.workers)
+        self.reports = reports
         self._metrics: list[tuple[str, Metric]] = []
-        self._warned: set[str] = set()
-        self._failed_rounds = 0
 
-    def round(self, state: TrainerState | None = None) -> "GradingRound":
+    def round(self, state: Any = None) -> "GradingRound":
         """Returns a grading round for groups that are sampled together. It can begin before the last group ends."""
-        return GradingRound(self, state or TrainerState())
+        return GradingRound(self, state)
 
     def grade(
-        self, groups: Sequence[Group[Completion]], *, state: TrainerState | None = None
+        self, groups: Sequence[Group[Completion]], *, state: Any = None
     ) -> list[Group[ScoredCompletion]]:
         """Grade groups that have all been sampled, in one round. Returns and raises like `GradingRound.scored_groups`."""
         round = self.round(state)
@@ -148,6 +142,10 @@ class Grader(Configurable):
         self._metrics = []
         return drained
 
+    def add_metrics(self, call: RewardCall) -> None:
+        """Add a call's metrics for the next drain. Raises RewardError if it failed and its policy is "raise"."""
+        self._metrics += self.reports.of_call(call)
+
     def scorers(self, group: Group[Completion], scope: Scope) -> list[Scorer]:
         """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
         if not group.samples:
@@ -156,7 +154,7 @@ class Grader(Configurable):
         return [scorer for scorer in of_task if scorer.scope == scope]
 
     def start(
-        self, scorers: list[Scorer], groups: list[Group[Completion]], state: TrainerState
+        self, scorers: list[Scorer], groups: list[Group[Completion]], state: Any
     ) -> list[RewardCall]:
         """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after
         another."""
@@ -173,64 +171,6 @@ class Grader(Configurable):
             call.future = future
         return calls
 
-    def stop_if_all_fail(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
-        """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_ROUNDS times in a row."""
-        samples = flat(groups)
-        if not samples:
-            return
-        errors = [_error_of(sample) for sample in samples]
-        if not all(errors):
-            self._failed_rounds = 0
-            return
-        self._failed_rounds += 1
-        shown = f"No completion got a reward: all {len(samples)} failed, such as {errors[0]}"
-        logger.warning(shown)
-        if self._failed_rounds == MOST_FAILED_ROUNDS:
-            raise RewardError(
-                f"{shown}, {MOST_FAILED_ROUNDS} times in a row: nothing is being learned. Correct it."
-            )
-
-    def report(self, call: RewardCall) -> None:
-        """Add a call's metrics and report its failure. Raises RewardError if its policy is "raise"."""
-        scorer = call.scorer
-        result = call.result
-        name = scorer.name
-        if result.log_error:
-            self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
-        asked: list[tuple[Prompt, Completion]] = []
-        for group in call.groups:
-            asked += [(group.prompt, completion) for completion in group.samples]
-        self._metrics += _call_metrics(
-            name,
-            result.metrics,
-            num_completions=len(asked),
-            seconds=result.seconds,
-            num_failed=len(result.errors),
-        )
-        if not result.errors:
-            return
-        first, message = next(iter(result.errors.items()))
-        prompt, completion = asked[first]
-        if message.startswith("returned"):
-            message += f" for completion {completion.sample_idx} ({completion.text[:80]!r})"
-        batch = f" (in a batch of {len(call.groups)} prompts)" if len(call.groups) > 1 else ""
-        described = (
-            f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
-        )
-        if scorer.on_failure == "raise":
-            remedy = _AFTER_KILL if result.worker_killed else _AFTER_FAILURE
-            if message.startswith("TimeoutError: took longer"):
-                remedy = _AFTER_TIMEOUT
-            raise RewardError(
-                f"{described} {remedy}, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
-                "without a reward for such completions."
-            )
-        lost = "reward" if scorer.weight else "value of it"
-        self._warn_once(
-            f"failure of {name}",
-            f"{described} Such completions get no {lost}: see reward/{name}/failures.",
-        )
-
     def with_rewards(
         self, group: Group[Completion], results: Mapping[Completion, ResultsOfCompletion]
     ) -> Group[ScoredCompletion]:
@@ -239,16 +179,11 @@ class Grader(Configurable):
         samples = [_with_reward(one, scorers, results[one]) for one in group.samples]
         return Group(prompt=group.prompt, samples=samples)
 
-    def _warn_once(self, key: str, message: str) -> None:
-        if key not in self._warned:
-            self._warned.add(key)
-            logger.warning(message)
-
 
 class GradingRound:
     """Grades the groups that one replica samples together."""
 
-    def __init__(self, grader: Grader, state: TrainerState) -> None:
+    def __init__(self, grader: Grader, state: Any) -> None:
         self._grader, self._state = grader, state
         self._groups: list[Group[Completion]] = []
         self._calls: list[RewardCall] = []
@@ -266,7 +201,7 @@ class GradingRound:
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
         out of its sum. A completion for which a function failed has no reward, because the sum of the others is not
         comparable, unless the function's weight is 0. Raises RewardError if a function with policy "raise" fails, or
-        if all have failed MOST_FAILED_ROUNDS times in a row.
+        if `Reports.of_round` does.
         """
         grader = self._grader
         groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
@@ -280,19 +215,10 @@ class GradingRound:
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         results = finish(self._calls)
         for call in self._calls:
-            grader.report(call)
+            grader.add_metrics(call)
         scored = [grader.with_rewards(group, results) for group in groups]
-        grader.stop_if_all_fail(scored)
+        grader.reports.of_round(scored)
         return scored
-
-
-def _error_of(sample: ScoredCompletion) -> str:
-    """The name and message of the sample's first error, if it has no reward because of it; "" otherwise."""
-    if sample.reward is None:
-        for column, value in sample.extra.items():
-            if column.startswith("error/"):
-                return f"{column}: {value}"
-    return ""
 
 
 def _with_reward(
@@ -328,26 +254,3 @@ def _with_reward(
         correct=correct,
         turn_rewards=tuple(turn_weight * (turn.reward or 0.0) for turn in completion.turns),
     )
-
-
-def _call_metrics(
-    function: str,
-    metrics: Sequence[tuple[str, float]],
-    *,
-    num_completions: int,
-    seconds: float,
-    num_failed: int,
-) -> Iterator[tuple[str, Metric]]:
-    """Yields the metrics of one call: the values that `function` logged, its duration, and how many scores failed.
-
-    Each logged name has the weight `num_completions` in total.
-    """
-    times = Counter(name for name, _ in metrics)
-    for name, value in metrics:
-        if math.isfinite(value):
-            yield f"extra/{function}/{name}", Metric(value, weight=num_completions / times[name])
-        else:
-            yield f"extra/{function}/{name}/non_finite", Metric(1.0, "sum")
-    yield f"reward/{function}/seconds", Metric(seconds)
-    if num_failed:
-        yield f"reward/{function}/failures", Metric(num_failed, "sum")

@@ -14,7 +14,6 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.core.device import compute_capability
-from torchtitan_rl.core.trainer.shared_prompts import SharedKeys, shared_prompt_attention
 from torchtitan_rl.core.types import SegmentLayout
 
 FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
@@ -22,13 +21,11 @@ FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cut
 wheel has either module."""
 
 
-def attention_config(
-    *, float32: bool, share_prompts_from: int = 0
-) -> "PackedSDPA.Config | FlashVarlen.Config":
+def attention_config(*, float32: bool) -> "PackedSDPA.Config | FlashVarlen.Config":
     """Returns this device's attention. FlashAttention needs a GPU and rounds its inputs to bfloat16."""
     if float32 or compute_capability() == (0, 0):
         return PackedSDPA.Config()
-    return FlashVarlen.Config(share_prompts_from=share_prompts_from)
+    return FlashVarlen.Config()
 
 
 def describe_attention(config: "PackedSDPA.Config | FlashVarlen.Config") -> str:
@@ -37,10 +34,7 @@ def describe_attention(config: "PackedSDPA.Config | FlashVarlen.Config") -> str:
         return "attention: PyTorch's SDPA over the padded pack"
     name, missing = flash_attention()
     absent = f" ({missing} cannot be imported)" if missing else ""
-    once = ""
-    if config.share_prompts_from:
-        once = f", prompts from {config.share_prompts_from} tokens on once for their completions"
-    return f"attention: {name} over the packed sequences{once}{absent}"
+    return f"attention: {name} over the packed sequences{absent}"
 
 
 @cache
@@ -67,38 +61,22 @@ class FlashVarlen(VarlenAttention):
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        share_prompts_from: int = 0
-        """Shortest prompt that segments may share (`trainer.share_prompts_from`). 0: none."""
+        share_prompts_from: ClassVar[int] = 0
+        """Shortest prompt that segments may share. 0: none."""
+
+        @staticmethod
+        def masks(layout: SegmentLayout) -> VarlenMetadata:
+            """Returns the `attention_masks` of the forward for a layout."""
+            total = layout.begins.new_tensor([len(layout.positions)])  # [1]
+            ends = torch.cat([layout.begins, total]).int()  # [P + 1]
+            longest = max(layout.host_lengths)
+            return VarlenMetadata(ends, ends, longest, longest)
 
     def __init__(self, config: Config) -> None:
         Module.__init__(self)
         self.window_size = config.window_size
         name, _ = flash_attention()
         self.num_splits = 1 if name == "FA2" else None  # as in torchtitan's forward
-
-    def forward(
-        self,
-        q_BLNH: Tensor,
-        k_BLNH: Tensor,
-        v_BLNH: Tensor,
-        *,
-        attention_masks: VarlenMetadata | SharedKeys,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """q [B, L, N, H], k and v [B, L, Nkv, H] -> [B, L, N, H]. B and L are one packed axis of B*L tokens."""
-        options = {"scale": scale, "enable_gqa": enable_gqa}
-        if not isinstance(attention_masks, SharedKeys):
-            return super().forward(
-                q_BLNH, k_BLNH, v_BLNH, attention_masks=attention_masks, **options
-            )
-        q = q_BLNH.flatten(0, 1).bfloat16()  # [T, N, H]
-        k = k_BLNH.flatten(0, 1).bfloat16()  # [T, Nkv, H]
-        v = v_BLNH.flatten(0, 1).bfloat16()  # [T, Nkv, H]
-        options |= {"window_size": self.window_size, "num_splits": self.num_splits}
-        out = shared_prompt_attention(q, k, v, attention_masks, **options)  # [T, N, H]
-        B, L, N, _ = q_BLNH.shape
-        return out.to(q_BLNH.dtype).view(B, L, N, -1)
 
 
 class PaddedBatch(NamedTuple):
@@ -177,6 +155,11 @@ class PackedSDPA(VarlenAttention):
         share_prompts_from: ClassVar[int] = 1
         """Any prompt may be shared: its tokens are copied into rows anyway."""
 
+        @staticmethod
+        def masks(layout: SegmentLayout) -> PackedRows:
+            """Returns the `attention_masks` of the forward for a layout."""
+            return PackedRows.of(layout)
+
     def __init__(self, config: Config) -> None:
         Module.__init__(self)
         self.window_size = config.window_size
@@ -238,18 +221,9 @@ def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
     return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
-def attention_masks(
-    model: Decoder, layout: SegmentLayout
-) -> PackedRows | SharedKeys | VarlenMetadata:
+def attention_masks(model: Decoder, layout: SegmentLayout) -> NamedTuple:
     """Returns the `attention_masks` argument of the model's forward for a layout."""
-    if isinstance(model.config.first_attention.inner_attention, PackedSDPA.Config):
-        return PackedRows.of(layout)
-    if sum(layout.host_lengths) > len(layout.positions):
-        return SharedKeys.of(layout)
-    total = layout.begins.new_tensor([len(layout.positions)])  # [1]
-    ends = torch.cat([layout.begins, total]).int()  # [P + 1]
-    longest = max(layout.host_lengths)
-    return VarlenMetadata(ends, ends, longest, longest)
+    return model.config.first_attention.inner_attention.masks(layout)
 
 
 def shortest_shared_prompt(model: Decoder) -> int:

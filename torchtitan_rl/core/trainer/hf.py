@@ -1,11 +1,9 @@
-"""Conversion between the sharded policy and Hugging Face's layout: loads a folder, yields full weights block by
-block."""
+"""The sharded policy in Hugging Face's layout: full weights, block by block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -14,35 +12,7 @@ from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.lora import is_adapter
-
-
-@torch.no_grad()
-def load_hf_weights(
-    model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str
-) -> None:
-    """Load a folder's safetensors into the sharded model. Each rank reads its shards.
-
-    Raises UserError, with their names, if tensors are missing or have another shape.
-    """
-    state = state_dict_adapter.to_hf(model.state_dict())
-    reader = state_dict_adapter.get_hf_storage_reader(hf_assets_path)
-    stored = reader.read_metadata().state_dict_metadata
-    missing = sorted(set(state) - set(stored))
-    reshaped = [
-        name
-        for name in state.keys() & stored.keys()
-        if tuple(stored[name].size) != tuple(state[name].shape)
-    ]
-    if missing or reshaped:
-        raise UserError(
-            f"hf_assets_path: the safetensors in {hf_assets_path} do not hold this model: "
-            f"{len(missing)} tensors missing {missing[:3]}, {len(reshaped)} of another shape {sorted(reshaped)[:3]}. "
-            "Download the checkpoint again, or pass the folder of the configured model."
-        )
-    dcp.load(state, storage_reader=reader)
-    model.load_state_dict(state_dict_adapter.from_hf(state), strict=False)
 
 
 @torch.no_grad()

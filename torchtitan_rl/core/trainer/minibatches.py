@@ -2,7 +2,7 @@
 rank."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,15 +11,17 @@ import numpy as np
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.packing import count_work, pack
-from torchtitan_rl.core.trainer.siblings import ways_to_join
 from torchtitan_rl.core.types import Episode, FloatArray, Group, Member, TrainBatch
 
 Item = list[Member]
 """Sequences that share a micro-batch: a single one, a whole group if the loss asks for that, or siblings that share their
-prompt (`siblings.ways_to_join`)."""
+prompt (`library.shared_prompts.ways_to_join`)."""
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
+
+PlanMicrobatches = Callable[..., Plan]
+"""A function with the arguments num_ranks, max_tokens and attention_cost of `plan_microbatches`."""
 
 
 class MiniBatch(NamedTuple):
@@ -56,7 +58,7 @@ class Batcher:
         multiple: int,
         attention_cost: float,
         share_prompts_from: int,
-        join_siblings_from: int,
+        plan: PlanMicrobatches | None = None,
         num_ranks: int,
         rank: int,
     ) -> None:
@@ -66,8 +68,7 @@ class Batcher:
             multiple: a micro-batch is padded to a multiple of so many tokens.
             attention_cost: see `plan_microbatches`.
             share_prompts_from: see `pack`.
-            join_siblings_from: tokens of a prompt from which on its completions share a micro-batch if that makes a step
-                shorter. 0: none.
+            plan: in place of `plan_microbatches`.
             num_ranks, rank: of the data-parallel ranks.
         """
         self.algorithm = algorithm
@@ -75,7 +76,7 @@ class Batcher:
         self.multiple = multiple
         self.attention_cost = attention_cost
         self.share_prompts_from = share_prompts_from
-        self.join_siblings_from = join_siblings_from
+        self.plan_microbatches = plan or plan_microbatches
         self.num_ranks = num_ranks
         self.rank = rank
         self._warned_of_size = False
@@ -136,12 +137,11 @@ class Batcher:
                 f"trainer.max_tokens_per_microbatch {self.max_tokens}: the {kind} of {largest[0].name} has "
                 f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
             )
-        return plan_microbatches(
+        return self.plan_microbatches(
             items,
             num_ranks=self.num_ranks,
             max_tokens=self.max_tokens,
             attention_cost=self.attention_cost,
-            join_siblings_from=self.join_siblings_from,
         )
 
     def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
@@ -196,44 +196,25 @@ def plan_microbatches(
     num_ranks: int,
     max_tokens: int,
     attention_cost: float = 0.0,
-    join_siblings_from: int = 0,
+    share_prompts_from: int = 0,
 ) -> Plan:
     """Assign items to ranks and split each rank's share into micro-batches.
 
     Args:
-        items: those of one prompt are neighbours.
         max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own.
         attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
-        join_siblings_from: tokens of a prompt from which on its completions share a micro-batch, if the step takes less
-            time so. 0: none.
+        share_prompts_from: tokens from which on an item's prompt counts once. `pack` may share more prompts than are counted
+            here (on a CPU it does), so a pack is never larger than planned, but for its padding.
 
     Returns:
         [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
         Ranks with too few items get empty ones. Without items no rank has any.
     """
-
-    def work(members: Sequence[Member]) -> tuple[int, float]:
-        """Returns tokens and cost. `pack` may share more prompts than are counted here (on a CPU it does), so a pack is
-        never larger than planned, but for its padding."""
-        tokens, pairs, _ = count_work(members, share_prompts_from=join_siblings_from)
-        return tokens, tokens + attention_cost * pairs
-
-    def cost(plan: Plan) -> tuple[float, int]:
-        """Returns the cost of the slowest rank in each micro-batch, where the ranks wait for one another, and the number of
-        micro-batches, which decides between equal ones."""
-        total = 0.0
-        for of_ranks in zip(*plan, strict=True):
-            total += max(work(members)[1] for members in of_ranks)
-        return total, len(plan[0])
-
-    def plan_of(items: Sequence[Item]) -> Plan:
-        priced = [_Priced(item, *work(item)) for item in items]
-        return _assign(priced, num_ranks, max_tokens)
-
-    if join_siblings_from == 0:
-        return plan_of(items)
-    ways = ways_to_join(items, max_tokens=max_tokens, join_siblings_from=join_siblings_from)
-    return min([plan_of(joined) for joined in ways], key=cost)
+    priced: list[_Priced] = []
+    for item in items:
+        tokens, pairs, _ = count_work(item, share_prompts_from=share_prompts_from)
+        priced.append(_Priced(item, tokens, tokens + attention_cost * pairs))
+    return _assign(priced, num_ranks, max_tokens)
 
 
 class _Priced(NamedTuple):

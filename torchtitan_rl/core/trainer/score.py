@@ -16,10 +16,9 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
 from torchtitan_rl.core.trainer.attention import attention_masks
-from torchtitan_rl.core.trainer.experts import route
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
 from torchtitan_rl.core.trainer.packing import completion_values
-from torchtitan_rl.core.types import Episode, Group, SegmentLayout, TrainBatch
+from torchtitan_rl.core.types import Episode, Group, Metric, SegmentLayout, TrainBatch
 
 Result = TypeVar("Result")
 
@@ -131,6 +130,16 @@ class Companion(Protocol):
         """Returns means over held-out samples, by name. Collective."""
 
 
+class SeesPacks:
+    """A decoder that must know more of a pack than its tokens, such as one with experts: `library.models.experts`."""
+
+    def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
+        """Called before each forward. `records`: [T, R] uint8, what the sampler recorded; None: nothing."""
+
+    def update_metrics(self, group: dist.ProcessGroup | None) -> dict[str, Metric]:
+        """Metrics of the forwards with a gradient since the last call. Collective over `group`, the data-parallel ranks."""
+
+
 def score(
     model: Decoder,
     token_ids: Tensor,
@@ -215,7 +224,8 @@ def run_model(
 ) -> Result:
     """One forward of the packed tokens. The model returns what its head makes of its input with `of_head`."""
     masks = attention_masks(model, layout)
-    route(model, layout, records)
+    if isinstance(model, SeesPacks):
+        model.see_pack(layout, records)
     # The decoder ends with `return lm_head(hidden)`. Inside `computing` that is of_head(HeadInput(...)).
     with model.lm_head.computing(of_head):
         return model(token_ids[None], layout.positions[None], masks)

@@ -3,39 +3,44 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, Configurable, TrainingConfig
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
-from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
-from torchtitan_rl.core.trainer.experts import routing_metrics
-from torchtitan_rl.core.trainer.finite import FiniteUpdates
 from torchtitan_rl.core.trainer.gate import (
     LogprobDiffs,
     diff_rows,
     fill_logprob_diff,
     share_logprob_diffs,
 )
-from torchtitan_rl.core.trainer.hf import hf_weights, load_hf_weights
+from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import PolicyLora
-from torchtitan_rl.core.trainer.minibatches import Batcher, MiniBatch, split_groups
-from torchtitan_rl.core.trainer.norms import StepNorms
+from torchtitan_rl.core.trainer.minibatches import (
+    Batcher,
+    MiniBatch,
+    PlanMicrobatches,
+    split_groups,
+)
+from torchtitan_rl.core.trainer.norms import FiniteUpdates, StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
-from torchtitan_rl.core.trainer.policy import build_policy, defer_reduction, model_config
 from torchtitan_rl.core.trainer.score import (
     Companion,
+    SeesPacks,
     TokenScores,
     forget_forwards,
     keep_columns,
@@ -73,6 +78,29 @@ class _Forward(NamedTuple):
     """[T] each; without gradient once the backward is done."""
 
 
+class Models(Protocol):
+    """Loads models, sharded over the ranks: `library.models.build.ModelLoader`."""
+
+    pad_multiple: int
+    """A micro-batch is padded to a multiple of so many tokens."""
+    folder: str
+    """The start of the policy."""
+    state_dict_adapter: BaseStateDictAdapter
+    """Names the policy's weights as Hugging Face does."""
+
+    plan_microbatches: PlanMicrobatches | None
+    """In place of `minibatches.plan_microbatches`."""
+
+    def policy(self) -> Decoder:
+        """A model with the start's weights, and with adapters if the policy has them. Collective."""
+
+    def frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
+        """Another model with a folder's weights in the forward's dtype. Collective."""
+
+    def attention_cost(self, model: Decoder) -> float:
+        """The cost of attending to one token, relative to one token's other work."""
+
+
 class Trainer(Configurable):
     """The sharded policy with its optimizer and schedule."""
 
@@ -82,18 +110,15 @@ class Trainer(Configurable):
         self,
         config: TrainerConfig,
         *,
-        model_spec: ModelSpec,
-        hf_assets_path: str,
+        models: Models,
         parallel_dims: ParallelDims,
         algorithm: Algorithm,
         num_steps: int,
-        max_model_len: int,
         temperature: float,
         generator_dtype: str,
-        dump_folder: str,
         policy_lora: PolicyLora | None = None,
     ) -> None:
-        """Build the policy and load `hf_assets_path` into it.
+        """Load the policy. `library.models.build.build_trainer` makes `models`.
 
         Args:
             num_steps: steps of the controller, for the schedule.
@@ -107,17 +132,13 @@ class Trainer(Configurable):
         self.parallel_dims = parallel_dims
         self.algorithm = algorithm
         self.temperature = temperature
-        # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
-        self.pad_multiple = 128 * parallel_dims.tp
-        self.max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
-        self._model_spec = model_spec
-        self._dump_folder = dump_folder
-        self.hf_assets_path = hf_assets_path
-        self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
+        self.models = models
+        self.pad_multiple = models.pad_multiple
+        self.state_dict_adapter = models.state_dict_adapter
         self.logprob_gate = config.logprob_gate.build(
             dtypes={config.mixed_precision_param, generator_dtype}
         )
-        self.model = self.load_policy()
+        self.model = models.policy()
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
         self.teacher: Companion | None = None
@@ -139,10 +160,10 @@ class Trainer(Configurable):
             algorithm,
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
-            attention_cost=self._attention_cost(),
-            # What the attention can share, on a CPU any prompt; and what the user asks to be shared.
+            attention_cost=models.attention_cost(self.model),
+            # What the attention can share; on a CPU any prompt.
             share_prompts_from=shortest_shared_prompt(self.model),
-            join_siblings_from=config.share_prompts_from,
+            plan=models.plan_microbatches,
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )
@@ -156,53 +177,6 @@ class Trainer(Configurable):
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
         tp_mesh = dims.get_optional_mesh("tp")
         self.is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
-
-    def _attention_cost(self) -> float:
-        """The cost of attending to one token, relative to one token's other work, by torchtitan's count of FLOPs."""
-        _, without_attention = self._model_spec.model.get_nparams_and_flops(self.model, 0)
-        _, with_attention = self._model_spec.model.get_nparams_and_flops(self.model, 1)
-        return with_attention / without_attention - 1
-
-    def load_policy(self) -> Decoder:
-        """Returns a sharded model with the start's weights, and with adapters if the policy has them. Collective."""
-        return self._load(self._model_spec, self.hf_assets_path, "float32", self.lora)
-
-    def load_frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
-        """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
-        dtype = self.config.mixed_precision_param
-        return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
-
-    def _load(
-        self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
-    ) -> Decoder:
-        config = self.config
-        training = TrainingConfig(
-            seq_len=self.max_positions,
-            dtype=dtype,
-            mixed_precision_param=config.mixed_precision_param,
-        )
-        architecture = model_config(
-            model_spec,
-            config.parallelism,
-            training,
-            config.logprob_chunk_tokens,
-            not ON_CPU if config.compile_head == "auto" else config.compile_head,
-            config.share_prompts_from,
-        )
-        if lora:
-            architecture = lora.convert(architecture)
-        model = build_policy(
-            model_spec,
-            architecture,
-            parallel_dims=self.parallel_dims,
-            parallelism=config.parallelism,
-            training=training,
-            compile_config=CompileConfig(enable=config.compile, components=["model"]),
-            activation_checkpoint=config.activation_checkpoint,
-            dump_folder=self._dump_folder,
-        )
-        load_hf_weights(model, model_spec.state_dict_adapter(model_spec.model, None), folder)
-        return model
 
     def hf_weights(
         self, dtype: torch.dtype, *, adapters_only: bool = False
@@ -251,7 +225,8 @@ class Trainer(Configurable):
         self.finite.check_weights(weight_norm)
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
-        metrics.append(routing_metrics(self.model, self.dp_group))
+        if isinstance(self.model, SeesPacks):
+            metrics.append(self.model.update_metrics(self.dp_group))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
         share_logprob_diffs(groups, mine=self.is_tp_leader)
@@ -365,7 +340,7 @@ class Trainer(Configurable):
             forward = self._forward_and_loss(batch)
             # If weights stay gathered, gradients are summed over ranks once, in the last backward.
             is_last = batch is with_backward[-1]
-            defer_reduction(self.model, self._keeps_weights and not is_last)
+            _defer_reduction(self.model, self._keeps_weights and not is_last)
             # FSDP2 sums gradients over ranks (torchtitan sets its divisor to 1), as the shares of a loss add up.
             forward.out.loss.backward()
             forwards.append(_Forward(forward.out, forward.scores.each(Tensor.detach)))
@@ -450,6 +425,14 @@ class Trainer(Configurable):
         tensor = torch.tensor(value, dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         dist.all_reduce(tensor, group=self.dp_group)
         return float(tensor)
+
+
+def _defer_reduction(model: Decoder, defer: bool) -> None:
+    """With `defer`, the next backward keeps weights gathered and leaves the reduction of gradients to a later one."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_reshard_after_backward(not defer, recurse=False)
+            module.set_requires_gradient_sync(not defer, recurse=False)
 
 
 def _on_host(*lists: Sequence[Tensor]) -> list[list[Tensor]]:

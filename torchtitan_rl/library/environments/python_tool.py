@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.common.left_processes import CALL_VARIABLE, kill_marked, new_mark
 from torchtitan_rl.common.typed_arguments import typed
-from torchtitan_rl.core.config import check_fields, number
+from torchtitan_rl.core.config import number
 from torchtitan_rl.library.environments.checks import check_command
 from torchtitan_rl.library.environments.tools import Tool
 

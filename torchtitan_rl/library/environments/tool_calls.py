@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchtitan_rl.core.generator.sampling import THINKING_TAGS
+from torchtitan_rl.library.engine.end_tokens import THINKING_TAGS
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator

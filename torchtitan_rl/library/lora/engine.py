@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.core.device import ON_CPU, apply_adapter_at_once
+from torchtitan_rl.core.device import ON_CPU
+from torchtitan_rl.library.engine.patches import apply_adapter_at_once
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.proof import AdapterProof
 from torchtitan_rl.library.models.lora_layers import MATRICES

@@ -8,11 +8,11 @@ from operator import attrgetter
 
 from torch import Tensor
 
+from torchtitan_rl.common.returned import numbers_from, tensor_from
 from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.losses import Aggregation, Loss, LossInputs, Sequences, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
-from torchtitan_rl.core.algorithm.returned import numbers_from, tensor_from
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.types import Episode, Group, TrainBatch
 

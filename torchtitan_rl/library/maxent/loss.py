@@ -137,7 +137,7 @@ class MaxEnt(ListwiseLoss):
             return {"policy": listwise}
         losses = self._clip(inputs) * inputs.correction  # [T]
         if self.config.clip_ratio == "token":
-            clip = self.config.clip_coef * aggregation.share(losses, inputs)  # 0-d
+            clip = self.config.clip_coef * aggregation(losses, inputs)  # 0-d
         else:
             of_sequence = inputs.sequences.mean(losses)  # [S] all tokens of a sequence have the same loss
             clip = self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)  # 0-d

@@ -21,6 +21,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.models.config_json import read_config, wrong_values
+from torchtitan_rl.library.models.experts import packed_qwen3
 from torchtitan_rl.library.models.families import (
     FAMILIES,
     QWEN3,
@@ -210,8 +211,10 @@ def qwen3(flavor: str) -> ModelSpec:
     """Returns torchtitan's Qwen3 of one of QWEN3_SIZES or QWEN3_MOE_SIZES. Raises UserError for another size."""
     sizes = QWEN3_SIZES + QWEN3_MOE_SIZES
     expect(flavor in sizes, "model_spec", flavor, f"a size of Qwen3, one of {sizes}", "Use one.")
-    family = QWEN3_MOE if flavor in QWEN3_MOE_SIZES else QWEN3
-    return dataclasses.replace(model_registry(flavor, attn_backend="varlen"), name=family.name)
+    spec = model_registry(flavor, attn_backend="varlen")
+    if flavor in QWEN3_SIZES:
+        return dataclasses.replace(spec, name=QWEN3.name)
+    return dataclasses.replace(spec, name=QWEN3_MOE.name, model=packed_qwen3(spec.model))
 
 
 def small_qwen3(

@@ -13,6 +13,8 @@ from torchtitan.models.qwen3 import Qwen3Model, Qwen3TransformerBlock, paralleli
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
+from torchtitan_rl.library.models.experts import PackedQwen3
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
@@ -78,7 +80,7 @@ QWEN2 = dataclasses.replace(
     heads_split_hidden=True,
     must_be={**_OF_VLLM, "qk_norm": False},
 )
-QWEN3_MOE = dataclasses.replace(QWEN3, name="qwen3_moe", model_type="qwen3_moe")
+QWEN3_MOE = dataclasses.replace(QWEN3, name="qwen3_moe", model_type="qwen3_moe", model=PackedQwen3.Config)
 LLAMA = Family(
     name="llama3",
     model_type="llama",

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torchtitan.models.common import TransformerBlock
 from torchtitan.models.common.config_utils import make_moe_config, make_routed_experts_config, make_router_config
-from torchtitan.models.common.moe import MoE
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import NO_RECORD
+from torchtitan_rl.library.models.experts import PackedMoE, PackedQwen3, packed_moe
 
 if TYPE_CHECKING:
     from torchtitan.config import ParallelismConfig
@@ -48,11 +48,11 @@ class MixtureOfExperts:
             dense=tuple(i for i in layers if i in found.mlp_only_layers or (i + 1) % step),
         )
 
-    def config(self, dim: int) -> MoE.Config:
-        """Returns torchtitan's config of one layer's mixture."""
+    def config(self, dim: int) -> PackedMoE.Config:
+        """Returns the config of one layer's mixture."""
         sizes = {"dim": dim, "num_experts": self.num_experts, "top_k": self.num_experts_per_tok}
         init = {"weight": _INIT}
-        return make_moe_config(
+        moe = make_moe_config(
             num_experts=self.num_experts,
             router=make_router_config(
                 **sizes, gate_param_init=init, score_func="softmax", route_norm=self.norm_topk_prob
@@ -64,6 +64,7 @@ class MixtureOfExperts:
                 comm_backend="standard",
             ),
         )
+        return packed_moe(moe)
 
 
 def mixture_entries(layers: Sequence[TransformerBlock.Config]) -> dict[str, Any]:
@@ -103,6 +104,10 @@ def check_mixture(
         replay, field = generator.router_replay, "generator.router_replay"
         expect(not replay, field, replay, "False, as the model has no experts", "Leave it off.")
         return
+    packed, kind = isinstance(model, PackedQwen3.Config), type(model).__qualname__
+    expect(
+        packed, "model_spec", kind, "a mixture that sees packs", "Use library.models.qwen3 or a checkpoint's folder."
+    )
     if generator.router_replay:
         _check_replay(entries, generator, on_cpu)
     _check_degrees(entries, p, world_size)

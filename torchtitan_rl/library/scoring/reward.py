@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from torchtitan_rl.common.text import head_and_tail
-from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, ScorerResult, TrainerState
+from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, ScorerResult
 from torchtitan_rl.core.types import Completion, Group, flat
 from torchtitan_rl.library.environments.checks import LARGEST_REWARD
 from torchtitan_rl.library.environments.interface import environment_reward
 from torchtitan_rl.library.references import users_line
+from torchtitan_rl.library.scoring.trainer_state import TrainerState
 from torchtitan_rl.library.task import RewardFunction, Task
 
 ERROR_CHARACTERS = 2000
@@ -125,7 +126,7 @@ class Reward:
         function = self.function
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
-    def run(self, groups: Groups, state: TrainerState) -> ScorerResult:
+    def run(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
         log, begin = RewardLog(self.name, len(flat(groups))), time.perf_counter()
         try:
@@ -137,7 +138,7 @@ class Reward:
             result = ScorerResult.failed(log.size, _described(error) + _form_of_completions(error, groups))
         return _completed(result, log, begin)
 
-    async def run_async(self, groups: Groups, state: TrainerState) -> ScorerResult:
+    async def run_async(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Like `run`, for an async function, which is cancelled after `time_limit_seconds`."""
         log, begin = RewardLog(self.name, len(flat(groups))), time.perf_counter()
         limit = asyncio.timeout(self.time_limit_seconds or None)
@@ -151,9 +152,9 @@ class Reward:
             result = ScorerResult.failed(log.size, _described(shown) + _form_of_completions(error, groups))
         return _completed(result, log, begin)
 
-    def _keywords(self, groups: Groups, state: TrainerState, log: RewardLog) -> dict[str, Any]:
+    def _keywords(self, groups: Groups, state: TrainerState | None, log: RewardLog) -> dict[str, Any]:
         """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
-        values = {"trainer_state": state, "log_extra": log.log_extra, "log_metric": log.log_metric}
+        values = {"trainer_state": state or TrainerState(), "log_extra": log.log_extra, "log_metric": log.log_metric}
         columns = [name for group in groups for name in group.prompt.columns]
         lists = {name: lambda g, name=name: _copies(g.prompt.columns.get(name), g) for name in columns} | _LISTS
         if missing := self.missing(values | lists):
@@ -188,7 +189,7 @@ class Judgement:
     is_async: bool = False
     scope: Scope = "group"
 
-    def run(self, groups: Groups, state: TrainerState) -> ScorerResult:
+    def run(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Judge the groups. An exception becomes a result with errors, as in `Reward.run`."""
         begin = time.perf_counter()
         try:

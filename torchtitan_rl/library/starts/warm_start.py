@@ -26,7 +26,8 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from torchtitan_rl.common.config_types import check_types
-from torchtitan_rl.core.config import check_fields, number
+from torchtitan_rl.common.field_limits import check_fields
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import phase, progress, timed
 from torchtitan_rl.library.models import hf_architecture, new_hf_model, small_qwen3

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.algorithm import (
     KL,
     Algorithm,
@@ -59,7 +60,7 @@ NAN, INF = float("nan"), float("inf")
 )
 def test_impossible_settings_are_refused_by_name(settings, message):
     with pytest.raises(UserError, match=re.escape(f"algorithm.{message}")):
-        Algorithm.Config(**settings)
+        check_fields(Algorithm.Config(**settings), "algorithm")
 
 
 def test_beta_with_a_controller_must_not_start_at_0():

@@ -8,9 +8,10 @@ from tests.parts.tiny import sampled, save_tiny_checkpoint
 from torchtitan_rl.core import events
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.generator import CPU_BLOCK_TOKENS, Generator
+from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, Prompt, flat
+from torchtitan_rl.library.engine.start import CPU_BLOCK_TOKENS, small_cache_note, start_generator
 from torchtitan_rl.observability.engine_stats import EngineStats
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="the numbers of blocks are a CPU engine's")
@@ -24,8 +25,13 @@ LONG = SamplingConfig(n=3, max_tokens=CPU_BLOCK_TOKENS + 9, stop_token_ids=[7])
 def generator(one_rank, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
-    made = Generator.Config(dtype="float32", max_model_len=128).build(
-        stats=EngineStats(), hf_assets_path=str(folder), tokenizer=TokenizerStandIn(), sampling=LONG, seed=0
+    made = start_generator(
+        Generator.Config(dtype="float32", max_model_len=128),
+        stats=EngineStats(),
+        hf_assets_path=str(folder),
+        tokenizer=TokenizerStandIn(),
+        sampling=LONG,
+        seed=0,
     )
     made.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
     yield made
@@ -89,3 +95,13 @@ def test_aborted_requests_do_not_affect_the_next_call(generator, scheduler, monk
         sampled(generator, PROMPTS)
     monkeypatch.undo()
     assert said(flat(sampled(generator, PROMPTS))) == expected
+
+
+def test_completions_that_may_outgrow_the_cache_are_said(generator, monkeypatch):
+    cache = generator.llm.llm_engine.vllm_config.cache_config
+    monkeypatch.setattr(cache, "num_gpu_blocks", 8)  # 256 tokens
+    assert LONG.n * LONG.max_tokens * 2 <= 256
+    assert small_cache_note(generator, num_prompts=2) == ""
+    line = small_cache_note(generator, num_prompts=3)
+    assert f"9 completions take {9 * LONG.max_tokens} tokens of KV cache, which holds 256" in line
+    assert "VLLM_CPU_KVCACHE_SPACE" in line

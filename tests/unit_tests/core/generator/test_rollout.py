@@ -25,7 +25,7 @@ from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.grading import Grader, TrainerState
+from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.pool import ConversationError
@@ -290,9 +290,11 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
     run = SimpleNamespace(
         generator=generator,
         grader=graded,
-        _trainer_state=TrainerState,
-        services=SimpleNamespace(observer=SimpleNamespace(keep=lambda groups, **_: None)),
+        services=SimpleNamespace(
+            reward_state=lambda state, evaluation: None, observer=SimpleNamespace(keep=lambda groups, **_: None)
+        ),
         state=SimpleNamespace(step=1),
+        evaluation=None,
     )
     first, _ = Controller._sample_and_grade(run, generator.generate(prompts(made, 2)))
     graded.close()

@@ -3,13 +3,7 @@
 import pytest
 import torch
 
-from torchtitan_rl.core.generator import generator as module
 from torchtitan_rl.core.generator.generator import Generator
-
-
-@pytest.fixture(autouse=True)
-def on_a_gpu(monkeypatch):
-    monkeypatch.setattr(module, "ON_CPU", False)
 
 
 class RecordingEngine:
@@ -42,7 +36,7 @@ def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
     made._sleeps, made._asleep, made.policy_version, made.lora = sleeps, False, -1, None
-    made.wide_head = None
+    made.wide_head = made.before_reload = None
     return made
 
 

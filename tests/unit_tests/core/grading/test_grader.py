@@ -7,8 +7,9 @@ import pytest
 
 from tests.parts.grading import TaskOf, constant, grader, group, length, rewards, score
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.grading import Grader, RewardError, TrainerState
+from torchtitan_rl.core.grading import Grader, RewardError
 from torchtitan_rl.core.types import Completion, Group, TurnRecord
+from torchtitan_rl.library.scoring.trainer_state import TrainerState
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.setup.build_grader import build_grader
 

@@ -16,8 +16,8 @@ from torchtitan_rl.core.trainer.attention import (
     flash_attention,
     similar_lengths,
 )
-from torchtitan_rl.core.trainer.shared_prompts import SharedKeys
 from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.shared_prompts import SharedFlash, SharedKeys
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2], [2, 40, 3, 21, 20, 1, 7]])
@@ -115,24 +115,20 @@ def test_newer_flash_attention_is_used_if_installed_for_the_gpu(gpu, capability,
     assert flash_attention() == (name, "")
 
 
-def test_gpu_shares_prompts_from_the_configured_length_on_and_sdpa_any(gpu):
-    gpu((8, 0))
-    config = attention.attention_config(float32=False)
-    assert config.share_prompts_from == 0
-    assert "prompts" not in describe_attention(config)
-    config = attention.attention_config(float32=False, share_prompts_from=512)
-    assert config.share_prompts_from == 512
-    assert "prompts from 512 tokens on once" in describe_attention(config)
-    assert attention.attention_config(float32=True, share_prompts_from=512).share_prompts_from == 1
+def test_float32_uses_sdpa_on_a_gpu(gpu):
+    gpu((9, 0))
+    config = attention.attention_config(float32=True)
+    assert isinstance(config, PackedSDPA.Config)
+    assert "SDPA" in describe_attention(config)
 
 
 @pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
 @pytest.mark.parametrize(("shared", "kind"), [([0, 2, 2], SharedKeys), ([0, 0, 0], VarlenMetadata)])
 def test_flash_attention_takes_packs_with_and_without_shared_prompts(gpu, shared, kind, window):
     gpu((8, 0))
-    built = FlashVarlen.Config(share_prompts_from=2, window_size=window).build()
+    built = SharedFlash.Config(share_prompts_from=2, window_size=window).build()
     model = SimpleNamespace(
-        config=SimpleNamespace(first_attention=SimpleNamespace(inner_attention=FlashVarlen.Config()))
+        config=SimpleNamespace(first_attention=SimpleNamespace(inner_attention=SharedFlash.Config()))
     )
     masks = attention.attention_masks(model, SegmentLayout.of([5, 2, 3], shared, device="cpu"))
     assert isinstance(masks, kind)
@@ -143,10 +139,3 @@ def test_flash_attention_takes_packs_with_and_without_shared_prompts(gpu, shared
     sdpa = PackedSDPA.Config(window_size=window).build()
     expected = sdpa(*(t.bfloat16().float() for t in qkv), attention_masks=rows, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
-
-
-def test_float32_uses_sdpa_on_a_gpu(gpu):
-    gpu((9, 0))
-    config = attention.attention_config(float32=True)
-    assert isinstance(config, PackedSDPA.Config)
-    assert "SDPA" in describe_attention(config)

@@ -59,7 +59,7 @@ def gradients(model: nn.Module) -> None:
 @pytest.mark.parametrize("world_size", [1], indirect=True)
 @pytest.mark.parametrize("fused", [False, True])
 def test_update_norm_of_adamw_excludes_weight_decay(world_size, fused, monkeypatch):
-    monkeypatch.setattr(norms, "BATCH", 4)  # a weight is several
+    monkeypatch.setattr(norms, "BLOCK", 4)  # a weight is several
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.9), weight_decay=0.5, fused=fused)
     norms_of = StepNorms(Container([optimizer]))

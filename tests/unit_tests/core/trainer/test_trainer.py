@@ -18,9 +18,9 @@ from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import credited, tiny_trainer, weights
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.resilience.checkpointer import policy_state

@@ -22,10 +22,10 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.trainer.optimizer import AdamW
-from torchtitan_rl.core.trainer.reference import Reference
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import LRSchedule
 from torchtitan_rl.core.types import flat
+from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.lora.adapters import adapter_rows
 from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder

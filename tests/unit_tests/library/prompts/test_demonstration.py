@@ -6,7 +6,7 @@ from importlib.resources import files
 import pytest
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.library.engine.end_tokens import end_token_ids
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Rows, SumDigits

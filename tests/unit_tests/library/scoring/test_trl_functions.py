@@ -6,8 +6,9 @@ import re
 import pytest
 
 from tests.parts.grading import TaskOf, group, logged, score
-from torchtitan_rl.core.grading import Grader, TrainerState
+from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.scoring.reward import Reward
+from torchtitan_rl.library.scoring.trainer_state import TrainerState
 from torchtitan_rl.setup.build_grader import build_grader
 
 PUBLISHED = {

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from torchtitan_rl.core.config import check_fields
+from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library import rewards

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.config import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion

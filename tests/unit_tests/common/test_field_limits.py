@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 import pytest
 
 from torchtitan_rl import library
-from torchtitan_rl.core.config import MANY, check_fields, number
+from torchtitan_rl.common.field_limits import check_fields
+from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_config import RunConfig

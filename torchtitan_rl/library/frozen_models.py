@@ -1,17 +1,15 @@
-"""Forwards over a step's episodes without an update: another model's log-probabilities, a teacher's measures."""
+"""Forwards over a step's episodes without an update: the frozen reference's log-probabilities, and measures of held-out ones."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core import comm
-from torchtitan_rl.core.evaluation import HELD_OUT_LOSS
 from torchtitan_rl.core.trainer.packing import completion_values
-from torchtitan_rl.core.trainer.score import (
-    score_only,
-)
+from torchtitan_rl.core.trainer.score import score_only
+from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import (
     Episode,
     EvaluationPass,
@@ -21,21 +19,16 @@ from torchtitan_rl.core.types import (
     ScoredCompletion,
     flat,
 )
-
-if TYPE_CHECKING:
-    from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.library.demonstrations import HELD_OUT_LOSS
 
 
 def episode_logprobs(
-    trainer: "Trainer",
-    model: Decoder,
-    groups: Sequence[Group[Episode]],
-    *,
-    temperature: float | None = None,
+    trainer: Trainer, model: Decoder, groups: Sequence[Group[Episode]], *, temperature: float | None = None
 ) -> list[FloatArray]:
     """Returns the log-probability that `model` gives each token of each episode's completion, [L].
 
-    At the sampling temperature unless another is given. Collective. Every rank gets those of all episodes, in the groups' order. An episode without sampled tokens gets zeros.
+    At the sampling temperature unless another is given. Collective. Every rank gets those of all episodes, in the groups'
+    order. An episode without sampled tokens gets zeros.
     """
     index = {id(episode): i for i, episode in enumerate(flat(groups))}
     mine: list[tuple[int, FloatArray]] = []
@@ -59,7 +52,28 @@ def episode_logprobs(
     return scored
 
 
-def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, float]:
+class Reference:
+    """The start of the policy, a `services.Source`. With LoRA it is the policy's base, which takes no second copy."""
+
+    name = "reference"
+
+    def __init__(self, trainer: Trainer) -> None:
+        """Load the start's weights once more, unless the policy has adapters. Collective."""
+        self.trainer = trainer
+        self.model = trainer.model
+        if trainer.lora is None:
+            self.model = trainer.models.policy().requires_grad_(False)
+
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
+        lora = self.trainer.lora
+        with lora.off(self.model) if lora else nullcontext():
+            logprobs = episode_logprobs(self.trainer, self.model, groups)
+        for episode, values in zip(flat(groups), logprobs, strict=True):
+            episode.reference_logprobs = values
+
+
+def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, float]:
     """Returns the mean -log pi of the demonstrations' tokens to learn; nothing without demonstrations. Collective."""
     groups: list[Group[Episode]] = []
     for prompt in prompts:
@@ -76,12 +90,21 @@ def held_out_loss(trainer: "Trainer", prompts: Sequence[Prompt]) -> dict[str, fl
     return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
 
 
-def held_out_teacher(
-    trainer: "Trainer", sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]
-) -> dict[str, float]:
+def held_out_teacher(trainer: Trainer, sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]) -> dict[str, float]:
     """Returns what the trainer's teacher measures of each pass's samples; nothing without one. Collective."""
     measured: dict[str, float] = {}
     for evaluation_pass, groups in sampled.items() if trainer.teacher else ():
         for name, value in trainer.teacher.measure(groups).items():
             measured[f"{evaluation_pass.prefix}/{name}"] = value
     return measured
+
+
+def held_out_measures(
+    trainer: Trainer, prompts: Sequence[Prompt]
+) -> Callable[[Mapping[EvaluationPass, Sequence[Group[Episode]]]], dict[str, float]]:
+    """Returns `Services.measure` of these held-out prompts: the loss of their demonstrations, and what a teacher says."""
+
+    def measure(sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]) -> dict[str, float]:
+        return held_out_loss(trainer, prompts) | held_out_teacher(trainer, sampled)
+
+    return measure

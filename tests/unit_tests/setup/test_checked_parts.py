@@ -7,6 +7,7 @@ from tests.parts.algorithm import MAX_TOKENS, episodes_of, group, normalizers_of
 from tests.parts.wrong_parts import CASES, DetachedLoss, objective
 from torchtitan_rl.core.algorithm import Advantage, Algorithm
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.setup.checked_parts import checked
 
 
 def train(algorithm):
@@ -17,7 +18,7 @@ def train(algorithm):
 
 @pytest.mark.parametrize(("parts", "message"), CASES, ids=[next(iter(parts.values())).__name__ for parts, _ in CASES])
 def test_part_with_a_wrong_return_type_is_named(parts, message):
-    algorithm = objective(parts).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = checked(objective(parts).build(max_completion_tokens=MAX_TOKENS))
     with pytest.raises(UserError, match=message):
         train(algorithm)
 
@@ -35,6 +36,6 @@ def test_advantages_may_be_returned_as_a_tensor():
 
 
 def test_loss_without_gradient_is_accepted_under_no_grad():
-    algorithm = Algorithm.Config(loss=DetachedLoss.Config()).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = checked(Algorithm.Config(loss=DetachedLoss.Config()).build(max_completion_tokens=MAX_TOKENS))
     with torch.no_grad():
         train(algorithm)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from torchtitan_rl.core.device import WideHead
+from torchtitan_rl.library.engine.patches import Float32Head
 
 
 class Processor(nn.Module):
@@ -24,7 +24,7 @@ class TiedEngine(nn.Module):
 @torch.no_grad()
 def test_an_engine_without_a_head_computes_logits_from_a_copy_of_its_embedding():
     engine, hidden = TiedEngine(), torch.randn(3, 4)
-    WideHead(engine)
+    Float32Head(engine)
     logits = engine.logits_processor(engine.model.embed_tokens, hidden)  # bfloat16 weights would be another dtype
     torch.testing.assert_close(logits, hidden @ engine.model.embed_tokens.weight.float().T, rtol=0, atol=0)
 
@@ -39,7 +39,7 @@ class Engine(nn.Module):
 @torch.no_grad()
 def test_logits_come_from_the_copy_which_is_stale_until_it_is_refreshed():
     engine, hidden = Engine(), torch.randn(3, 4)
-    wide = WideHead(engine)
+    wide = Float32Head(engine)
     before = hidden @ engine.lm_head.weight.float().T
     torch.testing.assert_close(engine.logits_processor(engine.lm_head, hidden), before, rtol=0, atol=0)
     assert wide.is_current()

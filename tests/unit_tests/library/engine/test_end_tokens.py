@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from tests.parts.conversations import engine
 from tests.parts.talk import chat_tokenizer, save_talker
 from tests.parts.tiny import DIMENSIONS
-from torchtitan_rl.core.generator.sampling import end_token_ids
+from torchtitan_rl.library.engine.end_tokens import end_token_ids
 
 NAMES = [
     "<|im_start|>",

@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 
 from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
-from torchtitan_rl.core.trainer.shared_prompts import SharedKeys, shared_prompt_attention
 from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.shared_prompts import SharedKeys, shared_prompt_attention
 
 PACKS = {
     "one completion": ([9], [0]),

@@ -12,7 +12,9 @@ from torch.distributed.tensor import DTensor
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts, MoE
+from torchtitan.models.qwen3 import Qwen3Model
 
+from torchtitan_rl.core.trainer.score import SeesPacks
 from torchtitan_rl.core.types import NO_RECORD, Metric, SegmentLayout
 
 
@@ -142,6 +144,26 @@ def packed_moe(config: MoE.Config) -> PackedMoE.Config:
         "load_balance_coeff": None,
     }
     return PackedMoE.Config(**given)
+
+
+class PackedQwen3(Qwen3Model, SeesPacks):
+    """A Qwen3 whose mixtures are told of each pack."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        pass
+
+    def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
+        route(self, layout, records)
+
+    def update_metrics(self, group: dist.ProcessGroup | None) -> dict[str, Metric]:
+        return routing_metrics(self, group)
+
+
+def packed_qwen3(config: Qwen3Model.Config) -> PackedQwen3.Config:
+    """Returns the config of the same model as a PackedQwen3 with PackedMoE."""
+    layers = [replace(layer, moe=None if layer.moe is None else packed_moe(layer.moe)) for layer in config.layers]
+    return PackedQwen3.Config(**_fields(config) | {"layers": layers})
 
 
 def _fields(config: Any) -> dict[str, Any]:

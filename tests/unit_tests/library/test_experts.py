@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torchtitan_rl.core.trainer.experts import packed_moe
 from torchtitan_rl.core.types import NO_RECORD
 from torchtitan_rl.library.models.mixture_of_experts import MixtureOfExperts
 
@@ -17,7 +16,7 @@ def moe(padding: int = 0):
     mixture = MixtureOfExperts(
         num_experts=EXPERTS, num_experts_per_tok=TOP_K, moe_intermediate_size=HIDDEN, norm_topk_prob=True
     )
-    made = packed_moe(mixture.config(DIM)).build()
+    made = mixture.config(DIM).build()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     made.padding = padding

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.unit_tests.core.trainer.test_packing import episode, prompt
 from torchtitan_rl.core.trainer.minibatches import plan_microbatches
 from torchtitan_rl.core.trainer.packing import count_work
-from torchtitan_rl.core.trainer.siblings import ways_to_join
 from torchtitan_rl.core.types import Member
+from torchtitan_rl.library.shared_prompts import plan_with_siblings, ways_to_join
 
 
 def siblings(prompt_tokens: int, *lengths: int, prompt_idx: int = 0) -> list[list[Member]]:
@@ -29,7 +29,11 @@ def step(num_prompts: int, prompt_tokens: int, draw) -> list[list[Member]]:
 def slowest_tokens(items: list[list[Member]], num_ranks: int, share_from: int) -> int:
     """Tokens in the forwards of the slowest ranks."""
     options = {"num_ranks": num_ranks, "max_tokens": 16384, "attention_cost": 2e-5}
-    plan = plan_microbatches(items, **options, join_siblings_from=share_from)
+    plan = (
+        plan_with_siblings(items, **options, join_siblings_from=share_from)
+        if share_from
+        else plan_microbatches(items, **options)
+    )
     tokens = [[count_work(members, share_prompts_from=share_from)[0] for members in rank] for rank in plan]
     return int(np.array(tokens).max(0).sum())
 
@@ -55,7 +59,6 @@ def test_siblings_of_long_prompts_are_joined_as_far_as_they_fit():
     # 7 tokens, and 3 for each further one: its own and the prompt's last.
     ways = [[len(item) for item in way] for way in ways_to_join(items, max_tokens=13, join_siblings_from=4)]
     assert ways == [[1] * 7, [2, 2, 1, 1, 1], [3, 2, 1, 1]]
-    assert list(ways_to_join(items, max_tokens=100, join_siblings_from=0)) == [items]
     items = siblings(5, 2, 2, 2) + siblings(5, 2, 2, 2, prompt_idx=1)
     ways = [[len(item) for item in way] for way in ways_to_join(items, max_tokens=100, join_siblings_from=4)]
     assert ways == [[1] * 6, [2, 1, 2, 1], [3, 3]]
@@ -69,8 +72,8 @@ def test_siblings_of_long_prompts_are_joined_as_far_as_they_fit():
 )
 def test_a_joined_plan_has_each_episode_once_within_the_budget_and_is_never_longer(groups, num_ranks, max_tokens):
     items = [one for i, group in enumerate(groups) for one in siblings(4 + 2 * i, *group, prompt_idx=i)]
-    options = {"num_ranks": num_ranks, "max_tokens": max_tokens}
-    plans = [plan_microbatches(items, **options, join_siblings_from=threshold) for threshold in (8, 0)]
+    options = {"num_ranks": num_ranks, "max_tokens": max_tokens, "attention_cost": 0.0}
+    plans = [plan_with_siblings(items, **options, join_siblings_from=8), plan_microbatches(items, **options)]
     planned = [id(member.episode) for rank in plans[0] for members in rank for member in members]
     assert sorted(planned) == sorted(id(item[0].episode) for item in items)
     assert len({len(rank) for rank in plans[0]}) == 1

@@ -14,12 +14,12 @@ from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
-from torchtitan_rl.core.generator.routing import output_records
-from torchtitan_rl.core.trainer.experts import mixtures
 from torchtitan_rl.core.trainer.packing import completion_values, pack
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion, flat
+from torchtitan_rl.library.engine.routing import output_records
 from torchtitan_rl.library.in_flight import InFlight
+from torchtitan_rl.library.models.experts import mixtures
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU's engine records in another way")
 

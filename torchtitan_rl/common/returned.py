@@ -9,9 +9,7 @@ from torch import Tensor
 from torchtitan_rl.core.errors import UserError
 
 
-def tensor_from(
-    part: object, field: str, returned: Any, shape: torch.Size | tuple, what: str
-) -> Tensor:
+def tensor_from(part: object, field: str, returned: Any, shape: torch.Size | tuple, what: str) -> Tensor:
     """Returns the tensor. Raises UserError, naming `field` and the part's class, if it is none of this shape.
 
     Args:
@@ -23,9 +21,7 @@ def tensor_from(
     found = type(returned).__name__
     if isinstance(returned, Tensor):
         found = f"a tensor of shape {list(returned.shape)}"
-    raise UserError(
-        f"{field}: {_name(part)} returned {found}: expected a tensor of shape {list(shape)} = {what}"
-    )
+    raise UserError(f"{field}: {_name(part)} returned {found}: expected a tensor of shape {list(shape)} = {what}")
 
 
 def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
@@ -44,19 +40,14 @@ def numbers_from(part: object, field: str, returned: Any, like: Any) -> Any:
         raise UserError(f"{field}: {_name(part)} returned {returned!r:.80}: expected a number")
     ordered = hasattr(returned, "__iter__") and not isinstance(returned, (str, bytes, Mapping, Set))
     if not ordered or getattr(returned, "shape", None) == ():
-        raise UserError(
-            f"{field}: {_name(part)} returned {type(returned).__name__}: expected a list of {len(like)}"
-        )
+        raise UserError(f"{field}: {_name(part)} returned {type(returned).__name__}: expected a list of {len(like)}")
     values = list(returned)
     if len(values) != len(like):
         raise UserError(
             f"{field}: {_name(part)} returned {len(values)} values for {len(like)}: expected one for each, "
             "in the same order. With another number, credit would go to the wrong completions."
         )
-    return [
-        numbers_from(part, field, value, numbers)
-        for value, numbers in zip(values, like, strict=True)
-    ]
+    return [numbers_from(part, field, value, numbers) for value, numbers in zip(values, like, strict=True)]
 
 
 def pairs_from(part: object, returned: Any) -> dict[str, tuple[Tensor, Tensor]]:
