@@ -135,6 +135,16 @@ def save_tiny_checkpoint(folder: Path, *, seed: int = 0, tie: bool = True) -> No
     new_hf_model(tiny_spec(), tie_word_embeddings=tie, initializer_range=0.2).save_pretrained(folder)
 
 
+def save_peaked_checkpoint(folder: Path) -> None:
+    """As `save_tiny_checkpoint`, with a vocabulary and a sharpness like those of published models: most words have a
+    log-probability below -20, where rounding in bfloat16 moves it by tenths."""
+    torch.manual_seed(0)
+    model = new_hf_model(small_qwen3(**{**DIMENSIONS, "vocab_size": 49152}), initializer_range=0.2)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(4.0)
+    model.save_pretrained(folder)
+
+
 def save_odd_checkpoint(folder: Path, model_type: str, *, tie: bool = True, **settings: Any) -> None:
     """As `save_tiny_checkpoint`, of another architecture and of odd dimensions; biases and norms are random too.
 

@@ -27,9 +27,10 @@ PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i,
 class Pair:
     """A policy and an engine in one process."""
 
-    def __init__(self, folder, save=save_tiny_checkpoint, **generator) -> None:
+    def __init__(self, folder, save=save_tiny_checkpoint, policy_dtype: str = "float32", **generator) -> None:
         save(folder)
-        self.model, self.adapter = sharded_policy(folder, seq_len=384)
+        self.dtype = policy_dtype
+        self.model, self.adapter = sharded_policy(folder, seq_len=384, dtype=policy_dtype)
         self.folder = str(folder)
         settings = {"dtype": "float32", "max_model_len": 384, "sleep": False} | generator
         self.generator = start_generator(
@@ -47,7 +48,7 @@ class Pair:
     def begin_anew(self, check_interval: int = 1) -> None:
         """Let the next push be a run's first, which is proven in full."""
         config = WeightSync.Config(check_interval=check_interval)
-        dtypes = {"float32", self.generator.config.dtype}
+        dtypes = {self.dtype, self.generator.config.dtype}
         self.weight_sync = config.build(proof=self.proof, policy=self.model, dtypes=dtypes)
 
     def restore(self) -> None:
