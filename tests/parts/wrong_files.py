@@ -588,7 +588,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--task.completion-column prompt", "task.completion_column = 'prompt': expected another column than that of the prompt",
             _rows(_ROW, demonstrations="last", completion_column="prompt")),
         row("a checkpoint folder that was renamed", "step-30: it is the checkpoint of step 20: name it step-20", _checkpoints("step-30", 20)),
-        row("super() in a Config with slots", "super() in a dataclass with slots: write super(Class, self) (",
+        row("super() in a Config with slots", "TypeError: super(type, obj): obj must be an instance or subtype of type (",
             _assigned("""from torchtitan_rl.core.algorithm import Clip
     from dataclasses import dataclass
     class Mine(Clip):
@@ -623,7 +623,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned_grader("c.grader.rewards = ['f']")),
         row("--config mine.yaml:mine", "expected path/to/file.py:function or package.module:function. mine.yaml is no Python file.",
             _yaml),
-        row("a group filter without left_out", "algorithm.group_filter = 'M': expected a class that defines ['left_out']. Write it.",
+        row("a group filter without left_out", "algorithm: building its parts raised TypeError: Can't instantiate abstract class M with abstract method left_out. Correct it.",
             _assigned("from torchtitan_rl.core.algorithm import GroupFilter; c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()")),
         row("a reward f(*completions)", "reward function f = '(*completions)': expected parameters that are given by name. Declare",
             _reward("def f(*completions):\n    return [1.0] * len(completions)\n")),

@@ -309,7 +309,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "a loss whose __init__ does not call that of its base",
             "",
             wrong_parts.ForgetsSuper,
-            "raised AttributeError: 'ForgetsSuper' object has no attribute 'config', as ForgetsSuper.__init__ does not call super()",
+            "raised AttributeError: 'ForgetsSuper' object has no attribute 'config'. Correct it.",
             "on a synthetic step of two groups ",
         ),
         _part(
@@ -357,7 +357,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             _part(given, "", part, f"raised {error}", "on a synthetic step of two groups ")
             for given, part, error in (
                 ("a loss whose after_update raises", wrong_parts.FailsAfterUpdate, "KeyError: 'tau' ("),
-                ("a loss that exits", wrong_parts.Exits, "SystemExit: 3 ("),
+                ("a loss that exits", wrong_parts.Exits, "SystemExit, as it calls sys.exit(3) ("),
             )
         ),
         WrongInput(
@@ -391,7 +391,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         _own_task(
             "a task whose train_example exits",
-            "Mine.train_example(0): expected a method that returns, but it raises SystemExit: 3 (",
+            "Mine.train_example(0): expected a method that returns, but it raises SystemExit, as it calls sys.exit(3) (",
             train_example=lambda self, index, *, seed: sys.exit(3),
         ),
         _own_task(

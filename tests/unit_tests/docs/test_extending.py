@@ -84,8 +84,9 @@ def test_loss_config_loads_with_its_flag_and_passes_the_trial(files):
     validate(config, world_size=1)
     try_objective(config, PROMPT, ["correct"])
     assert (config.algorithm.loss.fraction, config.algorithm.loss.eps_high) == (0.002, 0.28)
+    config.algorithm.loss.fraction = 2.0
     with pytest.raises(UserError, match=r"algorithm\.loss\.fraction = 2\.0: expected"):
-        Algorithm.Config(loss=type(config.algorithm.loss)(fraction=2.0))
+        validate(config, world_size=1)
 
 
 def test_kl_cov_holds_back_the_likely_tokens_of_good_answers():

@@ -1,7 +1,6 @@
 """Decoders that run with transformers' layers: what they compute, what is pushed and exported, and what is refused."""
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -120,9 +119,9 @@ def test_sliding_window_applies_across_a_shared_prompt(folder_of):
     assert len(prompt) > WINDOW
 
 
-def trainer_of(folder) -> Trainer:
+def trainer_of(folder, **config) -> Trainer:
     made = partial(tiny_trainer, str(folder), model_spec=spec_from_folder(folder))
-    return made(optimizer=AdamW.Config(lr=1e-3), lr_scheduler=LRSchedule(warmup_steps=0))
+    return made(optimizer=AdamW.Config(lr=1e-3), lr_scheduler=LRSchedule(warmup_steps=0), **config)
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "olmo2", "qwen3_5_text"])
@@ -155,8 +154,7 @@ def test_policy_trains_resumes_bitwise_and_its_export_has_the_same_logprobs(fold
 def test_bfloat16_stays_near_float32(folder_of):
     folder = folder_of("gemma3_text")
     trainer = trainer_of(folder)
-    trainer.config = replace(trainer.config, mixed_precision_param="bfloat16")
-    rounded = trainer.models.policy()
+    rounded = trainer_of(folder, mixed_precision_param="bfloat16").model
     tokens, labels, layout, mask = packed(sequences())
     exact, near = (score(m, tokens, labels, layout, 1.0).logprobs[mask.bool()] for m in (trainer.model, rounded))
     assert 0 < (exact - near).abs().max() < 0.3

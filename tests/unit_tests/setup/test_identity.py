@@ -71,11 +71,15 @@ def test_the_file_of_demonstrations_is_a_source(tmp_path):
 
 def test_the_run_folder_has_the_sources_without_secrets(one_rank, mine, tmp_path):
     name, config = mine
-    folder = RunFolder.find(str(tmp_path / "run"), "mine")
-    folder.claim()
-    folder.describe(name, config)
+    path = tmp_path / "run"
+    first = RunFolder.find(str(path), "mine")
+    first.claim()
+    first.begin(name, config)
+    first._lock.close()
     (tmp_path / "my_reward.py").write_text("def brevity(completions, **_):\n    return [1.0 for _ in completions]\n")
-    folder.describe(name, config)
+    folder = RunFolder.find(str(path), "mine")
+    folder.claim()
+    folder.begin(name, config)
     sources = json.loads((folder.path / "config.json").read_text())["sources"]
     assert sources["my_config.py"]["file"] == str(tmp_path / "my_config.py")
     copy = (folder.path / sources["my_config.py"]["copy"]).read_text()

@@ -27,6 +27,7 @@ from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Prompt, flat
+from torchtitan_rl.library.engine.end_tokens import hidden_token_ids
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.pool import ConversationError
 from torchtitan_rl.setup.build_grader import build_grader
@@ -356,6 +357,7 @@ def test_rewards_see_the_tags_of_thinking_that_are_special_tokens(generator, mad
     named = made.backend_tokenizer.to_str().replace("<|reserved_0|>", tags[0]).replace("<|reserved_1|>", tags[1])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(named), eos_token=made.eos_token)
     monkeypatch.setattr(generator, "tokenizer", tokenizer)
+    monkeypatch.setattr(generator, "_hidden_token_ids", hidden_token_ids(tokenizer))
     generator.environments = None
     found = flat(sampled(generator, prompts(made, 8), step=1))
     assert any(tag in one.text for one in found for tag in tags)

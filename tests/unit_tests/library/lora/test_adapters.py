@@ -239,11 +239,16 @@ def test_merged_export_equals_the_policy(run, tmp_path):
     assert_computes_the_same(model, trainer)
 
 
+def base_of(adapter: Path) -> Path:
+    """The folder of the model that an exported adapter belongs to."""
+    return Path(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
+
+
 def test_adapter_folder_in_peft_equals_the_policy(run, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed: pip install --no-deps peft")
     trainer, folder = run
-    base = export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
-    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager")
+    export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
+    model = AutoModelForCausalLM.from_pretrained(base_of(tmp_path / "adapter"), attn_implementation="eager")
     assert_computes_the_same(peft.PeftModel.from_pretrained(model, tmp_path / "adapter"), trainer)
 
 
@@ -265,8 +270,8 @@ def test_vllm_reads_the_adapter_folder_like_a_pushed_adapter(run, tmp_path):
 
 def test_run_can_start_from_an_adapter_folder(run, build, tmp_path):
     trainer, folder = run
-    base = export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
-    second = build(start=base, adapter=tmp_path / "adapter")
+    export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
+    second = build(start=base_of(tmp_path / "adapter"), adapter=tmp_path / "adapter")
     ours, theirs = copies(trainer), copies(second)
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
