@@ -41,7 +41,8 @@ def rounding_noise(
 
 @contextmanager
 def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
-    """Within the context, multiply each element of each layer's output by a random number from 1 - eps / 2 to 1 + eps / 2.
+    """Within the context, multiply each element of the output of each layer and of the final norm by a random number from
+    1 - eps / 2 to 1 + eps / 2.
 
     So are the outputs of `model.rounded`, if it has them: a recurrent state carries the errors of its inputs on, and in bfloat16
     the layers' outputs alone explain a fourth of the difference.
@@ -51,7 +52,7 @@ def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
         error = (torch.rand_like(output, dtype=torch.float32) - 0.5) * eps
         return (output * (1 + error)).to(output.dtype)
 
-    modules = [*model.layers.children(), *getattr(model, "rounded", ())]
+    modules = [*model.layers.children(), model.norm, *getattr(model, "rounded", ())]
     hooks = [module.register_forward_hook(off) for module in modules]
     try:
         yield
