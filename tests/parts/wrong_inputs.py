@@ -160,12 +160,11 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("sampling.temperature", "nan", "nan: expected"),
         _option("sampling.temperature", "0.005", "0.005: expected at least 0.01: vLLM would sample at that"),
         _option("sampling.temperature", "3", "3.0: expected at least 0 and at most 2. Use 1.0."),
-        _option(
-            "sampling.top-p",
-            "0.9",
-            "0.9: expected 1, as a truncated sampler biases ratios. Set it for evaluation.sampling",
+        _option("sampling.min-p", "2", "2.0: expected at least 0 and at most 1"),
+        WrongInput(
+            "--sampling.top-p 0.9 --generator.router-replay",
+            "generator.router_replay = True: expected False with sampling.top_p, top_k or min_p: the engine records either",
         ),
-        _option("sampling.top-k", "20", "20: expected 0, as a truncated sampler biases ratios"),
         WrongInput(
             "a lone surrogate in sampling.stop",
             "sampling.stop = ['\\ud800']: expected text that UTF-8 can encode",
