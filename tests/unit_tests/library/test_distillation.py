@@ -69,23 +69,10 @@ def test_rewards_are_added_on_request_alone():
     torch.testing.assert_close(both, alone - advantages / 4, rtol=1e-3, atol=0)
 
 
-def test_a_teacher_that_agrees_with_the_sampler_teaches_nothing():
-    algorithm, step, batch = taught([group(0, [1.0, 0.0])], teacher=[(-1.0, -1.0)] * 2)
-    values = [torch.tensor([-1.0, -1.0], requires_grad=True) for _ in step]
-    run_loss(algorithm, step, values, batch)[0].backward()
-    assert all(value.grad.abs().max() == 0 for value in values)
-
-
 @pytest.mark.parametrize("choice", ["drop", "refill"])
 def test_equal_rewards_are_not_dropped(choice):
     with pytest.raises(UserError, match="algorithm.zero_variance"):
         Algorithm.Config(loss=Distill.Config(), zero_variance=choice)
-
-
-def test_one_sample_needs_no_group_unless_rewards_are_added():
-    Algorithm.Config(loss=Distill.Config()).build(max_completion_tokens=8).validate_sampling(1)
-    with pytest.raises(UserError, match=r"sampling\.n"):
-        Algorithm.Config(loss=Distill.Config(rewards=True)).build(max_completion_tokens=8).validate_sampling(1)
 
 
 def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, tmp_path):

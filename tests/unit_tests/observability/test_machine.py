@@ -2,7 +2,6 @@
 
 import torch
 
-from torchtitan_rl.core.events import listen, timed
 from torchtitan_rl.observability import machine
 
 GIB = 2**30
@@ -17,13 +16,3 @@ def test_peak_memory_covers_the_whole_gpu_and_resets_when_read(monkeypatch):
     assert machine.sample_memory() == 50 * GIB
     assert machine.peak_memory_bytes() == 50 * GIB
     assert machine.peak_memory_bytes() == 20 * GIB
-
-
-def test_memory_is_sampled_at_the_end_of_a_timed_block(monkeypatch):
-    samples = []
-    monkeypatch.setattr(machine, "sample_memory", lambda: samples.append(1))
-    end = listen(machine.MemorySampler())
-    with timed("train"):
-        assert not samples
-    end()
-    assert len(samples) == 1

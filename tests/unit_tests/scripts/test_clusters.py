@@ -118,15 +118,3 @@ def test_command_of_a_node_starts_its_part_of_the_run_and_becomes_it(tmp_path, n
     assert variables["TORCHTITAN_RL_KIND"] == "gpu"
     config_name, config = parse_args(arguments)
     assert (config_name, config.dump_folder) == ("qwen3_8b", "/shared/runs/grpo")
-
-
-def test_restarts_keep_the_shared_folder_and_give_time_to_save():
-    for spec in jobset_specs().values():
-        [job] = spec["replicatedJobs"]
-        pod = job["template"]["spec"]["template"]["spec"]
-        assert pod["terminationGracePeriodSeconds"] >= 600
-        assert pod["restartPolicy"] == "Never"
-        assert {"name": "shared", "mountPath": "/shared"} in pod["containers"][0]["volumeMounts"]
-    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
-    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75, 143]
-    assert list(task["volumes"]) == ["/shared"]

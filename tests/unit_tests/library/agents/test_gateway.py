@@ -156,18 +156,6 @@ def test_settings_that_cannot_be_followed_are_refused_by_name_with_the_remedy(se
     assert re.search(reason, ended)
 
 
-def test_a_refused_request_may_be_sent_again_without_the_setting():
-    async def agent(task, *, base_url, api_key):
-        chat = client(base_url, api_key).chat.completions
-        with pytest.raises(openai.BadRequestError) as error:
-            await chat.create(model="x", messages=[USER], response_format={"type": "json_object"})
-        assert (error.value.type, error.value.param) == ("invalid_request_error", "response_format")
-        await chat.create(model="x", messages=[USER])
-
-    with Policy(agent) as policy:
-        assert policy.say("12").finish_reason == "stop"
-
-
 def test_settings_are_refused_where_the_run_says_so():
     async def agent(task, *, base_url, api_key):
         with pytest.raises(openai.BadRequestError, match="temperature 0.2; this run has 1.0: leave it out"):
@@ -350,20 +338,6 @@ def test_models_endpoint_lists_the_policy():
     session.close("done")
     with pytest.raises(openai.AuthenticationError, match="names no open conversation"):
         openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
-
-
-def test_request_with_a_wrong_key_is_rejected():
-    seen = queue.SimpleQueue()
-
-    async def agent(task, *, base_url, api_key):
-        for path in ("chat/completions", "reward"):
-            async with httpx.AsyncClient(headers={"Authorization": "Bearer wrong"}) as web:
-                seen.put((await web.post(f"{base_url}/{path}", json={"messages": [USER], "reward": 9})).status_code)
-        await asks({"messages": [USER]})(task, base_url=base_url, api_key=api_key)
-
-    with Policy(agent) as policy:
-        assert policy.say("12").reward is None
-    assert [seen.get(timeout=30), seen.get(timeout=30)] == [401, 401]
 
 
 def question(number: int) -> dict:

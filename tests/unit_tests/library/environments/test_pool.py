@@ -1,7 +1,6 @@
 """Many environments beside each other, with a policy that says what it is told to: seeds, limits, and who is closed."""
 
 import copy
-import itertools
 import threading
 import time
 
@@ -88,30 +87,6 @@ def test_every_environment_is_closed_once_when_one_fails(talk):
     with pytest.raises(ConversationError, match="the dice are lost"):
         talk(lambda prompt: Third())
     assert (Counted.open, len(Counted.closes)) == (0, 4)
-
-
-def test_every_environment_is_closed_if_the_task_fails_to_make_one(talk):
-    number = itertools.count()
-
-    def make(prompt):
-        if next(number) == 2:
-            raise KeyError("by")
-        return Counted("higher", "right")
-
-    with pytest.raises(ConversationError, match="TaskWith.environment raised KeyError: 'by'"):
-        talk(make, max_open=1 + 3, num=3)
-    assert Counted.open == 0
-
-
-def test_every_environment_is_closed_when_sampling_stops(talk, monkeypatch):
-    def interrupted(self):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ScriptedEngine, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        talk(lambda prompt: Counted("higher", "right"))
-    assert Counted.closes
-    assert Counted.open == 0
 
 
 def test_in_flight_groups_with_conversations_are_refused(made):
@@ -231,17 +206,3 @@ def test_tool_limits_are_bounded_by_the_conversation_limits(talk):
     assert told[0] == "error: TimeoutError: took longer than 4.5 s"
     assert len(told[1]) <= 100
     assert played[0].finish_reason == "max_turns"
-
-
-def test_hanging_close_times_out(talk, caplog):
-    class Stuck(Says):
-        def step(self, message):
-            raise ValueError("the dice are lost")
-
-        def close(self, finish_reason):
-            time.sleep(20)
-
-    began = time.monotonic()
-    played, _ = talk(lambda prompt: Stuck("right"), num=2, max_open=1, call_seconds=0.3, on_failure="none")
-    assert time.monotonic() - began < 15
-    assert {one.finish_reason for one in played} == {"env_error"}

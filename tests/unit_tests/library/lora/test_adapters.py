@@ -9,8 +9,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from transformers import AutoModelForCausalLM
-from vllm.lora.lora_model import LoRAModel
-from vllm.lora.peft_helper import PEFTHelper
 
 from tests.integration.invariance import scored_step
 from tests.parts.lora import B
@@ -26,16 +24,12 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import LRSchedule
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.frozen_models import Reference
-from torchtitan_rl.library.lora.adapters import adapter_rows
 from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
-from torchtitan_rl.proof.shard_checksums import exported_rows
 from torchtitan_rl.resilience.checkpointer import Checkpointer
 from torchtitan_rl.resilience.safe_load import SafeReader
 from torchtitan_rl.setup import export as export_hf
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.validation import check_model
 
 
 @pytest.fixture(scope="module")
@@ -147,16 +141,6 @@ def test_exported_adapter_equals_the_change_of_the_merged_weight(build, tmp_path
         torch.testing.assert_close(merged[name] - plain[name], scale * b @ a, atol=1e-6, rtol=1e-4)
 
 
-def test_every_parameter_of_an_adapter_is_exported(build):
-    trainer = build()
-    both = (
-        *exported_rows(trainer.model, trainer.state_dict_adapter),
-        *adapter_rows(trainer.model, trainer.state_dict_adapter),
-    )
-    exported = {id(p) for p, names in both if names}
-    assert exported == {id(p) for p in trainer.model.parameters()}
-
-
 class Nothing:
     """A state without content."""
 
@@ -252,22 +236,6 @@ def test_adapter_folder_in_peft_equals_the_policy(run, tmp_path):
     assert_computes_the_same(peft.PeftModel.from_pretrained(model, tmp_path / "adapter"), trainer)
 
 
-def test_vllm_reads_the_adapter_folder_like_a_pushed_adapter(run, tmp_path):
-    trainer, folder = run
-    export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
-    helper = PEFTHelper.from_local_dir(str(tmp_path / "adapter"), None)
-    modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    adapter = LoRAModel.from_local_checkpoint(
-        str(tmp_path / "adapter"), modules, helper, lora_model_id=1, device="cpu", dtype=torch.float32
-    )
-    sent = dict(trainer.lora.weights(torch.float32))
-    assert {f"{name}.lora_A.weight" for name in adapter.loras} == {name for name in sent if ".lora_A." in name}
-    for name, layer in adapter.loras.items():
-        assert layer.scaling == trainer.lora.scale
-        assert torch.equal(layer.lora_a, sent[f"{name}.lora_A.weight"])
-        assert torch.equal(layer.lora_b, sent[f"{name}.lora_B.weight"])
-
-
 def test_run_can_start_from_an_adapter_folder(run, build, tmp_path):
     trainer, folder = run
     export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
@@ -332,25 +300,6 @@ def test_incompatible_adapter_folder_is_refused_by_name(build, foreign, change, 
     start = foreign(change, **fields)
     with pytest.raises(UserError, match=says):
         build(adapter=start)
-
-
-def test_an_adapter_folder_is_checked_before_anything_starts(foreign, folder):
-    config = load_config("debug")
-    config.model_spec, config.trainer.lora.start = tiny_spec(), str(foreign(without_k))
-    config.trainer.lora.rank = 8
-    with pytest.raises(UserError, match="k_proj.lora_A.weight with shape"):
-        check_model(config, world_size=1)
-
-
-@pytest.mark.parametrize("activation_checkpoint", ["selective", "full"])
-def test_activation_checkpointing_gives_the_same_lora_update(build, activation_checkpoint):
-    plain, recomputed = build(), build(activation_checkpoint=activation_checkpoint)
-    for trainer in (plain, recomputed):
-        change_adapters(trainer.model, 1)
-        updated(trainer)
-    ours, theirs = copies(plain), copies(recomputed)
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
 
 
 def test_lora_update_flops_exclude_base_weight_gradients(build):

@@ -10,7 +10,6 @@ from tests.parts.report_page import at, clean
 from tests.parts.report_runs import write_run
 from torchtitan_rl.report import write_report
 
-SHOWN = "document.querySelector('.detail .facts').innerText"
 LARGE = {"prompts": 40, "text": "word " * 400}
 """Its samples do not fit into a page of 0.9 MB."""
 
@@ -42,12 +41,6 @@ def test_links_survive_growth(browser, tmp_path, number):
         browser.wait(f"document.querySelector('.detail .facts')?.innerText.startsWith({json.dumps(words_of(name))})")
         assert browser.run("document.querySelector('tr.open .c-step').innerText") == name.split("/")[1]
     assert clean(browser), browser.errors
-
-
-@pytest.mark.parametrize("run", ["a", "b"])
-def test_a_link_names_its_run(browser, two, run):
-    browser.open(at(two[0], view="samples", open="train/3/1/2", of=run))
-    assert browser.run(SHOWN).startswith(f"{run} · {words_of('train/3/1/2')}")
 
 
 def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser, tmp_path, one):
