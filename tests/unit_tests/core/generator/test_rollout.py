@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -248,23 +247,6 @@ def test_failing_environment_stops_the_run_by_default(talk):
     with pytest.raises(ConversationError, match=r"Raises of prompt .*turn 1, failed: ValueError: the dice are lost"):
         talk(lambda prompt: Raises())
     assert flat(talk(lambda prompt: Says("right")))  # and the engine is free again
-
-
-def handed_over(generator, asked, **options):
-    """[(place of the group, whether the engine still samples)], in the order in which the groups come."""
-    engine = generator.llm.llm_engine
-    place = {prompt.prompt_idx: i for i, prompt in enumerate(asked)}
-    return [
-        (place[group.prompt.prompt_idx], engine.has_unfinished_requests())
-        for group in generator.generate(asked, step=1, **options)
-    ]
-
-
-def test_group_is_yielded_while_others_are_still_sampled(generator, made):
-    generator.environments = None
-    long, short = prompts(made, 2)
-    short = replace(short, sampling=SamplingConfig(n=4, max_tokens=2))
-    assert handed_over(generator, [long, short]) == [(1, True), (0, False)]
 
 
 def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made, tmp_path):
