@@ -35,7 +35,6 @@ from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import (
     check_other_parts,
     check_parallelism,
-    longest_window,
     packed_attention,
 )
 from torchtitan_rl.library.models.hf_support import Calls, Unsupported
@@ -212,12 +211,6 @@ def test_tensor_parallelism_is_refused_by_name(folder_of):
         check_other_parts(phi, *settings(2), on_cpu=True)
 
 
-def test_no_dropout_is_applied(tmp_path):
-    """The sampler has none. Published StarCoder 2 and Seed-OSS have 0.1 after attention and MLP."""
-    save_hf_family(tmp_path, "starcoder2", residual_dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5)
-    assert policy_figures(tmp_path)["transformers"] <= BOUNDS["transformers"]
-
-
 def test_model_with_its_own_mask_or_bidirectional_attention_is_refused():
     q = torch.zeros(1, 2, 3, 4)  # [1, N, T, H]
     for options, said in (({"attention_mask": q[0, 0]}, "uses attention_mask"), ({"is_causal": False}, "not causal")):
@@ -233,8 +226,3 @@ def test_cohere_2_is_refused_if_the_engine_window_is_longer(tmp_path):
         UserError, match="generator.max_model_len = 13: expected at most the sliding window of cohere2, 12"
     ):
         check_other_parts(model, *settings(max_model_len=WINDOW + 1), on_cpu=True)
-
-
-def test_probe_is_longer_than_every_window(folder_of):
-    assert longest_window(spec_from_folder(folder_of("gemma3_text")).model) == WINDOW
-    assert longest_window(spec_from_folder(folder_of("olmo2")).model) == 0

@@ -45,13 +45,6 @@ def test_prompts_as_long_as_completions_are_computed_once(num_ranks, saved):
     assert slowest_tokens(items, num_ranks, 0) >= saved * slowest_tokens(items, num_ranks, 256)
 
 
-@pytest.mark.parametrize(("num_ranks", "saved"), [(1, 1.65), (8, 1.5), (64, 1.2)])
-def test_ragged_completions_save_most_of_it(num_ranks, saved):
-    rng = np.random.default_rng(0)
-    items = step(32, 512, lambda: int(rng.lognormal(np.log(512), 0.5)))
-    assert slowest_tokens(items, num_ranks, 0) >= saved * slowest_tokens(items, num_ranks, 256)
-
-
 def test_siblings_of_long_prompts_are_joined_as_far_as_they_fit():
     items = siblings(5, 2, 2, 2, 2, 2) + siblings(3, 1, 1, prompt_idx=1)
     ways = [[len(item) for item in way] for way in ways_to_join(items, max_tokens=100, join_siblings_from=4)]

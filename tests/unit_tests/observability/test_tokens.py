@@ -1,7 +1,5 @@
 """Tokens of the rows that are shown: in the store, and nowhere else."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -67,18 +65,6 @@ def test_tokens_of_groups_in_flight_have_their_staleness(stored):
     (row,) = stored(group(0, sample(token_versions=[1, 3, 3])))
     assert row["tokens"]["age"] == [2, 0, 0]
     assert (row["staleness"], row["carried_tokens"]) == (2, 1)
-
-
-def test_a_demonstration_has_no_probability_because_nobody_sampled_it(stored):
-    """Its log-probabilities are 0, which would be read as certain."""
-    one = sample()
-    one.scored = replace(one.scored, completion=replace(one.completion, sampler_logprobs=np.zeros(3)))
-    (row,) = stored(group(0, one))
-    assert set(row["tokens"]) == {"text", "advantage"}
-    assert row["logprob_mean"] is None
-    certain = replace(one, logprob_diff=LogprobDiff(mean=0, max=0))  # it was sampled and compared
-    (row,) = rows_of(group(0, certain))
-    assert row["logprob_mean"] == 0.0
 
 
 @pytest.mark.parametrize(

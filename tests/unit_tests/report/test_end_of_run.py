@@ -136,14 +136,3 @@ def test_the_launcher_writes_the_report_that_is_missing_or_older_than_the_end(ru
     time.sleep(0.01)
     ensure_report(folder)
     assert (folder / "report.html").stat().st_mtime_ns == written
-
-
-@pytest.mark.parametrize("setting", [{"report": False}, {"enabled": False}])
-def test_report_can_be_disabled(run, setting, monkeypatch):
-    folder, config = run
-    train.write_run_report(
-        SimpleNamespace(metrics=SimpleNamespace(**{"enabled": True, "report": True, **setting})), folder
-    )
-    monkeypatch.setenv("RANK", "1")
-    train.write_run_report(config, folder)
-    assert not (folder / "report.html").exists()

@@ -38,16 +38,6 @@ def test_missing_file_gives_a_note(tmp_path, missing):
     assert missing in " ".join(load_run(folder).notes)
 
 
-def test_warnings_that_differ_in_numbers_are_one(tmp_path):
-    folder = write_run(tmp_path / "a", steps=1)
-    (folder / "logs" / "rank_0.log").write_text(
-        "2026-11-21 12:00:00,000 WARNING root: 3 tokens lost\n2026-11-21 12:00:01,000 INFO root: fine\n"
-        "2026-11-21 12:00:02,000 WARNING root: 14 tokens lost\n2026-11-21 12:00:03,000 ERROR root: sink died\n"
-    )
-    found = [(w.level, w.count, w.text) for w in load_run(folder).warnings]
-    assert found == [("WARNING", 2, "root: 3 tokens lost"), ("ERROR", 1, "root: sink died")]
-
-
 def test_of_a_large_store_the_selected_rows_and_the_greedy_evaluations_are_read(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "a", steps=20, prompts=8)
     held_out = {

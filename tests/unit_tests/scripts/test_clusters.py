@@ -1,7 +1,6 @@
 """examples/clusters: the files have the systems' published form, and their commands start the run that they should."""
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
@@ -40,46 +39,6 @@ def test_skypilot_file_has_the_published_form():
     task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
     jsonschema.validate(task, SCHEMAS["skypilot"]["task"])
     jsonschema.validate(task["resources"], SCHEMAS["skypilot"]["resources"])
-
-
-def jobset_specs() -> dict[str, dict]:
-    """The spec of the JobSet that each Kubernetes file leads to."""
-    runtime = documents("trainjob.yaml")["TrainingRuntime"]["spec"]["template"]["spec"]
-    return {"trainjob.yaml": runtime, "jobset.yaml": documents("jobset.yaml")["JobSet"]["spec"]}
-
-
-@pytest.mark.parametrize("name", jobset_specs())
-@pytest.mark.parametrize(
-    ("code", "action"),
-    [
-        (2, "FailJobSet"),
-        (3, "FailJobSet"),
-        (75, "RestartJobSetAndIgnoreMaxRestarts"),
-        (143, "RestartJobSetAndIgnoreMaxRestarts"),
-        (1, None),
-        (137, None),
-    ],
-)
-def test_exit_codes_lead_to_their_action_on_kubernetes(name, code, action):
-    spec = jobset_specs()[name]
-    [job] = spec["replicatedJobs"]
-    [container] = job["template"]["spec"]["template"]["spec"]["containers"]
-    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-    for index, rule in enumerate(job["template"]["spec"]["podFailurePolicy"]["rules"]):
-        assert rule["onExitCodes"]["containerName"] == container["name"]
-        if code in rule["onExitCodes"]["values"]:
-            # The Job controller's text.
-            reason = "PodFailurePolicy"
-            message = (
-                f"Container {container['name']} for pod default/grpo-node-0-0-abcde failed with exit code {code} "
-                f"matching {rule['action']} rule at index {index}"
-            )
-    found = None
-    for rule in spec["failurePolicy"]["rules"]:
-        matches = any(re.search(pattern, message) for pattern in rule["onJobFailureMessagePatterns"])
-        if found is None and reason in rule["onJobFailureReasons"] and matches:
-            found = rule["action"]
-    assert found == action
 
 
 def command_of(name: str) -> tuple[list[str], dict[str, str]]:

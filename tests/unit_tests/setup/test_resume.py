@@ -7,12 +7,10 @@ import pytest
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.references import import_checked
-from torchtitan_rl.library.tasks import SumDigits
-from torchtitan_rl.library.tasks.mixture import Mixture, Share
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.resume import choose_resume, config_fields, was_restarted
+from torchtitan_rl.setup.resume import choose_resume, config_fields
 
 
 @pytest.fixture
@@ -157,32 +155,3 @@ def test_a_job_that_is_restarted_before_its_first_step_still_goes_back(accept, c
     assert accept().step == 10  # the newest
     config.resume = "20"
     assert accept().step == 10
-
-
-def test_restarted_job_resumes_regardless_of_its_original_resume_option(monkeypatch):
-    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        assert not was_restarted()
-        monkeypatch.setenv(name, "1")
-        assert was_restarted()
-        monkeypatch.setenv(name, "0")
-
-
-def test_another_member_of_a_mixture_is_named(config, tmp_path):
-    config.task = Mixture.Config(tasks={"sums": Share(task=config.task)})
-    accept = accept_from(config, tmp_path / "run")
-    accept()
-    config.task.tasks["more"] = Share(task=SumDigits.Config())
-    with pytest.raises(UserError, match=r"task.tasks \(names\) sums -> sums, more \(the data position"):
-        accept()
-    config.task.tasks = {"sums": Share(task=own_task(tmp_path).Config())}
-    with pytest.raises(
-        UserError, match=r"task.tasks.sums.task SumDigits -> my_task:SumDigits \w{12} \(the data position"
-    ):
-        accept()
-
-
-def own_task(folder):
-    (folder / "my_task.py").write_text(
-        "from torchtitan_rl.library import tasks\n\n\nclass SumDigits(tasks.SumDigits):\n    pass\n"
-    )
-    return import_checked(folder / "my_task.py", "test").SumDigits

@@ -143,22 +143,6 @@ def test_a_run_may_take_an_empty_folder_its_own_and_one_with_a_log_or_a_link_for
     create(tmp_path / "prepared").close()
 
 
-def test_finding_a_runs_folder_locks_it_and_writes_nothing(tmp_path, one_rank):
-    assert RunFolder.find(str(tmp_path / "new"), "debug").path == tmp_path / "new"
-    assert not (tmp_path / "new").exists()
-    create(tmp_path / "run").close()
-    (tmp_path / "run" / "end.json").write_text("{}")
-    before = content(tmp_path)
-    folder = RunFolder.find(str(tmp_path / "run"), "debug")
-    with pytest.raises(UserError, match="another run is using"):
-        create(tmp_path / "run")
-    assert content(tmp_path) == before
-    folder.claim()
-    assert (tmp_path / "run" / "end.json").exists()
-    folder.begin("debug", load_config("debug"))
-    assert not (tmp_path / "run" / "end.json").exists()
-
-
 def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_was(tmp_path, one_rank):
     config = load_config("debug")
 

@@ -39,15 +39,6 @@ def test_all_lengths_of_a_small_model_are_named_at_once_and_the_options_fit():
     validate(config, world_size=1)
 
 
-def test_all_turns_of_a_rollout_may_be_longer_together_than_the_window():
-    config = load_config("debug_compact")
-    config.sampling.max_tokens = 200
-    validate(config, world_size=1)
-    config.conversations.max_turn_tokens = 30
-    with pytest.raises(UserError, match="sampling.max_tokens = 30: expected with prompts.max_prompt_tokens 24"):
-        validate(config, world_size=1)
-
-
 def test_suggested_lengths_are_raised_and_not_cut():
     with pytest.raises(UserError) as raised:
         check("--sampling.max-tokens", "300", "--trainer.max-tokens-per-microbatch", "10")

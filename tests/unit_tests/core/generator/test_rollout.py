@@ -1,6 +1,5 @@
 """Whole conversations on a real engine: what is sampled, what is read, and how they end."""
 
-import asyncio
 import re
 import time
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.parts.conversations import (
     Says,
-    TaskWith,
     conversations,
     engine,
     prompts,
@@ -99,22 +97,6 @@ def test_conversations_are_independent_of_the_order_of_answers(talk):
     again = talk(lambda prompt: Late("higher", "lower", "right"))
     assert tokens(first) == tokens(again)
     assert tokens(first) == tokens(talk(lambda prompt: Says("higher", "lower", "right"), wait_for_answers=True))
-
-
-def test_slow_tool_does_not_block_other_conversations(talk):
-    """Each of twelve tools answers only after all twelve were asked."""
-    asked = set()
-
-    class Slow(Environment):
-        async def step(self, message):
-            asked.add(self)
-            async with asyncio.timeout(30):
-                while len(asked) < 12:
-                    await asyncio.sleep(0.01)
-            return Turn(done=True)
-
-    ended = flat(talk(lambda prompt: Slow(), num=3))
-    assert len(asked) == len(ended) == 12
 
 
 def test_turn_waits_for_its_prefill_if_it_does_not_fit(talk):
@@ -348,21 +330,3 @@ def test_rewards_see_the_tags_of_thinking_that_are_special_tokens(generator, mad
             r"<\|(?!channel|message)[a-z_0-9]+\|>", "", tokenizer.decode(one.token_ids, skip_special_tokens=False)
         )
         assert re.sub("[^ -~]", "", one.text) == re.sub("[^ -~]", "", said)  # bytes may form other characters
-
-
-def test_environment_seed_depends_on_step_prompt_and_sample(talk, monkeypatch):
-    def seeds(step):
-        found = []
-
-        def environment(self, prompt, *, seed):
-            found.append((prompt.prompt_idx, seed))
-            return Says("right")
-
-        monkeypatch.setattr(TaskWith, "environment", environment)
-        talk(None, step=step)
-        return set(found)
-
-    first = seeds(1)
-    assert len({seed for _, seed in first}) == 3 * 4
-    assert seeds(1) == first
-    assert not seeds(2) & first

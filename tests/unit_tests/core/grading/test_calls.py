@@ -193,20 +193,6 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
         time.sleep(0.1)
 
 
-class Unusual(BaseException):
-    """No Exception."""
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Unusual, SystemExit])
-@pytest.mark.parametrize("in_process", [["raises"], []])
-def test_any_exception_of_a_function_counts_as_its_failure(build, error, in_process):
-    def raises(completions, **_):
-        raise error
-
-    [scored] = score(build(raises, in_process=in_process, on_failure="none"), "a")
-    assert scored.extra["error/raises"].startswith(f"{error.__name__}: ")
-
-
 def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
     def forks(completions, **_):
         os.fork()

@@ -115,14 +115,6 @@ def test_only_an_objective_of_the_advantage_alone_has_zero_gradient_without_it(b
     assert not algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
 
-def test_episode_longer_than_the_budget_has_its_own_micro_batch_and_a_warning(build, capsys):
-    small, large = build(max_tokens_per_microbatch=3), build()
-    reports = [trainer.update(credited(trainer)) for trainer in (small, large)]
-    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
-    assert reports[0].rank_tokens > reports[1].rank_tokens  # nobody to share a prompt with
-    assert capsys.readouterr().out.count("trainer.max_tokens_per_microbatch 3: the sequence of prompt") == 1
-
-
 def test_update_ratio_equals_the_relative_change_of_weights(build):
     trainer = build()
     trainer.check_loaded()

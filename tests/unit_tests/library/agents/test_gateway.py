@@ -259,15 +259,6 @@ def test_an_agent_that_fails_after_a_broken_turn_ends_with_a_name_and_a_reward(t
         policy.say(CALL)
 
 
-def test_a_call_whose_arguments_do_not_suit_the_tool_is_counted():
-    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    tool = {"type": "function", "function": {"name": "multiply", "parameters": parameters}}
-    for arguments, errors in (('{"a": 3}', 0), ('{"a": "3"}', 1), ("{}", 1)):
-        said = f'<tool_call>{{"name": "multiply", "arguments": {arguments}}}</tool_call>'
-        with Policy(asks({"messages": [USER], "tools": [tool]})) as policy:
-            assert policy.say(said).columns == {"tool_calls": 1, "tool_errors": errors}
-
-
 def test_equivalent_forms_of_the_same_history_are_accepted():
     def again(message):
         [call] = message["tool_calls"]

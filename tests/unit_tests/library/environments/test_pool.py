@@ -158,12 +158,6 @@ def test_each_sample_gets_its_own_seed_if_the_method_accepts_one(made, talk, mon
     conversations(None, made).check(prompts(made, 1))
 
 
-def test_a_prompt_without_an_environment_has_one_turn(talk):
-    played, _ = talk(lambda prompt: None if prompt.prompt_idx else Says("right"), num=2, prompts_of=2)
-    assert [one.in_turns for one in played] == [True, False]
-    assert [len(one.turns) for one in played] == [1, 0]
-
-
 def multiply(a: int, b: int) -> int:
     """
     Multiplies two integers.

@@ -10,17 +10,15 @@ from tests.parts.algorithm import (
     MAX_TOKENS,
     episodes_of,
     group,
-    group_of,
     merge,
     normalizers_of,
     pack,
     policy_like,
     run_loss,
-    scored,
     spread_logprobs,
 )
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, SeqMeanTokenMean, TokenTruncate
-from torchtitan_rl.library.maxent import MaxEnt, MetaController, maxent_class_defaults
+from torchtitan_rl.library.maxent import MetaController, maxent_class_defaults
 from torchtitan_rl.library.objectives import Reinforce
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
@@ -76,16 +74,6 @@ def test_equal_rewards_have_no_gradient_by_default():
     values = policy_like(episodes, 0.5)
     run_loss(uniform, episodes, values, packed(uniform, episodes)).loss.backward()
     assert any(value.grad.any() for value in values)
-
-
-def test_excluded_completions_have_weight_zero_and_the_rest_sum_to_one():
-    episodes = episodes_of(
-        maxent(), group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0), scored(3, 5.0, logprobs=()))
-    )
-    assert [episode.credit.columns["mass"] for episode in episodes] == pytest.approx(
-        [SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12
-    )
-    assert [episode.in_loss for episode in episodes] == [True, False, True, False]
 
 
 def test_losses_of_whole_group_micro_batches_add_up_and_a_split_group_is_an_error():
@@ -165,20 +153,6 @@ def test_weight_metrics_of_a_step():
         "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
-
-
-def test_scores_that_spread_further_than_the_weights_push_against_the_reward():
-    scored_group = group(0, [1.0, 0.0, 1.0], logprobs=[(-0.1,), (-0.1,) * 30, (-0.1,) * 40])
-    recipe = Algorithm.Config(loss=MaxEnt.Config()).build(max_completion_tokens=MAX_TOKENS)
-    found = {}
-    for name, algorithm in {"plain": maxent(), "recipe": recipe}.items():
-        metrics = algorithm.group_metrics(episodes_of(algorithm, scored_group).groups)
-        found[name] = metrics["maxent/push_reward_correlation/mean"].value
-    w = torch.softmax(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), 0)
-    push = w - torch.softmax(torch.tensor([-0.1, -3.0, -4.0], dtype=torch.float64), 0)
-    plain = torch.corrcoef(torch.stack([push, w]))[0, 1].item()
-    assert plain < 0
-    assert found == pytest.approx({"plain": plain, "recipe": 1.0}, abs=1e-6)
 
 
 def test_the_clip_loss_of_sequences_is_summed_over_the_group():

@@ -63,17 +63,6 @@ def test_mixture_resumes_at_the_exact_position_on_any_number_of_ranks(tokenizer,
         assert [(p.task, p.text, p.sampling) for p in resumed.next_batch(20)] == expected
 
 
-def test_sampling_of_a_member_applies_only_to_its_prompts(tokenizer):
-    prompts = PromptStream.Config(read_ahead=0).build(task=mixture(), tokenizer=tokenizer, seed=0).next_batch(40)
-    assert {prompt.task: prompt.sampling for prompt in prompts} == {"sums": None, "countdown": SHORT}
-
-
-def test_held_out_prompts_are_split_evenly_over_members():
-    held_out = mixture().held_out_examples(9)
-    assert Counter(example.task for example in held_out) == {"sums": 5, "countdown": 4}
-    assert mixture().held_out_examples(1)[0].task == "sums"
-
-
 def test_mixture_uses_the_warm_start_of_its_first_member_with_one(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "torchtitan_rl.library.starts.warm_start.ensure_checkpoint", lambda task, recipe, root: root / recipe.name

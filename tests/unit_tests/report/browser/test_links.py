@@ -58,19 +58,3 @@ def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser,
     assert "It may not fit: write the page with a larger --size" in browser.run(
         "document.querySelector('.detail').innerText"
     )
-
-
-def test_back_and_an_edited_address_lead_where_they_say(browser, one):
-    browser.open(at(one[0], view="samples", sort="step", down=False))
-    browser.call("Page.resetNavigationHistory")  # of over 50 entries, those made without a real click are dropped
-    opened = "document.querySelector('tr.open').dataset.row"
-    browser.run("document.querySelectorAll('tr[data-row]')[3].click()")
-    browser.run("document.querySelectorAll('tr[data-row]')[5].click()")
-    browser.run("document.querySelector('nav [data-view=health]').click()")
-    browser.run("history.back()")
-    browser.wait(f"document.querySelector('main').dataset.view === 'samples' && {opened} === '5'")
-    browser.run("history.back()")
-    browser.wait(f"{opened} === '3'")
-    follow(browser, open="train/2/0/1", sort="step", down=False)
-    browser.wait(f"{opened} === '17'")
-    assert clean(browser), browser.errors
