@@ -1,8 +1,6 @@
 import multiprocessing
 import os
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from torchtitan_rl.setup.run_folder import (
     RunFolder,
     RunFolderCheck,
     check_shared,
-    code_version,
     take_new,
 )
 
@@ -79,27 +76,6 @@ def test_a_node_that_sees_another_folder_is_named(tmp_path):
             UserError, match=f"node {socket.gethostname()} does not see .*--dump-folder on a file system"
         ):
             check_shared(other, "another run", patience_s=0.3)
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_of_the_code_and_whether_it_is_dirty(tmp_path):
-    def git(*args):
-        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        return subprocess.run(
-            ["git", "-C", tmp_path, *identity, *args], check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    assert code_version(tmp_path) == {"commit": None, "dirty": None}
-    git("init")
-    (tmp_path / "code.py").write_text("1\n")
-    git("add", ".")
-    git("commit", "-m", "first")
-    (tmp_path / "untracked").write_text("")
-    assert code_version(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
-    (tmp_path / "code.py").write_text("2\n")
-    assert code_version(tmp_path)["dirty"] is True
-    (tmp_path / "installed").mkdir()
-    assert code_version(tmp_path / "installed")["commit"] is None
 
 
 OTHERS = {

@@ -10,7 +10,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library import rewards
 from torchtitan_rl.library.math_answers import MathJudge
-from torchtitan_rl.library.tasks.countdown import Countdown, evaluate, reaches
+from torchtitan_rl.library.tasks.countdown import Countdown, reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
 from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
@@ -93,15 +93,6 @@ def test_endless_math_comparison_is_killed_and_the_next_succeeds():
 )
 def test_countdown_takes_expressions_that_use_each_number_once(expression, right):
     assert reaches(expression, [3, 1, 2], 9) == right
-
-
-def test_countdown_evaluates_exactly_and_in_bounded_time():
-    assert evaluate("1/3 + 1/3 + 1/3")[0] == 1
-    started = time.process_time()
-    assert evaluate("9**9**9") is None
-    assert evaluate("9" * 10_000) is None
-    assert evaluate("True + 1") is None
-    assert time.process_time() - started < 0.1
 
 
 def test_countdown_targets_are_reachable_and_splits_are_disjoint():
