@@ -170,20 +170,6 @@ def test_expected_rloo_gradient_is_the_policy_gradient():
     assert torch.allclose(logits.grad, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "maxent"])
-def test_training_on_a_bandit_finds_the_best_arm(name):
-    algorithm = ALGORITHMS[name].build(max_completion_tokens=1)
-    torch.manual_seed(0)
-    logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([logits], lr=0.5)
-    for _ in range(150):
-        arms = torch.multinomial(torch.softmax(logits.detach(), 0), 8, replacement=True).tolist()
-        optimizer.zero_grad()
-        bandit_step(algorithm, logits, arms).backward()
-        optimizer.step()
-    assert torch.softmax(logits, 0)[1].item() > 0.6
-
-
 def test_float32_agrees_with_float64():
     algorithm = ALGORITHMS["kl"].build(max_completion_tokens=MAX_TOKENS)
     episodes = ragged_step(algorithm)

@@ -62,14 +62,6 @@ def test_k3_gradient_points_to_the_reference_at_any_distance(log_ratio, expected
     assert start.grad.item() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_estimators_have_the_divergence_as_expectation(estimator):
-    p, q = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), torch.tensor([0.6, 0.25, 0.15], dtype=torch.float64)
-    divergence = (p * (p / q).log()).sum().item()
-    expectation = (p * kl_estimate((p / q).log(), estimator)).sum().item()
-    assert expectation == pytest.approx(divergence, rel=0.15 if estimator == "k2" else 1e-12)
-
-
 def test_missing_reference_is_an_error_with_a_remedy():
     loss = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
     for algorithm in (

@@ -77,16 +77,6 @@ def test_ratio_and_clip_fractions():
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
 
 
-def test_policy_kl_is_measured_against_the_sampling_policy():
-    """Tokens are drawn from pi_old, so the means of k1 and k3 are KL(pi_old || pi), to the last digit of this draw."""
-    old, new = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
-    drawn = [0, 0, 1, 2]  # as often as pi_old has it
-    metrics = off_policy_metrics(Algorithm.Config(), [[new[token] / old[token] for token in drawn]] * 2, [1.0, 0.0])
-    divergence = sum(p * math.log(p / q) for p, q in zip(old, new))
-    assert metrics["policy/kl_k1"] == pytest.approx(divergence, abs=1e-12)
-    assert metrics["policy/kl_k3"] == pytest.approx(divergence, abs=1e-12)
-
-
 def test_loss_parts_are_reported_with_sign_and_add_up():
     config = Algorithm.Config(advantage=GroupMean.Config(), loss=Clip.Config(), entropy_coef=0.1)
     metrics = off_policy_metrics(config, [[1.1, 1.0], [1.0]], [1.0, 0.0])
@@ -128,13 +118,3 @@ def test_entropy_and_logprob_diff_are_distributions_over_loss_tokens():
     assert diffs.reduction == entropies.reduction == "distribution"
     assert diffs.value.tolist() == [0.5, 0.0, 0.25]
     assert entropies.value.tolist() == pytest.approx([0.7] * 3)
-
-
-def test_effective_sample_size_is_a_fraction_of_the_tokens():
-    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes), padding=5)
-    values = [torch.tensor([-1 + math.log(w) for w in row], dtype=torch.float64) for row in ([1.0, 2.0], [3.0])]
-    metric = run_loss(algorithm, episodes, values, batch).metrics["sampler/effective_sample_size"]
-    assert metric.value == pytest.approx((1 + 2 + 3) ** 2 / (3 * (1 + 4 + 9)), abs=1e-12)
-    assert (metric.reduction, metric.weight) == ("mean", 3.0)

@@ -58,23 +58,3 @@ def test_scores_are_independent_of_the_order_of_groups(build):
         found.append(([(s.reward, s.reward_breakdown, s.extra) for g in scored for s in g.samples], logged(graded)))
     assert found[0] == found[1]
     assert [reward for reward, _, _ in found[1][0]] == [0.0, None, 2.0]
-
-
-def test_closing_the_grader_starts_no_queued_call(build, tmp_path):
-    begun, closed = tmp_path / "begun", tmp_path / "closed"
-    begun.mkdir()
-
-    def waits(completions, **_):
-        (begun / completions[0]).touch()
-        wait_for(closed)
-        return [1.0]
-
-    graded = build(waits, workers=1)
-    round = graded.round()
-    for one in groups(3):
-        round.begin(one)
-    wait_for(begun / "0")
-    graded.close()
-    closed.touch()
-    time.sleep(0.5)
-    assert {path.name for path in begun.iterdir()} == {"0"}

@@ -94,15 +94,6 @@ def test_siblings_share_the_prompt_except_its_last_token():
     assert count_work(members, share_prompts_from=0) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
-def test_prompts_below_the_threshold_are_copied():
-    members = [member((5, 6, 7), (8,)), member((5, 6, 7), (9,))]
-    assert [len(pack(members, normalizers=COUNTS, multiple=1, share_prompts_from=n).token_ids) for n in (3, 4)] == [
-        6,
-        8,
-    ]
-    assert [count_work(members, share_prompts_from=n)[0] for n in (3, 4)] == [6, 8]
-
-
 def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
     with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
         prompt((), prompt_idx=3)
@@ -110,15 +101,6 @@ def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
         Completion(
             sample_idx=1, policy_version=0, token_ids=[1, 2], sampler_logprobs=[0.1], text="", finish_reason="stop"
         )
-
-
-def test_reference_logprobs_are_required_for_all_episodes_or_none():
-    one, two = member(), member()
-    one.episode.reference_logprobs = np.float32([-1.0, -2.0])
-    assert pack([one, two], normalizers=COUNTS, multiple=1).reference_logprobs is None
-    two.episode.reference_logprobs = np.float32([-3.0, -4.0])
-    batch = pack([one, two], normalizers=COUNTS, multiple=1)
-    assert batch.reference_logprobs.tolist() == [0, 0, -1, -2, 0, 0, 0, -3, -4, 0]
 
 
 @given(

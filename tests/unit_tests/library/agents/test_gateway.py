@@ -426,12 +426,3 @@ def is_closed(connection: socket.socket, *, within: float) -> bool:
 def test_unauthenticated_connections_are_closed_at_the_timeout(monkeypatch, first):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
     assert is_closed(half_open(first), within=30)
-
-
-def test_half_open_connections_over_the_cap_evict_the_oldest(monkeypatch):
-    monkeypatch.setattr(connections, "MOST_WAITING", 3)
-    others = [half_open(b"GET /") for _ in range(6)]
-    assert [is_closed(one, within=30) for one in others[:3]] == [True] * 3
-    assert [is_closed(one, within=0.2) for one in others[3:]] == [False] * 3
-    for one in others:
-        one.close()

@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from tests.parts.bfloat16 import NoBfloat16
 from torchtitan_rl.library.starts.answer_recipes import sums
 from torchtitan_rl.library.starts.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task
@@ -63,11 +62,6 @@ def test_warm_start_is_deterministic_and_keeps_random_state_and_threads(folder, 
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == weights
     make_checkpoint(tmp_path / "other", TASK, 1, TINY)
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
-
-
-def test_warm_start_computes_nothing_in_bfloat16(tmp_path):
-    with NoBfloat16():
-        make_checkpoint(tmp_path / "start", TASK, 0, TINY)
 
 
 def test_interrupted_warm_start_is_not_used_and_is_removed(tmp_path, monkeypatch):

@@ -15,8 +15,6 @@ from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.library.tasks.countdown import Countdown
 from torchtitan_rl.library.tasks.mixture import Mixture, Share
 from torchtitan_rl.observability.metrics.reward_stats import groups_by_task, task_metrics
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.validation import validate
 
 SHORT = SamplingConfig(n=4, max_tokens=16)
 
@@ -79,24 +77,6 @@ def test_invalid_members_are_errors_with_a_remedy():
         mixture(**{"a/b": sums()})
     with pytest.raises(UserError, match="expected one task or more"):
         Mixture.Config().build()
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        (
-            SamplingConfig(n=8, max_tokens=32, temperature=0.5),
-            "sampling.temperature = 0.5: expected sampling.temperature 1.0",
-        ),
-        (SamplingConfig(n=8, max_tokens=33), "sampling.max_tokens = 33: expected .* most"),
-        (SamplingConfig(n=1, max_tokens=32), "sampling.n = 1"),
-    ],
-)
-def test_a_members_sampling_is_checked_before_anything_starts(own, message):
-    config = load_config("debug")
-    config.task = Mixture.Config(tasks={"sums": Share(task=config.task, sampling=own)})
-    with pytest.raises(UserError, match=message):
-        validate(config, world_size=1)
 
 
 def test_metrics_are_split_by_mixture_member(tokenizer):
