@@ -10,7 +10,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library import rewards
 from torchtitan_rl.library.math_answers import MathJudge
-from torchtitan_rl.library.tasks.countdown import Countdown, evaluate, reaches
+from torchtitan_rl.library.tasks.countdown import Countdown, reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
 from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
@@ -95,15 +95,6 @@ def test_countdown_takes_expressions_that_use_each_number_once(expression, right
     assert reaches(expression, [3, 1, 2], 9) == right
 
 
-def test_countdown_evaluates_exactly_and_in_bounded_time():
-    assert evaluate("1/3 + 1/3 + 1/3")[0] == 1
-    started = time.process_time()
-    assert evaluate("9**9**9") is None
-    assert evaluate("9" * 10_000) is None
-    assert evaluate("True + 1") is None
-    assert time.process_time() - started < 0.1
-
-
 def test_countdown_targets_are_reachable_and_splits_are_disjoint():
     task = Countdown.Config().build()
     held_out = {(tuple(sorted(e.columns["numbers"])), e.columns["target"]) for e in task.held_out_examples(200)}
@@ -135,21 +126,3 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
         assert (
             task.score(completions=[f"<answer>{answer}</answer>", ""], entry=[example.columns["entry"]] * 2)[0] == 1.0
         )
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"tasks": [("spel_backward", 1.0)]}, "task.tasks = 'spel_backward'.*Did you mean spell_backward"),
-        ({"tasks": [("gcd", 0.0)]}, "task.tasks gcd = 0.0: expected a weight above 0"),
-        (
-            {"tasks": [("gcd", 1.0)], "settings": [("gcd.terms", "1")]},
-            "task.settings = {'terms': 1}: expected valid settings for gcd",
-        ),
-        ({"settings": [("lcm.terms", "1")]}, r"task.settings = \['lcm'\]"),
-    ],
-)
-def test_unknown_reasoning_gym_tasks_and_settings_are_errors_with_a_remedy(config, message):
-    pytest.importorskip("pycosat", reason="reasoning_gym needs it, and a C compiler to install it")
-    with pytest.raises(UserError, match=message):
-        ReasoningGym.Config(**config).build()
