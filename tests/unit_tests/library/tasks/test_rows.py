@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pyarrow
 import pytest
 from datasets import Dataset
 
