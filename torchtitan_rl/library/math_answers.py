@@ -45,9 +45,7 @@ _BASES = {
     "nine": "9",
     "ten": "10",
 }
-_IN_BASE = re.compile(
-    rf"([\dA-Z]*\d[\dA-Z]*|[A-F]+(?=_\{{?1[2-6]))(?:_\{{?(?:\\text\{{)?(\d+|{'|'.join(_BASES)})\}}{{0,2}})?"
-)
+_IN_BASE = re.compile(rf"([\dA-Z]*\d[\dA-Z]*)(?:_\{{?(?:\\text\{{)?(\d+|{'|'.join(_BASES)})\}}{{0,2}})?")
 """A number and its base, as 10110_2, which math-verify leaves out."""
 _DATE = re.compile(r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}")
 """A date, which math-verify takes for a difference or a quotient."""

@@ -72,12 +72,10 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
     ("row", "demonstrated", "answer", "told_of_it"),
     [
         ({"conversations": SHAREGPT, "id": 7}, TWO[1:], "", "data.parquet: ShareGPT: conversations"),
-        ({"conversations": TWO}, TWO[1:], "", "ShareGPT: conversations"),
         ({"messages": TWO, "tools": [{"type": "function", "function": ADD}]}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"messages": TWO, "tools": " "}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
-        ({"instruction": "Add.", "input": "1 + 1", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
         ({"prompt": "1 + 1?", "chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
         ({"prompt": TWO[:1], "chosen": TWO[1:], "rejected": TWO[1:]}, TWO[1:], "", "not in the prompt: rejected"),
         ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
