@@ -27,7 +27,9 @@ PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i,
 class Pair:
     """A policy and an engine in one process."""
 
-    def __init__(self, folder, save=save_tiny_checkpoint, policy_dtype: str = "float32", **generator) -> None:
+    def __init__(
+        self, folder, save=save_tiny_checkpoint, policy_dtype: str = "float32", records_kept=False, **generator
+    ) -> None:
         save(folder)
         self.dtype = policy_dtype
         self.model, self.adapter = sharded_policy(folder, seq_len=384, dtype=policy_dtype)
@@ -40,6 +42,7 @@ class Pair:
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=4, max_tokens=8),
             seed=0,
+            records_kept=records_kept,
         )
         self.proof = WeightProof.of(self.generator, ShardChecksums(self.model, self.adapter))
         self.begin_anew()
