@@ -77,7 +77,8 @@ def main() -> None:
     comm.init_process_group(CommConfig(trace_buf_size=0))
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
-        save_hf_family(Path(folder), args.family) if args.family else save_tiny_checkpoint(Path(folder))
+        positions = {"max_position_embeddings": 384}
+        save_hf_family(Path(folder), args.family, **positions) if args.family else save_tiny_checkpoint(Path(folder))
     dist.barrier()
     lora = LoraConfig(rank=args.rank, alpha=LORA.alpha, targets=tuple(args.targets))
     pair = AdapterPair(Path(folder), dtype=args.dtype, tp=args.tp, generator_tp=args.generator_tp, lora=lora)

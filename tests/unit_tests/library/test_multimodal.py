@@ -9,7 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.parts.hf_decoders import BOUNDS, Engine, logprobs_of, sequences
+from tests.parts.hf_decoders import BOUNDS, Engine, logprobs_of, sequences, transformers_logprobs
 from tests.parts.multimodal import MULTIMODAL, save_multimodal
 from tests.parts.tiny import scale_policy, sharded_policy
 from tests.unit_tests.library.lora.test_adapters import saver, updated
@@ -39,24 +39,12 @@ def folder_of(tmp_path_factory):
     return folder
 
 
-def whole_logprobs(folder, architecture: str, ids: torch.Tensor) -> torch.Tensor:
-    """log π(ids[1:]) of transformers' whole model, [L - 1]. Every stored tensor must be one of its own."""
-    model, loaded = getattr(transformers, architecture).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-    )
-    assert not loaded["unexpected_keys"]
-    assert not loaded["missing_keys"]
-    with torch.no_grad():
-        logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
-    return logp.gather(-1, ids[1:, None])[:, 0]
-
-
 @pytest.mark.parametrize(("architecture", "older_names"), CASES)
 def test_policy_is_the_text_of_transformers_model(folder_of, architecture, older_names):
     folder, ids = folder_of(architecture, older_names), sequences()[0]
     check_tensors(folder, spec_from_folder(folder))
     model, _ = sharded_policy(folder)
-    expected = whole_logprobs(folder_of(architecture), architecture, ids)
+    expected, _ = transformers_logprobs(folder_of(architecture), [ids])
     assert abs(logprobs_of(model, ids) - expected.numpy()).max() <= BOUNDS["transformers"]
 
 
@@ -79,7 +67,7 @@ def test_export_is_the_whole_checkpoint_with_its_vision_unchanged(folder_of, tmp
     assert moved < stored.keys()
     ids = sequences()[0]
     if not older_names:
-        exported = whole_logprobs(tmp_path / "exported", architecture, ids)
+        exported, _ = transformers_logprobs(tmp_path / "exported", [ids])
         assert abs(trainer.token_logprobs(ids.numpy()) - exported.numpy()).max() <= BOUNDS["transformers"]
 
 
@@ -116,3 +104,11 @@ def test_missing_tensor_of_the_text_is_named(folder_of, tmp_path):
     (folder / "config.json").write_text(json.dumps(entries))
     with pytest.raises(UserError, match="model.layers.3.* is missing"):
         check_tensors(folder, spec_from_folder(folder))
+
+
+def test_quantized_checkpoint_is_refused(folder_of, tmp_path):
+    """Ministral 3's published ones have the entry beside the text's config."""
+    entries = json.loads((folder_of("Mistral3ForConditionalGeneration") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(entries | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(UserError, match="hf_assets_path = .*it is quantized"):
+        spec_from_folder(tmp_path)
