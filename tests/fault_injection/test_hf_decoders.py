@@ -28,18 +28,18 @@ def test_killed_run_resumes_bitwise_and_its_export_has_the_same_logprobs(tmp_pat
         save_multimodal(tmp_path / "start", family, tokenizer=True, vocab_size=322, max_position_embeddings=2048)
     else:
         odd(family, "initializer_range=0.15", *FAMILIES[family])(tmp_path)
-    args = [arg.replace("{data}", str(tmp_path)) for arg in ANY_FOLDER]
+    args = [arg.replace("{data}", str(tmp_path)) for arg in [*ANY_FOLDER, "--metrics.no-report"]]
     args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
     args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]
     args += IN_BFLOAT16 if family.lower().startswith("qwen3_5") else []
-    whole = train(tmp_path, *args, "--dump-folder", str(tmp_path / "whole"), log="whole.log", timeout_s=600)
+    whole = train(tmp_path, "--dump-folder", str(tmp_path / "whole"), base=args, log="whole.log", timeout_s=600)
     assert whole.code == 0, whole.output
 
-    run = start(tmp_path, *args, log="killed.log")
+    run = start(tmp_path, base=args, log="killed.log")
     run.wait_until(lambda: max(steps_of(tmp_path / "run"), default=0) >= 2, "save step 2", timeout_s=600)
     assert run.kill_everything().code == 137
     assert max(steps_of(tmp_path / "run")) < 4
-    resumed = train(tmp_path, *args, log="resumed.log", timeout_s=600)
+    resumed = train(tmp_path, base=args, log="resumed.log", timeout_s=600)
     assert resumed.code == 0, resumed.output
     resumed.says("resuming after step [23]")
     assert list(metrics_of(tmp_path / "run")) == [1, 2, 3, 4]

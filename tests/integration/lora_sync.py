@@ -34,7 +34,8 @@ BASE = "model.layers.1.mlp.down_proj.weight"
 def sabotages(pair: AdapterPair, old: Adapter) -> Iterator[tuple[str, str, Callable[[Adapter], Adapter]]]:
     """(what is wrong, what the error says, how it comes about). `old` is the adapter of the push before."""
     other = B.replace("layers.1", "layers.0")
-    yield "stale", f"q_proj.lora_A.weight {STALE}", lambda new: {name: t.clone() for name, t in old.items()}
+    first = next(iter(old))
+    yield "stale", f"policy's: {first} {STALE}", lambda new: {name: t.clone() for name, t in old.items()}
     yield (
         "one layer stale",
         f"policy's: {A} {STALE}; {B} {STALE}",
