@@ -53,6 +53,7 @@ FRAMEWORKS = {
     "mini-swe-agent": Framework("mini", "mini-swe-agent", "mini_swe_agent.py", "bash"),
     "inspect-ai": Framework("inspect", "inspect-ai", "inspect_agent.py"),
     "dspy ReAct": Framework("dspy", "dspy", "dspy_react.py", "dspy"),
+    "anthropic": Framework("anthropic", "anthropic", "anthropic_messages.py"),
     "AI SDK": Framework("aisdk", "ai", "ai_sdk.mjs"),
     "AI SDK, responses": Framework("aisdk", "ai", "ai_sdk.mjs", env={"AI_SDK_API": "responses"}),
 }

@@ -169,7 +169,8 @@ class Completion:
     """int32 [L], the policy version that sampled each token of a group in flight; None: all are `policy_version`."""
     sampler_records: RecordArray | None = None
     """uint8 [Lp + L, R], what the sampler recorded while it read each token of the prompt and of `token_ids`; None:
-    nothing. With `generator.router_replay` the experts that it chose, of all layers."""
+    nothing. With `generator.router_replay` the experts that it chose, of all layers. With `SamplingConfig.truncates` the
+    tokens that it kept for the next one, a bit each in the order of `np.packbits(..., bitorder="little")`."""
 
     def __post_init__(self) -> None:
         token_ids = np.asarray(self.token_ids, dtype=np.int32)  # [L]

@@ -41,6 +41,7 @@ def episode_logprobs(
             batch.layout,
             temperature or trainer.temperature,
             batch.loss_positions,
+            batch.sampler_records if model.lm_head.reads_records else None,
         )  # [T]
         found = completion_values(batch, logprobs, share_prompts_from=share_from)  # [L] each
         for member, values in zip(batch.members, found, strict=True):

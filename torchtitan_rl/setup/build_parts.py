@@ -210,6 +210,7 @@ def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) ->
         generator_dtype=config.generator.dtype,
         dump_folder=str(folder),
         policy_lora=Lora.of(config.trainer.lora),
+        router_replay=config.generator.router_replay,
     )
     _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
     return trainer
@@ -231,6 +232,7 @@ def _build_generator(
             environments=environments,
             stats=EngineStats(),
             lora=EngineAdapter(lora, **engine) if lora else None,
+            records_kept=config.truncates,
         )
     if said := small_cache_note(generator, num_prompts=config.num_prompts_per_step):
         events.progress(said)

@@ -72,6 +72,11 @@ class RunConfig(Controller.Config):
         return self.algorithm.loss.build().from_engine
 
     @property
+    def truncates(self) -> bool:
+        """Whether training samples from a part of the vocabulary, which the engine then records."""
+        return any(sampling.truncates for sampling in (self.sampling, *self.task.samplings().values()))
+
+    @property
     def needs_engine(self) -> bool:
         """Whether training or an evaluation samples."""
         evaluates = bool(self.evaluation.every or self.eval_only)

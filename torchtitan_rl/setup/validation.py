@@ -371,17 +371,23 @@ def _check_sampling(config: "RunConfig") -> None:
             unread,
             "Leave it out, or learn from them: algorithm.loss Nll, as --config sft.",
         )
-    whole = "as a truncated sampler biases ratios"  # the trainer scores with the whole vocabulary
+    replay = (
+        "False with sampling.top_p, top_k or min_p: the engine records either its experts or the tokens that it kept"
+    )
+    expect(
+        not (config.truncates and config.generator.router_replay),
+        "generator.router_replay",
+        True,
+        replay,
+        "Turn it off.",
+    )
     for field, own in {"sampling": config.sampling, **config.task.samplings()}.items():
         limits = {
             "temperature": (own.temperature == temperature, f"sampling.temperature {temperature}, at which all are scored"),
             "max_tokens": (own.max_tokens <= longest, f"at most sampling.max_tokens {longest}, which normalises losses"),
-            "top_p": (own.top_p == 1, f"1, {whole}"),
-            "top_k": (own.top_k == 0, f"0, {whole}"),
         }  # fmt: skip
         for name, (holds, expected) in limits.items():
-            remedy = "Set it for evaluation.sampling alone." if whole in expected else "Correct the value."
-            expect(holds, f"{field}.{name}", getattr(own, name), expected, remedy)
+            expect(holds, f"{field}.{name}", getattr(own, name), expected, "Correct the value.")
 
 
 def _check_training(config: "RunConfig") -> None:
@@ -424,7 +430,7 @@ def _check_used(config: "RunConfig") -> None:
         effective[f"algorithm.kl.{name}"] = (config.algorithm.kl.coef > 0, "algorithm.kl.coef")
     for name in ("alpha", "targets"):
         effective[f"trainer.lora.{name}"] = (config.trainer.lora.rank > 0, "trainer.lora.rank")
-    for name in ("temperature", "top_p", "top_k"):
+    for name in ("temperature", "top_p", "top_k", "min_p"):
         effective[f"evaluation.sampled.{name}"] = (config.evaluation.sampled.n > 0, "evaluation.sampled.n")
     for field, (holds, by) in effective.items():
         group, _, name = field.rpartition(".")

@@ -226,11 +226,13 @@ class Conversation:
             token_versions = np.array(self.all_versions(policy_version), dtype=np.int32)  # [L]
         whole = TraceTokens()
         traces: list[Trace] = []
+        recorded = [trace.records for trace in self.traces if trace.records is not None]
         records: list[RecordArray] = []  # of the prompt's tokens and all traces
         for i, trace in enumerate(self.traces):
-            if trace.records is not None:
+            if recorded:
                 num_prompt = len(self.prompt.token_ids) if i == 0 else 0
-                records.append(filled(trace.records, num_prompt + len(trace.token_ids)))
+                own = recorded[0][:0] if trace.records is None else trace.records
+                records.append(filled(own, num_prompt + len(trace.token_ids)))
             traces.append(replace(trace.origin, begin=len(whole.token_ids)))
             whole.token_ids += trace.token_ids
             whole.sampler_logprobs += trace.sampler_logprobs

@@ -18,14 +18,22 @@ class SamplingConfig:
     log-probabilities at the same temperature."""
 
     top_p: float = number(1.0, above=0, most=1)
-    """Nucleus sampling, for evaluation only. Below 1 the sampler's distribution differs from the one that the trainer
-    scores, so training refuses it."""
+    """Nucleus sampling: from the most likely tokens that together have this probability. In training the engine records
+    which tokens it kept, and the trainer normalises over them, as with top_k and min_p."""
 
     top_k: int = number(0, least=0)
-    """Sample from the k most likely tokens, for evaluation only; 0 keeps all tokens, as training requires."""
+    """Sample from the k most likely tokens; 0 keeps all tokens."""
+
+    min_p: float = number(0.0, least=0, most=1)
+    """Sample from the tokens at least this fraction as likely as the most likely one; 0 keeps all tokens."""
 
     stop: list[str] = field(default_factory=list)
     """Texts that end a completion, or a turn of a conversation. The text's tokens belong to the completion."""
 
     stop_token_ids: list[int] = number([], least=0, remedy="Use the tokenizer's ids.")
     """Tokens that end a completion, besides the end tokens of the model's folder and of the chat template."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether it keeps a part of the vocabulary."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0

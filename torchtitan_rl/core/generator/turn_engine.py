@@ -103,6 +103,7 @@ class TurnEngine:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
             seed=self._seed(conversation) if seeded else None,
             stop=sampling.stop,
             stop_token_ids=[*self._end_token_ids, *sampling.stop_token_ids],

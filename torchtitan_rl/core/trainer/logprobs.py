@@ -26,6 +26,9 @@ than many that would stay in the GPU's cache."""
 CPU_ROWS = 1024
 """Vocabulary rows of a tile that stays in a CPU's cache."""
 
+DROPPED = -1e30
+"""The logit of a token that the sampler did not keep. It is finite, because a tile of them alone would otherwise be NaN."""
+
 
 def all_reduce(
     t: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
@@ -98,8 +101,9 @@ _compiled_logprob_gradient = torch.compile(_logprob_gradient)
 
 
 class _Constants(NamedTuple):
-    """The arguments of `chunked_logprobs` that are not tensors."""
+    """The arguments of `chunked_logprobs` that have no gradient."""
 
+    kept: Tensor | None
     temperature: float
     chunk_tokens: int
     chunk_rows: int
@@ -125,6 +129,17 @@ def _tiles(
         label_row = labels[tokens] - (constants.first_row + rows.start)  # [C]
         in_tile = (label_row >= 0) & (label_row < rows.stop - rows.start)  # [C]
         yield tokens, in_tile, torch.where(in_tile, label_row, 0)[:, None]
+
+
+def _drop(logits: Tensor, tokens: slice, rows: slice, constants: _Constants) -> None:
+    """Give the tokens that the sampler did not keep the logit DROPPED, in a tile of logits [C, R]."""
+    if constants.kept is None:
+        return
+    first, end = constants.first_row + rows.start, constants.first_row + rows.stop
+    of_bytes = constants.kept[tokens, first // 8 : -(-end // 8), None]  # [C, B, 1]
+    bits = of_bytes >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1  # [C, B, 8]
+    bits = bits.flatten(1)[:, first % 8 :][:, : end - first]  # [C, R]
+    logits.masked_fill_(bits == 0, DROPPED)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -159,6 +174,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             block = wide(weight[rows])  # [R, D]
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
+                _drop(logits, tokens, rows, constants)
                 # Before `statistics` overwrites the logits.
                 at_label = logits.gather(-1, label_row)[:, 0]  # [C]
                 label_logit[tokens] += torch.where(in_tile, at_label, 0)
@@ -204,6 +220,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_block = torch.zeros_like(weight[rows], dtype=peak.dtype)  # [R, D]
             for tokens, in_tile, label_row in _tiles(labels, rows, constants):
                 logits = product(operand[tokens], block.T)  # [C, R]
+                _drop(logits, tokens, rows, constants)
                 if g_entropy is None:
                     grad_logits = logprob_gradient(
                         logits, peak[tokens], log_total[tokens], g_logprobs[tokens], sharpness
@@ -262,6 +279,7 @@ def chunked_logprobs(
     weight: Tensor,
     labels: Tensor,
     *,
+    kept: Tensor | None = None,
     temperature: float = 1.0,
     chunk_tokens: int = 1024,
     chunk_rows: int | None = None,
@@ -273,6 +291,7 @@ def chunked_logprobs(
 
     Args:
         hidden: [T, D]; weight: [Vs, D], the vocabulary rows [first_row, first_row + Vs); labels: [T] global token ids.
+        kept: [T, V / 8] uint8, a bit for each token of the whole vocabulary; p is 0 where it is 0. None: all are 1.
         chunk_tokens: tokens of a tile of logits.
         chunk_rows: vocabulary rows of a tile; None: as many as GPU_TILE allows, or CPU_ROWS.
         group: the tensor-parallel ranks that hold the other rows; None if `weight` is the whole vocabulary.
@@ -280,5 +299,5 @@ def chunked_logprobs(
     """
     if chunk_rows is None:
         chunk_rows = max(GPU_TILE // chunk_tokens, 1) if hidden.is_cuda else CPU_ROWS
-    constants = _Constants(temperature, chunk_tokens, chunk_rows, group, first_row, compile)
+    constants = _Constants(kept, temperature, chunk_tokens, chunk_rows, group, first_row, compile)
     return _ChunkedLogprobs.apply(hidden, weight, labels, constants)

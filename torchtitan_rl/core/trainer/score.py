@@ -56,6 +56,9 @@ class LogprobHead(Linear):
     scale = 1.0
     """The constant by which the model multiplies its logits."""
 
+    reads_records = True
+    """Whether the sampler's records are the tokens that it kept, over which log-probabilities are normalised."""
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.chunk_tokens = config.chunk_tokens
@@ -157,10 +160,15 @@ def score(
         token_ids, labels: [T] int64.
         layout: the places of the segments.
         only: [M] int64, the positions whose results are wanted; the others are 0 and take no work. None: all.
-        records: [T, R] uint8, what the sampler recorded (`TrainBatch.sampler_records`); None: the model alone decides.
+        records: [T, R] uint8, what the sampler recorded (`TrainBatch.sampler_records`), for the head if it
+            `reads_records`, or else for the model; None: nothing.
         reader: gets the head's input at the wanted positions alone.
     """
     head = model.lm_head
+    kept = None  # [M, V / 8]
+    if head.reads_records and records is not None:
+        kept = _at(records, only)
+        records = None
 
     def token_scores(head_input: HeadInput) -> TokenScores:
         hidden, weight, group, first_row, scale = head_input
@@ -173,7 +181,7 @@ def score(
             "first_row": first_row,
         }
         logprobs, entropy = chunked_logprobs(
-            hidden, weight, _at(labels, only), compile=head.compile_chunks, **tiles
+            hidden, weight, _at(labels, only), kept=kept, compile=head.compile_chunks, **tiles
         )  # [M] each
         columns: dict[str, Tensor] = {}  # [M] each
         if reader is not None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.library.engine.end_tokens import end_token_ids, hidden_token_ids
+from torchtitan_rl.library.engine.kept_tokens import KeptTokens
 from torchtitan_rl.library.engine.patches import Float32Head, repack_experts, replace_engine_parts
 from torchtitan_rl.library.engine.routing import SlotRecords, output_records
 
@@ -50,6 +51,7 @@ def start_generator(
     environments: "EnvironmentFactory | None" = None,
     stats: "EngineStatistics | None" = None,
     lora: "EngineLora | None" = None,
+    records_kept: bool = False,
 ) -> Generator:
     """Returns a generator whose engine has empty weights. `WeightSync.push` must fill them before it samples.
 
@@ -57,6 +59,7 @@ def start_generator(
         hf_assets_path: the folder whose config.json describes the model.
         sampling, environments, stats: see `Generator`.
         lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
+        records_kept: record the tokens that the sampler keeps, for completions to learn from.
     """
     from vllm import LLM
 
@@ -102,6 +105,8 @@ def start_generator(
         generator.wide_head = generator.inspect(Float32Head)
     if config.router_replay:
         generator.records = SlotRecords(llm).of if ON_CPU else output_records
+    elif records_kept:
+        generator.records = KeptTokens(llm).of
     return generator
 
 

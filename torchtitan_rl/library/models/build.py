@@ -46,11 +46,13 @@ class ModelLoader:
         max_model_len: int,
         dump_folder: str,
         lora: PolicyLora | None,
+        router_replay: bool,
     ) -> None:
         """
         Args:
             folder: the start of the policy.
             lora: the policy's adapters; None for none.
+            router_replay: whether the sampler's records are experts (`Generator.Config`).
         """
         self.config = config
         self.spec = model_spec
@@ -65,6 +67,7 @@ class ModelLoader:
         self._parallel_dims = parallel_dims
         self._dump_folder = dump_folder
         self._lora = lora
+        self._router_replay = router_replay
 
     def attention_cost(self, model: Decoder) -> float:
         """The cost of attending to one token, relative to one token's other work, by torchtitan's count of FLOPs."""
@@ -74,12 +77,16 @@ class ModelLoader:
 
     def policy(self) -> Decoder:
         """Returns a sharded model with the start's weights, and with adapters if the policy has them. Collective."""
-        return self._load(self.spec, self.folder, "float32", self._lora)
+        model = self._load(self.spec, self.folder, "float32", self._lora)
+        model.lm_head.reads_records = not self._router_replay
+        return model
 
     def frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
         """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
         dtype = self.config.mixed_precision_param
-        return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
+        model = self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
+        model.lm_head.reads_records = False  # its vocabulary may be padded in another way
+        return model
 
     def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None) -> Decoder:
         config = self.config
@@ -121,6 +128,7 @@ def build_trainer(
     max_model_len: int,
     dump_folder: str = "",
     policy_lora: PolicyLora | None = None,
+    router_replay: bool = False,
     **others: Any,
 ) -> Trainer:
     """Returns the trainer of a policy that starts with a folder's weights. Collective. `others`: see `Trainer`."""
@@ -132,6 +140,7 @@ def build_trainer(
         max_model_len=max_model_len,
         dump_folder=dump_folder,
         lora=policy_lora,
+        router_replay=router_replay,
     )
     return config.build(models=models, parallel_dims=parallel_dims, policy_lora=policy_lora, **others)
 

@@ -1,6 +1,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,7 +9,6 @@ from torch import Tensor
 
 from torchtitan_rl.core.trainer import logprobs
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.trainer.score import LogprobHead
 
 T, D, V = 13, 8, 37
 
@@ -20,38 +20,38 @@ def inputs(seed: int = 0):
     return hidden, weight, torch.randint(0, V, (T,))
 
 
-def dense(hidden, weight, labels, temperature):
-    """log p(label) and entropy by the definitions, with the whole [T, V] in memory."""
-    logp = (hidden @ weight.T / temperature).log_softmax(-1)  # [T, V]
-    return logp.gather(-1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+def dense(hidden, weight, labels, temperature, keeps=None):
+    """log p(label) and entropy by the definitions, with the whole [T, V] in memory. keeps: [T, V] bool."""
+    keeps = torch.ones(len(hidden), len(weight), dtype=torch.bool) if keeps is None else keeps
+    logp = (hidden @ weight.T / temperature).masked_fill(~keeps, -torch.inf).log_softmax(-1)  # [T, V]
+    logp = logp.masked_fill(~keeps, 0)  # in the entropy 0 log 0 is 0
+    return logp.gather(-1, labels[:, None])[:, 0], -(logp.exp() * logp * keeps).sum(-1)
 
 
+def kept_at_random(labels):
+    """(bool [T, V], packed as `chunked_logprobs` reads it): a few words for each token, the label among them."""
+    keeps = torch.rand(T, V, generator=torch.Generator().manual_seed(1)) < 0.2
+    keeps[torch.arange(T), labels] = True
+    return keeps, torch.from_numpy(np.packbits(keeps.numpy(), axis=1, bitorder="little"))
+
+
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("chunk", [1, 4, 5, T, 100])
 @pytest.mark.parametrize("rows", [5, V, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(chunk, rows, temperature):
+def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(chunk, rows, temperature, masked):
     hidden, weight, labels = inputs()
+    keeps, kept = kept_at_random(labels) if masked else (None, None)
     coefficients = torch.randn(2, T, dtype=torch.float64)
 
     def grads(pair):
         return torch.autograd.grad((torch.stack(pair) * coefficients).sum(), (hidden, weight))
 
-    found = chunked_logprobs(hidden, weight, labels, temperature=temperature, chunk_tokens=chunk, chunk_rows=rows)
-    expected = dense(hidden, weight, labels, temperature)
+    tiles = {"chunk_tokens": chunk, "chunk_rows": rows}
+    found = chunked_logprobs(hidden, weight, labels, kept=kept, temperature=temperature, **tiles)
+    expected = dense(hidden, weight, labels, temperature, keeps)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(grads(found), grads(expected), rtol=0, atol=1e-10)
-
-
-def test_head_gives_logits_or_the_result_of_a_function():
-    head = LogprobHead.Config(in_features=D, out_features=V).build()
-    hidden = torch.randn(1, T, D)
-    assert head(hidden).shape == (1, T, V)
-    with head.computing(lambda found: found):
-        found = head(hidden)
-    assert (found.group, found.first_row, found.scale) == (None, 0, 1.0)
-    assert torch.equal(found.hidden, hidden[0])
-    assert torch.equal(found.weight, head.weight)
-    assert head(hidden).shape == (1, T, V)
 
 
 def head_of(logits):
@@ -137,9 +137,11 @@ def test_gpu_product_has_float32_output(monkeypatch):
     assert asked == [torch.float32]
 
 
-def test_sharded_vocabulary_gives_equal_results_on_every_rank(monkeypatch):
+@pytest.mark.parametrize("masked", [False, True])
+def test_sharded_vocabulary_gives_equal_results_on_every_rank(monkeypatch, masked):
     """Three ranks as threads; the collective is a sum or maximum over them. Shards of unequal size."""
     hidden, weight, labels = inputs(3)
+    keeps, kept = kept_at_random(labels) if masked else (None, None)
     weight = weight.detach().clone()
     weight[20] = weight[5]  # equal peaks on two ranks
     cuts = [0, 13, 26, V]
@@ -158,14 +160,22 @@ def test_sharded_vocabulary_gives_equal_results_on_every_rank(monkeypatch):
         part = weight[cuts[index] : cuts[index + 1]].clone().requires_grad_()
         h = hidden.detach().clone().requires_grad_()
         found = chunked_logprobs(
-            h, part, labels, temperature=0.7, chunk_tokens=5, chunk_rows=6, group=index, first_row=cuts[index]
+            h,
+            part,
+            labels,
+            kept=kept,
+            temperature=0.7,
+            chunk_tokens=5,
+            chunk_rows=6,
+            group=index,
+            first_row=cuts[index],
         )
         return torch.stack(found), *torch.autograd.grad((found[0] + 0.3 * found[1]).sum(), (h, part))
 
     with ThreadPoolExecutor(3) as pool:
         values, hidden_parts, weight_parts = zip(*pool.map(rank, range(3)), strict=True)
     whole = weight.requires_grad_()
-    expected = dense(hidden, whole, labels, 0.7)
+    expected = dense(hidden, whole, labels, 0.7, keeps)
     grads = torch.autograd.grad((expected[0] + 0.3 * expected[1]).sum(), (hidden, whole))
     for value in values:
         torch.testing.assert_close(value, torch.stack(expected), rtol=0, atol=1e-10)
