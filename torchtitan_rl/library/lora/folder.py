@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,13 +32,15 @@ def write_adapter(
         of_text: the base is a multimodal checkpoint, in whose model the text's layers have other names.
     """
     output.mkdir(parents=True, exist_ok=True)
+    targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors})
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
-        "target_modules": sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}),
+        # vision has layers of the same names, so the text's are named by a regular expression
+        "target_modules": rf".*\.{re.escape(PART)}.*\.({'|'.join(targets)})" if of_text else targets,
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
