@@ -24,14 +24,17 @@ IN_BFLOAT16 = [
 
 @pytest.mark.parametrize("family", [*FAMILIES, *MULTIMODAL])
 def test_killed_run_resumes_bitwise_and_its_export_has_the_same_logprobs(tmp_path, family):
+    hybrid = family.lower().startswith("qwen3_5")
+    deviation = 0.06 if hybrid else 0.15  # sharp distributions would show the engine's rounding
     if family in MULTIMODAL:
-        save_multimodal(tmp_path / "start", family, tokenizer=True, vocab_size=322, max_position_embeddings=2048)
+        sizes = {"vocab_size": 322, "max_position_embeddings": 2048, "initializer_range": deviation}
+        save_multimodal(tmp_path / "start", family, tokenizer=True, **sizes)
     else:
-        odd(family, "initializer_range=0.15", *FAMILIES[family])(tmp_path)
+        odd(family, f"initializer_range={deviation}", *FAMILIES[family])(tmp_path)
     args = [arg.replace("{data}", str(tmp_path)) for arg in [*ANY_FOLDER, "--metrics.no-report"]]
     args += ["--num-steps", "4", "--checkpoint.interval", "1", "--sampling.max-tokens", "40"]
     args += ["--trainer.optimizer.lr", "1e-3", "--trainer.lr-scheduler.warmup-steps", "0"]
-    args += IN_BFLOAT16 if family.lower().startswith("qwen3_5") else []
+    args += IN_BFLOAT16 if hybrid else []
     whole = train(tmp_path, "--dump-folder", str(tmp_path / "whole"), base=args, log="whole.log", timeout_s=600)
     assert whole.code == 0, whole.output
 

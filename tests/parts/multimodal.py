@@ -38,12 +38,19 @@ def save_multimodal(
     """
     torch.manual_seed(0)
     family, entries, vision = MULTIMODAL[architecture]
-    text = {**ODD_DIMENSIONS, "pad_token_id": None, **deepcopy(HF_FAMILIES[family]), "model_type": family, **settings}
+    text = {
+        **ODD_DIMENSIONS,
+        "initializer_range": 0.15,
+        "pad_token_id": None,
+        **deepcopy(HF_FAMILIES[family]),
+        "model_type": family,
+        **settings,
+    }
     whole = getattr(transformers, architecture)
     config = whole.config_class(
         text_config=text, vision_config=vision, tie_word_embeddings=family != "mistral", **entries
     )
-    config.initializer_range = 0.15
+    config.initializer_range = text["initializer_range"]
     model = whole(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
