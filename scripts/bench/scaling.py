@@ -3,8 +3,8 @@
     python -m scripts.bench.scaling 8B --completion-tokens 2048 --sequences 4096 --prompt-tokens 256
 
 A part is the larger of what the GPUs need and what the host needs, plus the communication that computation cannot hide. Every
-constant is a data sheet's, or was measured, and says where. The collectives' calls and bytes are those of real runs
-(tests/integration/collectives.py). The lengths are log-normal with the mean --completion-tokens.
+constant is a data sheet's, or was measured, and says where. The collectives' calls and bytes were those of runs
+on gloo with 2 and 4 ranks. The lengths are log-normal with the mean --completion-tokens.
 """
 
 import argparse

@@ -1,15 +1,12 @@
 """The script of a first day on a GPU goes on after hangs, crashes and nonsense, and needs nothing that such a machine may lack."""
 
-import json
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from scripts.bench import step_vs_trl
 from tests import gpu_first_day
 from tests.gpu_first_day import PARTS, RUNS, Report, Run, take
 
@@ -73,30 +70,3 @@ def test_the_runs_of_each_part_name_files_and_options_that_exist(part, tmp_path)
             assert run.seconds <= gpu_first_day.LIMIT_S
             program = run.command[1] if run.command[1] != "-m" else None
             assert program is None or (ROOT / program).is_file(), run.command
-
-
-@pytest.mark.long
-def test_trl_takes_steps_with_the_engine_of_this_environment(tmp_path, monkeypatch):
-    """With the settings of the part `trl`, and TRL's colocated engine, which a GPU has: TRL names no vLLM as new as ours."""
-    monkeypatch.setattr(step_vs_trl, "BENCH", tmp_path)
-    [run] = RUNS["trl"]("0.6B", tmp_path)
-    job = {
-        "model": str(step_vs_trl.checkpoint("tiny", ragged=False)),
-        "config": "debug",
-        "ends": False,
-        "folder": str(tmp_path),
-        "prompts": [f"What is {n} + 12?\n" for n in range(10, 22)],
-        "prompts_per_step": 4,
-        "n": 4,
-        "new_tokens": 8,
-        "threads": 1,
-        "trl": step_vs_trl.settings(step_vs_trl.TRL, run.command[run.command.index("--trl") + 1 :]),
-    }
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    command = [sys.executable, "tests/gpu_rehearsal/trl_side.py", str(tmp_path / "job.json")]
-    done = subprocess.run(command, cwd=ROOT, input="step\nstep\n", capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    ready, *steps = map(json.loads, done.stdout.splitlines())
-    assert ready == {}
-    assert [step["lengths"] for step in steps] == [[8, 8, 8]] * 2
-    assert all(step["phases"]["generate"] > 0 for step in steps)

@@ -125,9 +125,3 @@ def test_heads_that_the_engine_lacks_are_refused_on_a_cpu(tmp_path):
         UserError, match="hf_assets_path = .*'linear_value_head_dim': 32.*expected heads of 64 or of 128"
     ):
         check_other_parts(model, TrainerConfig(), Generator.Config(), on_cpu=True)
-
-
-def test_float32_policy_runs_on_either_device(folder):
-    model = spec_from_folder(folder).model
-    for on_cpu in (True, False):
-        check_other_parts(model, TrainerConfig(mixed_precision_param="float32"), Generator.Config(), on_cpu=on_cpu)

@@ -84,21 +84,6 @@ def test_incomplete_last_batch_is_truncated_on_open_and_skipped_on_read(tmp_path
     assert [line.get("a") for line in read_lines(path, b" \n")] == [1, 2, 4]
 
 
-def test_resume_without_recorder_state_repeats_no_step(recorder, tmp_path):
-    for steps in ((1, 2, 3, 4), (3, 4, 5)):
-        run = recorder()
-        if steps[0] > 1:
-            run.load_state_dict({"next_step": steps[0]})
-        for step in steps:
-            record_metric("x", step)
-            record_metric("t", {"score": step}, Reduce.TABLE)
-            run.flush(step)
-        run.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-    assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5]
-
-
 def test_run_id_is_kept_over_resumes(recorder, tmp_path):
     recorder().close()
     first = (tmp_path / "run_id").read_text()

@@ -87,17 +87,6 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
     assert named == ["metrics.leave_out_columns 'messages': no table has had such a column so far"]
 
 
-def test_unaccounted_time_is_the_step_time_outside_all_phases(ranks):
-    world = ranks(2)
-    slow_elsewhere = [{"generate": 6.0, "train": 3.0}, {"generate": 2.0, "train": 7.5, "train/forward": 1.0}]
-    for recorder, phases in zip(world.recorders, slow_elsewhere, strict=True):
-        for phase, seconds in {"step": 10.0, **phases}.items():
-            recorder.collector.add_seconds(phase, seconds)
-    values = world.flush(1)
-    assert (values["time/generate"], values["time/train"]) == (6.0, 7.5)
-    assert values["time/unaccounted"] == pytest.approx(1.0), "after the merge it would be 10 - 13.5"
-
-
 def conditional_run(rank, folder, results):
     """What each of two processes does: means on both, one key on rank 1 in step 2 alone, a row each."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)

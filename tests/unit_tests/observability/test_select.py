@@ -106,15 +106,6 @@ def test_rows_with_nan_or_none_score_are_selected_separately():
     assert [r["select_reason"] for r in found] == ["top, bottom", "unscored", "unscored", "unscored"]
 
 
-def test_the_default_is_top_1_bottom_1_and_one_seeded_random():
-    rows = [row(0, s, float(s)) for s in range(20)]
-    found = selected(rows)
-    reasons = ", ".join(r["select_reason"] for r in found).split(", ")
-    assert sorted(reasons) == ["bottom", "random", "top"]
-    assert found[0]["score"] == 19.0
-    assert found[-1]["score"] == 0.0
-
-
 def test_each_named_selector_selects_its_rows():
     rows = [
         row(0, 0, 1.0, response_tokens=9, answer="1", finish_reason="length", prompt="one"),

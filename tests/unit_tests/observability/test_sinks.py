@@ -38,18 +38,6 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
     assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
-def test_tensorboard_holds_the_hyper_parameters_once(recorder, tmp_path):
-    from tensorboard.plugins.hparams import plugin_data_pb2
-
-    config = {"lr": 1e-5, "model": {"name": "debug \ud800", "layers": [1, 2]}, "none": None}
-    record_run(recorder(sinks=["tensorboard"], run_config=config))
-    found = tensorboard_events(tmp_path / "tensorboard").summary_metadata["_hparams_/session_start_info"]
-    start = plugin_data_pb2.HParamsPluginData.FromString(found.plugin_data.content).session_start_info
-    assert start.hparams["lr"].number_value == 1e-5
-    assert start.hparams["model.name"].string_value == "debug \\ud800"
-    assert start.hparams["model.layers"].string_value == "[1, 2]"
-
-
 def test_tensorboard_shows_each_step_once_after_a_resumption(recorder, tmp_path):
     for steps in ((1, 2, 3, 4), (3, 4, 5)):
         run = recorder(sinks=["tensorboard"])

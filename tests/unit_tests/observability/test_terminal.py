@@ -4,7 +4,7 @@ import re
 import threading
 import time
 
-from torchtitan_rl.observability import heartbeat, phase, progress, terminal, timed
+from torchtitan_rl.observability import phase, progress, terminal
 
 
 def wait_until(happened):
@@ -40,18 +40,6 @@ def test_long_phase_prints_heartbeats_at_growing_intervals(capsys, monkeypatch):
     time.sleep(0.35)
     assert len(said) == number
     assert "heartbeat" not in [thread.name for thread in threading.enumerate()]
-
-
-def test_long_step_prints_its_current_part_and_a_short_one_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(terminal, "HEARTBEAT_SECONDS", 0.1)
-    with heartbeat("step 1"), timed("train"):
-        pass
-    assert capsys.readouterr().out == ""
-    said = []
-    monkeypatch.setattr(terminal, "progress", said.append)
-    with heartbeat("step 2"), timed("rollout/total"), timed("generate"):
-        wait_until(lambda: said)
-    assert re.fullmatch(r"step 2: generate \.\.\. \d+ s", said[0])
 
 
 def test_only_rank_0_prints(capsys, monkeypatch):

@@ -1,13 +1,11 @@
 """Loading a run: whatever is missing, torn or there twice costs a note, never the report."""
 
 import fcntl
-import json
 import os
 
 import pytest
 
 from tests.parts.report_runs import write_run
-from torchtitan_rl.report import load as loading
 from torchtitan_rl.report import load_run
 from torchtitan_rl.report.ending import ending
 
@@ -36,24 +34,6 @@ def test_missing_file_gives_a_note(tmp_path, missing):
     folder = write_run(tmp_path / "a", steps=2)
     (folder / missing).unlink()
     assert missing in " ".join(load_run(folder).notes)
-
-
-def test_of_a_large_store_the_selected_rows_and_the_greedy_evaluations_are_read(tmp_path, monkeypatch):
-    folder = write_run(tmp_path / "a", steps=20, prompts=8)
-    held_out = {
-        "step": 9,
-        "split": "eval_greedy",
-        "prompt_idx": 3,
-        "select_reason": "",
-        "episode_id": "eval_greedy/9/3/0",
-    }
-    with open(folder / "samples.jsonl", "a") as file:
-        file.write(json.dumps(held_out) + "\n")
-    monkeypatch.setattr(loading, "READ_BYTES", (folder / "samples.jsonl").stat().st_size // 4)
-    run = load_run(folder)
-    assert run.num_stored_rows == 641
-    assert [bool(row["select_reason"]) for row in run.rows] == [True] * 20 + [False]
-    assert "21 of its 641 rows were read" in " ".join(run.notes)
 
 
 def test_run_counts_as_running_while_locked_or_recently_changed(tmp_path):

@@ -80,12 +80,6 @@ def test_experts_that_lose_their_tokens_are_a_warning():
     assert line(run_of(even | {"moe/largest_load": [2.5] * 10 + [6.0] * 10}), "busiest expert").level == "warn"
 
 
-def test_entropy_that_collapses_is_a_warning_with_its_step():
-    found = line(run_of({"policy/entropy": [1.0] * 10 + [0.01] * 10}), "entropy")
-    assert found.level == "warn"
-    assert "less than a tenth by step 11: entropy 1 → 0.01" in found.text
-
-
 def test_groups_without_signal_and_lost_time_are_shares():
     times = {"time/step": [2.0] * 20, "time/train": [1.76] * 20, "time/unaccounted": [0.24] * 20}
     run = run_of({"groups/zero_variance_fraction": [0.31] * 20, **times})

@@ -72,11 +72,6 @@ def test_memory_remedy_depends_on_the_phase(machine):
     assert "Lower num_prompts_per_step or" in in_build
 
 
-def test_other_signals_are_reported_with_the_peak_only(machine):
-    said = out_of_memory.OomDetector().explain(signal.SIGSEGV, peak_bytes=3 * GIB)
-    assert said == "killed by signal 11 (SIGSEGV). Its peak was 3.0 of the node's 24.0 GiB of memory."
-
-
 @pytest.mark.parametrize(("number", "name"), [(35, "SIGRTMIN+1"), (64, "SIGRTMAX"), (33, "SIGRTMIN-1")])
 def test_real_time_signal_is_named(machine, number, name):
     assert out_of_memory.OomDetector().explain(number) == f"killed by signal {number} ({name})."

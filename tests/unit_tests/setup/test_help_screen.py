@@ -2,7 +2,6 @@
 
 import pytest
 
-from torchtitan_rl.library.named_models import qwen3, small_qwen3
 from torchtitan_rl.setup.registry import config_functions, parse_args
 
 
@@ -27,16 +26,6 @@ def test_help_of_every_config_is_one_screen_of_80_by_40(name, shown):
     assert max(map(len, lines)) <= 80
 
 
-def test_every_group_has_a_line_with_its_meaning(shown):
-    lines = shown("--help")
-    groups = lines[lines.index(next(line for line in lines if line.startswith("All groups"))) + 1 :]
-    meanings = dict(line.split(maxsplit=1) for line in groups if line.startswith("  "))
-    assert {"trainer", "in-flight", "weight-sync", "task", "run"} <= set(meanings)
-    assert all(
-        len(meaning) > 10 and not meaning.endswith("...") for group, meaning in meanings.items() if group != "run"
-    )
-
-
 @pytest.mark.parametrize(
     ("group", "has", "lacks"),
     [
@@ -51,10 +40,3 @@ def test_help_of_a_group_has_its_fields_alone(group, has, lacks, shown):
     text = "\n".join(shown("--config", "debug", "--help", group))
     assert has in text
     assert lacks not in text
-
-
-@pytest.mark.parametrize(
-    "model", [qwen3("0.6B"), small_qwen3(vocab_size=320), small_qwen3(vocab_size=64, n_layers=2, dim=64)]
-)
-def test_a_named_model_has_the_name_of_the_model_that_it_makes(model):
-    assert (model.name, model.flavor) == (model.spec.name, model.spec.flavor)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from torchtitan_rl.library.references import load_function
-from torchtitan_rl.setup.identity import described, digests, source_files
+from torchtitan_rl.setup.identity import described
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import RunFolder
 
@@ -52,12 +52,6 @@ def test_every_part_says_its_class(mine):
     assert told["class"] == "torchtitan_rl.setup.run_config:RunConfig"
     assert set(told["sources"]) == {"my_config.py", "my_helper.py", "my_reward.py", "debug.py"}
     json.dumps(told["algorithm"])
-
-
-def test_a_shipped_config_has_no_sources_but_its_own_file(tmp_path):
-    config = load_config("debug")
-    assert digests(config) == {}
-    assert source_files(config) == []
 
 
 def test_the_run_folder_has_the_sources_without_secrets(one_rank, mine, tmp_path):

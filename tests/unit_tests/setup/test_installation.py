@@ -59,12 +59,6 @@ def test_a_cpu_build_of_torch_under_the_gpus_vllm_is_refused(installed):
         node.check_environment(gpu_expected=False)
 
 
-def test_the_cpus_vllm_beside_a_gpu_is_refused(installed):
-    installed("cpu", cuda="13.0", gpu=True)
-    with pytest.raises(UserError, match="TORCHTITAN_RL_KIND=gpu"):
-        node.check_environment()
-
-
 def test_amd_gpus_are_not_supported_yet(installed):
     installed("gpu", hip="7.0", gpu=True)
     with pytest.raises(UserError, match="AMD GPUs are not supported yet"):

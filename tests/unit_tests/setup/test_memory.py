@@ -110,17 +110,6 @@ def test_the_memory_table_of_lora_is_computed(size, full, lora, full_state, lora
         assert state == f"{need.updating[STATE] / GIB:.1f}"
 
 
-def test_states_are_16_bytes_a_parameter_over_the_ranks_that_share_them():
-    config = sized("4B")
-    one, two = (memory_need(config, world_size=n, gpu_bytes=H100) for n in (1, 2))
-    key = "weights, moments and gradients"
-    assert one.updating[key] == 16 * 4_022_468_096
-    assert two.updating[key] == one.updating[key] / 2
-    config.trainer.parallelism.data_parallel_replicate_degree = 2  # HSDP: each replica holds all
-    config.trainer.parallelism.data_parallel_shard_degree = 1
-    assert memory_need(config, world_size=2, gpu_bytes=H100).updating[key] == one.updating[key]
-
-
 def test_completions_of_a_shared_prompt_count_with_their_copies_of_its_keys_and_values():
     config = sized("0.6B")
     config.sampling.n, config.trainer.max_tokens_per_microbatch = 8, 9 * 1024

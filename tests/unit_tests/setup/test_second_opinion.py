@@ -8,7 +8,6 @@ from tests.parts.hf_decoders import WINDOW, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import spec_from_folder
-from torchtitan_rl.setup import second_opinion
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.second_opinion import compare_start
 
@@ -55,19 +54,3 @@ def test_a_policy_that_computes_something_else_is_refused(tmp_path, family, entr
         UserError, match="hf_assets_path = .*are those of transformers, but for a sequence of 32 tokens they"
     ):
         compare_start(config_of(tmp_path, spec))
-
-
-def test_large_models_other_ranks_and_starts_that_a_task_makes_are_left_out(tmp_path, monkeypatch):
-    save(tmp_path, "llama")
-    config = config_of(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(second_opinion, "PARAMETERS", 1000)
-        assert "parameters are too many here (docs/models.md#" in compare_start(config)
-    with monkeypatch.context() as patched:
-        patched.setattr(second_opinion, "SECONDS", 0)
-        assert "it would take over 0 s here" in compare_start(config)
-    with monkeypatch.context() as patched:
-        patched.setattr(second_opinion, "START_CHECKPOINTS", tmp_path.parent)
-        assert compare_start(config) == ""
-    monkeypatch.setenv("RANK", "1")
-    assert compare_start(config) == ""

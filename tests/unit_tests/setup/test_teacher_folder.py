@@ -2,7 +2,7 @@ import pytest
 
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.distillation import Distill, ExactDistill
+from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.teacher_folder import check_asked, check_same_vocabulary, prepare_teacher
@@ -52,14 +52,3 @@ def test_the_exact_loss_refuses_loras_base(exact):
     config.trainer.lora.rank = 8
     with pytest.raises(UserError, match=r"^teacher = .*: expected another model than the base of trainer\.lora"):
         prepare_teacher(config, tokenizer)
-
-
-def test_with_tensor_parallelism_the_exact_loss_refuses_a_head_with_other_rows(exact):
-    config, tokenizer = exact
-    config.model_spec.model.vocab_size = 136
-    prepare_teacher(config, tokenizer)
-    config.trainer.parallelism.tensor_parallel_degree = 2
-    with pytest.raises(UserError, match="^teacher = .*: expected a head of the policy's 136 rows .* but it has 128"):
-        prepare_teacher(config, tokenizer)
-    config.algorithm.loss = Distill.Config()
-    prepare_teacher(config, tokenizer)

@@ -35,22 +35,9 @@ def test_a_part_that_raises_is_named_with_its_line():
         trial(loss=RaisesLoss)
 
 
-class ReadsColumns(GroupFilter):
-    """A filter that reads what a reward function logs."""
-
-    def left_out(self, group):
-        return None if any(one.extra["my_reward/difficulty"] > 0.5 for one in group.samples) else "easy"
-
-
 class SaysYes(GroupFilter):
     def left_out(self, group):
         return True
-
-
-def test_a_filter_may_read_columns_that_only_a_real_reward_logs():
-    config = load_config("debug")
-    config.algorithm.group_filter = ReadsColumns.Config()
-    try_objective(config, PROMPT, ["correct"])
 
 
 def test_a_filter_that_returns_no_reason_is_named():

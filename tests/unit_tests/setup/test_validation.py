@@ -5,7 +5,7 @@ import pytest
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.setup.registry import load_config, parse_args
-from torchtitan_rl.setup.validation import check_model, learning_warnings, validate
+from torchtitan_rl.setup.validation import check_model, validate
 
 
 def check(*args: str, world_size: int = 1) -> None:
@@ -57,13 +57,3 @@ def test_internal_error_is_not_reported_as_wrong_input(monkeypatch):
     with pytest.raises(ValueError, match="a bug") as raised:
         check()
     assert not isinstance(raised.value, UserError)
-
-
-def test_a_learning_rate_that_is_0_or_never_at_its_peak_is_reported():
-    config = load_config("debug")
-    assert learning_warnings(config) == []
-    config.num_steps = 4
-    [said] = learning_warnings(config)
-    assert said.startswith("trainer.lr_scheduler.warmup_steps 5 is longer than the run, num_steps 4")
-    config.trainer.optimizer.lr = 0.0
-    assert learning_warnings(config) == ["trainer.optimizer.lr is 0: nothing is learned"]

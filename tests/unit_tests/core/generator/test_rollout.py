@@ -99,17 +99,6 @@ def test_conversations_are_independent_of_the_order_of_answers(talk):
     assert tokens(first) == tokens(talk(lambda prompt: Says("higher", "lower", "right"), wait_for_answers=True))
 
 
-def test_turn_waits_for_its_prefill_if_it_does_not_fit(talk):
-    """More new tokens than the engine prefills at once: a seeded request of which half were done would end a CPU engine."""
-    first = tokens(
-        talk(lambda prompt: Says("x" * 150, "right"), num=8, sampling_config=SamplingConfig(n=8, max_tokens=24))
-    )
-    again = tokens(
-        talk(lambda prompt: Says("x" * 150, "right"), num=8, sampling_config=SamplingConfig(n=8, max_tokens=24))
-    )
-    assert first == again
-
-
 def reasons(groups):
     return {c.finish_reason for c in flat(groups)}
 
@@ -123,17 +112,6 @@ def test_finish_reason_names_the_limit_that_ended_a_conversation(talk):
     assert reasons(talk(endless, max_turn_tokens=1, max_turns=99)) == {"max_tokens"}
     assert all(c.turns[-1].num_tokens <= 1 for c in flat(talk(endless, max_turn_tokens=1)))
     assert reasons(talk(lambda prompt: Says("x" * 400, "right"))) == {"max_tokens"}
-
-
-def test_conversation_over_its_time_limit_has_finish_reason_time(talk):
-    class Sleeps(Says):
-        def step(self, message):
-            time.sleep(0.2)
-            return super().step(message)
-
-    groups = talk(lambda prompt: Sleeps(*["higher"] * 9), time_limit_seconds=0.15, max_turns=9)
-    assert "time" in reasons(groups)
-    assert reasons(groups) <= {"time", "max_tokens"}
 
 
 class Raises(Environment):

@@ -322,15 +322,6 @@ def test_agent_logs_belong_to_the_previous_turn():
             assert policy.say("It is 12.").columns == {"tool_calls": 0, "tool_errors": 0}
 
 
-def test_models_endpoint_lists_the_policy():
-    session = gateway().open_session()
-    listed = openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
-    assert [model.id for model in listed] == ["policy"]
-    session.close("done")
-    with pytest.raises(openai.AuthenticationError, match="names no open conversation"):
-        openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
-
-
 def question(number: int) -> dict:
     return {"messages": [{"role": "user", "content": f"question {number}"}]}
 

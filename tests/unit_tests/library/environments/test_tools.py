@@ -104,10 +104,6 @@ def test_invalid_tool_call_is_reported_to_the_policy_and_counted(text, told):
     assert not turn.done
 
 
-def test_a_message_without_a_call_ends_the_conversation():
-    assert ToolEnvironment([multiply]).step(said("It is 42.")).done
-
-
 @pytest.mark.parametrize(
     ("result", "shown"),
     [
@@ -182,14 +178,6 @@ def test_hanging_tool_in_a_process_is_killed(tmp_path):
     assert told == ["error: TimeoutError: took longer than 0.5 s", "42"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert tool_schemas(tools[1:]) == tool_schemas([multiply])
-
-
-def test_json_answer_with_a_name_field_is_not_a_tool_call():
-    environment = ToolEnvironment([multiply])
-    assert environment.step(said('{"name": "Ada", "age": 36}')).done
-    assert environment.step(said('{"name": "multiply", "age": 36}')).columns["tool_errors"] == 1
-    assert environment.step(said('{"name": "divide", "parameters": {}}')).columns["tool_errors"] == 1
-    assert environment.step(said('{"name": "multiply", "parameters": {"a": 1')).columns["tool_errors"] == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from torchtitan_rl.library.maxent.weights import entropy, is_neutral, listwise_weights, reward_distribution
+from torchtitan_rl.library.maxent.weights import entropy, listwise_weights, reward_distribution
 
 E = math.e
 
@@ -48,13 +48,6 @@ def test_infinite_temperature_is_uniform_and_zero_selects_the_maxima():
     q = reward_distribution([1.0, 1.0, 0.0, 0.5], 1.0, 1e-6)
     assert listwise_weights(q, None, 1e12, 0.0) == pytest.approx([0.25] * 4, abs=1e-9)
     assert listwise_weights(q, None, 1e-12, 0.0) == pytest.approx([0.5, 0.5, 0.0, 0.0], abs=1e-12)
-
-
-def test_group_with_equal_rewards_has_exactly_uniform_weights():
-    q = reward_distribution([0.1] * 3, 1.0, 1e-6)
-    assert is_neutral(q)
-    assert listwise_weights(q, [0.0, -5.0, -9.0], 0.5, 1.0) == [1 / 3] * 3
-    assert not is_neutral([0.5 + 1e-7, 0.5 - 1e-7])
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """PromptStream: what a prompt is, the same on every rank, and resumed at the exact place."""
 
 import dataclasses
-import itertools
 import sys
 from datetime import datetime
 
-import numpy as np
 import pytest
 from tokenizers import processors
 
@@ -35,20 +33,6 @@ def texts(prompts):
 
 def contents(prompts):
     return [(p.prompt_idx, p.text, p.token_ids.tolist(), p.expected_answer, p.columns) for p in prompts]
-
-
-def test_a_batch_is_numbered_from_zero_and_holds_the_tasks_examples(tokenizer):
-    prompts = stream(tokenizer)
-    first, second = prompts.next_batch(3), prompts.next_batch(2)
-    assert [prompt.prompt_idx for prompt in first + second] == [0, 1, 2, 0, 1]
-    task = SumDigits.Config(max_integers=2, instruction="").build()
-    for prompt, index in zip(first + second, itertools.count()):
-        example = task.train_example(index, seed=0)
-        assert (prompt.text, prompt.expected_answer) == (example.text, example.expected_answer)
-        assert prompt.columns == {"operands": example.columns["operands"]}
-        assert tokenizer.decode(prompt.token_ids) == prompt.text
-        assert prompt.token_ids.dtype == np.int32
-        assert prompt.messages is None
 
 
 def test_all_ranks_get_the_same_prompts_and_another_seed_gives_others(tokenizer):
@@ -106,11 +90,6 @@ def test_chat_template_receives_the_tools_of_the_task(tokenizer):
     with_tools = WithTools(SumDigits.Config(max_integers=2, instruction=""))
     assert stream(tokenizer, task=with_tools).next_batch(1)[0].text.startswith("[add]<user>")
     assert stream(tokenizer).next_batch(1)[0].text.startswith("<user>")
-
-
-def test_too_long_prompt_error_has_prompt_length_limit_and_remedy(tokenizer):
-    with pytest.raises(UserError, match=r"prompts.max_prompt_tokens = 8: expected at least \d+.*What is.*Raise it"):
-        stream(tokenizer, max_prompt_tokens=8)
 
 
 def test_too_long_generated_prompt_is_skipped_and_counted(tokenizer):
@@ -209,16 +188,6 @@ def test_special_token_text_in_a_prompt_is_refused_or_allowed(tokenizer, chat):
         stream(tokenizer, task=task)
     [prompt] = stream(tokenizer, task=task, special_tokens="allow").next_batch(1)
     assert tokenizer.eos_token_id in prompt.token_ids
-
-
-@pytest.mark.parametrize(
-    ("single", "opening"), [("$A <|endoftext|>", []), ("<|pad|> $A <|endoftext|> <|pad|>", ["<|pad|>"]), ("$A", [])]
-)
-def test_a_plain_prompt_has_no_end_token_although_the_tokenizer_appends_one(tokenizer, single, opening):
-    special = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("<|endoftext|>", "<|pad|>")]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
-    for prompt in stream(tokenizer, task=_with(text="2+0=")).next_batch(2):
-        assert tokenizer.decode(prompt.token_ids) == "".join([*opening, "2+0="])
 
 
 @pytest.mark.parametrize("text", ["2+0=", "<|pad|>2+0="])

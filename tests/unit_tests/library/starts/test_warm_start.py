@@ -77,14 +77,6 @@ def test_interrupted_warm_start_is_not_used_and_is_removed(tmp_path, monkeypatch
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_warm_start_checkpoint_is_reused_and_depends_on_recipe_and_seed(tmp_path, capsys):
-    first = ensure_checkpoint(TASK, TINY, tmp_path)
-    capsys.readouterr()
-    assert ensure_checkpoint(TASK, TINY, tmp_path) == first
-    assert capsys.readouterr().out == ""
-    assert ensure_checkpoint(TASK, TINY, tmp_path, seed=1) != first
-
-
 def test_concurrent_runs_make_one_warm_start_checkpoint(tmp_path):
     program = (
         "import dataclasses, pathlib, sys; from torchtitan_rl.library.tasks.sum_digits import debug_task; "

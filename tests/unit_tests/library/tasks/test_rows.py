@@ -135,12 +135,6 @@ def test_formats_that_people_have_are_known_by_their_columns(
     assert told_of_it.replace("data.parquet", name) in capsys.readouterr().out
 
 
-def test_alpacas_input_follows_its_instruction(build):
-    rows = [{"instruction": "Add.", "input": f"{i} + 1", "output": "x"} for i in range(2)]
-    [example] = build(rows, demonstrations="last").held_out_examples(1)
-    assert example.text in ("Add.\n\n0 + 1", "Add.\n\n1 + 1")
-
-
 @pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
 def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, name):
     turns = [
@@ -201,13 +195,6 @@ def test_a_column_of_media_that_is_empty_or_a_name_is_kept(build):
     build([{"prompt": f"{i}?", "images": [], "video": None, "image": "python:3.12"} for i in range(2)])
 
 
-def test_contents_in_parts_of_text_are_read(build):
-    parts = [{"type": "text", "text": "1 + 1"}, {"type": "text", "text": "?"}]
-    rows = [{"messages": [{"role": "user", "content": [{"type": "text", "text": f"{i}"}, *parts]}]} for i in "ab"]
-    [example] = build(rows).held_out_examples(1)
-    assert example.messages[0]["content"].endswith("1 + 1?")
-
-
 @pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
 @pytest.mark.parametrize(
     ("row", "first"),
@@ -257,13 +244,6 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
 def test_what_comes_before_the_prompt_is_refused_by_name_if_it_cannot_be_read(build, row, told_of_it):
     with pytest.raises(UserError, match=f"row 1: {told_of_it}"):
         build([row], demonstrations="last")
-
-
-def test_a_chosen_text_without_a_prompt_is_refused_by_name(build):
-    with pytest.raises(
-        UserError, match="task.prompt_column = '': expected the column of data.jsonl that holds the prompt"
-    ):
-        build([{"chosen": "Human: a Assistant: b", "rejected": "c"}], demonstrations="last")
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst", "bz2", "lz4"])

@@ -14,7 +14,6 @@ from torchtitan_rl.observability.metrics.efficiency import (
     Footprint,
     TokenFlops,
     efficiency_metrics,
-    lost_metrics,
     optimizer_metrics,
     perf_metrics,
 )
@@ -220,25 +219,6 @@ def test_efficiency_is_minimum_time_over_measured_time():
         efficiency_metrics(groups, UPDATE, seconds=dict.fromkeys(SECONDS, 0.0), speeds=SPEEDS, footprint=FOOTPRINT)
         == {}
     )
-
-
-def test_decoding_bound_uses_compute_if_slower_than_memory():
-    slow = Speeds(flops_per_s={"float32": 4000.0, "bfloat16": 9.0}, memory_bytes_per_s=1000.0)
-    cached = 6 * 2 + (0 + 1 + 2 + 3) + (0 + 1)  # of a prompt of two tokens, and of the completion's own
-    found = efficiency_metrics(
-        [tokens([1, 2, 3, 4], [5, 6])], UPDATE, seconds=SECONDS, speeds=slow, footprint=FOOTPRINT
-    )
-    assert values(found)["efficiency/decode"] == pytest.approx((6 * 6 + cached * 0.5) / 2 / 9.0 / 2.0)
-
-
-def test_padding_imbalance_and_waiting_are_reported_in_seconds():
-    assert values(lost_metrics(UPDATE, seconds=SECONDS)) == {
-        "lost/padding_s": pytest.approx(3.0 * 300 / 1500),
-        "lost/imbalance_s": pytest.approx(3.0 * (1 - 600 / 700)),
-        "lost/waiting_s": 0.25,
-    }
-    nothing = SimpleNamespace(rank_tokens=[0, 0], packed_tokens=0, padding_tokens=0)
-    assert set(values(lost_metrics(nothing, seconds=SECONDS | {"gather": 0.0})).values()) == {0.0}
 
 
 def a_step():
