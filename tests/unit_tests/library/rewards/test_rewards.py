@@ -40,6 +40,7 @@ def test_answers_are_compared_as_text_number_or_math():
 def test_format_rewards():
     assert of(boxed, r"\boxed{1}", r"\boxed{}", r"\boxed{1} \boxed{2}", "1") == [1.0, 0.0, 0.0, 0.0]
     assert of(boxed, r"\fbox{1}", r"\boxed {1}", r"\fbox{1} \boxed{2}") == [1.0, 1.0, 0.0]
+    assert of(boxed, r"<think>\boxed{1}</think>\boxed{2}", r"<think>\boxed{1}") == [1.0, 0.0]
     assert of(math_answer, "", "1", expected=" ") == of(exact_match, "", "1", expected="") == [None, None]
     good = "<think>\na\n</think>\n<answer>b</answer>"
     assert of(tags(["think", "answer"]), good, good + "!", "<answer>b</answer>", "<think><think>a</think></think>") == [
