@@ -141,3 +141,11 @@ def test_single_outlier_token_does_not_stop_training(number):
     gate = float32_gate(generator)
     for _ in range(20):
         gate.check(diffs_of([9e-4, *generator.exponential(4e-7, size=number - 1)]))
+
+
+def test_differences_below_the_floor_never_stop_training():
+    gate = LogprobGate.Config().build(dtypes={"float32"})
+    for rare in (1e-7, 1e-7, 1e-7, 1e-5):
+        gate.check(diffs_of([1e-7] * 980 + [rare] * 20))
+    with pytest.raises(LogprobGateError, match="p99 is .*, over 2e-05, the floor in float32"):
+        gate.check(diffs_of([1e-7] * 980 + [3e-5] * 20))
