@@ -127,6 +127,16 @@ def test_a_template_that_changes_earlier_turns_is_refused_for_all_turns_only(str
     assert learned(tokenizer, last.demonstration) == ["<think>...</think>It is 6.<|endoftext|>"]
 
 
+@pytest.mark.parametrize(
+    "row", [{"messages": [USER, THOUGHT[1]]}, {"prompt": USER["content"], "chosen": [THOUGHT[1]]}], ids=["messages", "chosen"]
+)  # fmt: skip
+def test_rows_with_thinking_are_told_of_the_template_s_switch(stream, tokenizer, row):
+    tokenizer.chat_template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text()
+    told = "does not begin as the prompt ends.*: for rows with thinking pass --prompts.enable-thinking"
+    with pytest.raises(UserError, match=told):
+        stream([row])
+
+
 def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
     rows = [
         {"prompt": "1?", "completion": "fine"},

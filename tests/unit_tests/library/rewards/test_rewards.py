@@ -13,7 +13,6 @@ from torchtitan_rl.library.rewards import (
     Judge,
     boxed,
     exact_match,
-    final_answer,
     json_object,
     length,
     math_answer,
@@ -28,22 +27,6 @@ from torchtitan_rl.library.rewards import (
 
 def of(function, *texts, expected="46"):
     return rewards(score(grader(function), *texts, expected_answer=expected))
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"so \boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{never closed", ""),
-        ("<answer> 12 </answer> thanks", "12"),
-        ("2 + 2\n#### 4", "4"),
-        ("Therefore the answer is 12.", "12"),
-        ("first line\nlast line", "last line"),
-        ("", ""),
-    ],
-)
-def test_final_answer_is_found_in_each_format(text, answer):
-    assert final_answer(text) == answer
 
 
 def test_answers_are_compared_as_text_number_or_math():
