@@ -55,11 +55,6 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
     assert (all_old.episode.logprob_diff.mean, all_old.episode.logprob_diff.max) == (0, 0)
 
 
-def test_micro_batch_of_padding_has_no_logprob_diff():
-    batch = pack([], normalizers=COUNTS, multiple=8)
-    assert len(filled(batch, torch.ones(8))) == 0
-
-
 def test_nan_counts_as_the_largest_logprob_diff():
     batch = pack([member()], normalizers=COUNTS, multiple=1)
     logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
