@@ -35,11 +35,6 @@ def contents(prompts):
     return [(p.prompt_idx, p.text, p.token_ids.tolist(), p.expected_answer, p.columns) for p in prompts]
 
 
-def test_all_ranks_get_the_same_prompts_and_another_seed_gives_others(tokenizer):
-    assert contents(stream(tokenizer).next_batch(20)) == contents(stream(tokenizer).next_batch(20))
-    assert texts(stream(tokenizer).next_batch(20)) != texts(stream(tokenizer, seed=1).next_batch(20))
-
-
 @pytest.mark.parametrize(("batches_before", "read_ahead"), [(0, 0), (1, 0), (3, 0), (0, 16), (3, 16)])
 def test_resume_continues_at_the_exact_position(tokenizer, batches_before, read_ahead):
     whole = stream(tokenizer, read_ahead=read_ahead)
