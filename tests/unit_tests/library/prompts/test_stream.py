@@ -186,11 +186,11 @@ def test_special_token_text_in_a_prompt_is_refused_or_allowed(tokenizer, chat):
 
 
 @pytest.mark.parametrize("text", ["2+0=", "<|pad|>2+0="])
-def test_a_plain_prompt_begins_with_one_bos_also_where_its_text_has_it(tokenizer, text):
+def test_a_plain_prompt_has_one_bos_and_no_eos_although_the_tokenizer_adds_both(tokenizer, text):
     tokenizer.bos_token = "<|pad|>"
-    special = [("<|pad|>", tokenizer.bos_token_id)]
+    special = [("<|pad|>", tokenizer.bos_token_id), ("<|endoftext|>", tokenizer.eos_token_id)]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|pad|> $A", special_tokens=special
+        single="<|pad|> $A <|endoftext|>", special_tokens=special
     )
     [prompt] = stream(tokenizer, task=_with(text=text), special_tokens="allow").next_batch(1)
     assert tokenizer.decode(prompt.token_ids) == "<|pad|>2+0="

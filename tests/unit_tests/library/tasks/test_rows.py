@@ -120,7 +120,13 @@ def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, n
         {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": [CALL]},
         {"role": "tool", "content": "2"},
     ]
-    rows = [{"messages": [*turns, {"role": "user", "content": f"{i}?"}]} for i in range(2)]
+    rows = [
+        {
+            "messages": [*turns, {"role": "user", "content": f"{i}?"}],
+            "tools": [{"name": "add", "parameters": {f"{i}": 1}}],
+        }
+        for i in range(2)
+    ]
     if name == "data.parquet":
         Dataset.from_list(rows).to_parquet(tmp_path / name)
     else:
@@ -128,6 +134,7 @@ def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, n
     [example] = Rows.Config(path=str(tmp_path / name)).build().held_out_examples(1)
     called = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     assert example.messages[:3] == [TWO[0], {**turns[1], "content": "", "tool_calls": [called]}, turns[2]]
+    assert [*example.tools[0]["function"]["parameters"]] == [example.messages[3]["content"][0]]
 
 
 @pytest.mark.parametrize(
