@@ -115,7 +115,7 @@ def save(model: PreTrainedModel, output: Path) -> None:
     """Writes the model with a matching tokenizer. The folder appears only when it is complete."""
     task = SumDigits.Config().build()
     texts = [task.train_example(i, seed=0).text for i in range(500)]
-    tokenizer = make_small_tokenizer(texts, vocab_size=min(512, model.config.vocab_size))
+    tokenizer = make_small_tokenizer(texts, vocab_size=min(512, model.config.get_text_config().vocab_size))
     model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.config.bos_token_id = model.generation_config.bos_token_id = None
     output.parent.mkdir(parents=True, exist_ok=True)

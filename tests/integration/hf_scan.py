@@ -25,7 +25,7 @@ from torchtitan_rl.library.models import FAMILIES, spec_from_folder  # noqa: E40
 from torchtitan_rl.library.models.multimodal import MULTIMODAL  # noqa: E402
 
 SIZES = {
-    "vocab_size": 130, "hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "vocab_size": 130, "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,
     "head_dim": 32, "intermediate_size": 100, "max_position_embeddings": 256, "initializer_range": 0.1, "sliding_window": 12,
 }  # fmt: skip
 TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

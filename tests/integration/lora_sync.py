@@ -34,7 +34,8 @@ BASE = "model.layers.1.mlp.down_proj.weight"
 def sabotages(pair: AdapterPair, old: Adapter) -> Iterator[tuple[str, str, Callable[[Adapter], Adapter]]]:
     """(what is wrong, what the error says, how it comes about). `old` is the adapter of the push before."""
     other = B.replace("layers.1", "layers.0")
-    yield "stale", f"q_proj.lora_A.weight {STALE}", lambda new: {name: t.clone() for name, t in old.items()}
+    first = next(iter(old))
+    yield "stale", f"policy's: {first} {STALE}", lambda new: {name: t.clone() for name, t in old.items()}
     yield (
         "one layer stale",
         f"policy's: {A} {STALE}; {B} {STALE}",
@@ -77,7 +78,8 @@ def main() -> None:
     comm.init_process_group(CommConfig(trace_buf_size=0))
     folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     if dist.get_rank() == 0:
-        save_hf_family(Path(folder), args.family) if args.family else save_tiny_checkpoint(Path(folder))
+        positions = {"max_position_embeddings": 384}
+        save_hf_family(Path(folder), args.family, **positions) if args.family else save_tiny_checkpoint(Path(folder))
     dist.barrier()
     lora = LoraConfig(rank=args.rank, alpha=LORA.alpha, targets=tuple(args.targets))
     pair = AdapterPair(Path(folder), dtype=args.dtype, tp=args.tp, generator_tp=args.generator_tp, lora=lora)

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchtitan.config import ParallelismConfig, TrainingConfig
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
 
 from scripts.make_random_checkpoint import small_model
 from tests.integration.parity import TokenizerStandIn
@@ -122,8 +123,15 @@ def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor, SegmentLayout, Tensor]:
 
 
 def transformers_logprobs(folder: Path, parts: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """transformers' log-probabilities of the sequences, one by one with its eager attention, and the gradients of their mean."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    """transformers' log-probabilities of the sequences, one by one with its eager attention, and the gradients of their mean.
+
+    The model is of the folder's own class, so a multimodal one is whole. Every stored tensor must be one of its own.
+    """
+    own = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])
+    model, loaded = own.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not loaded["unexpected_keys"] | loaded["missing_keys"], loaded
     rows = []
     for ids in parts:
         logp = model(ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]

@@ -1,12 +1,15 @@
 """Small random multimodal checkpoints, as transformers writes them."""
 
+import json
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from scripts.make_random_checkpoint import save
 from tests.parts.hf_decoders import HF_FAMILIES
 from tests.parts.tiny import ODD_DIMENSIONS
 
@@ -23,26 +26,41 @@ MULTIMODAL = {
 """By architecture: the family of its text, the entries beside its parts, and its vision's."""
 
 
-def save_multimodal(folder: Path, architecture: str, *, older_names: bool = False) -> None:
+def save_multimodal(
+    folder: Path, architecture: str, *, older_names: bool = False, tokenizer: bool = False, **settings: Any
+) -> None:
     """Write a random checkpoint.
 
     Args:
         older_names: `language_model.model.layers` and `vision_tower`, as transformers still writes for Gemma 3 and Mistral 3.
+        tokenizer: write one too, as a run needs it.
+        settings: entries of the text's config.
     """
     torch.manual_seed(0)
     family, entries, vision = MULTIMODAL[architecture]
-    text = {**ODD_DIMENSIONS, "pad_token_id": None, **deepcopy(HF_FAMILIES[family]), "model_type": family}
+    text = {
+        **ODD_DIMENSIONS,
+        "initializer_range": 0.15,
+        "pad_token_id": None,
+        **deepcopy(HF_FAMILIES[family]),
+        "model_type": family,
+        **settings,
+    }
     whole = getattr(transformers, architecture)
     config = whole.config_class(
         text_config=text, vision_config=vision, tie_word_embeddings=family != "mistral", **entries
     )
-    config.initializer_range = 0.15
+    config.initializer_range = text["initializer_range"]
     model = whole(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
                 p.add_(0.3 * torch.randn_like(p))
-    model.save_pretrained(folder)
+    save(model, folder) if tokenizer else model.save_pretrained(folder)
+    if family == "mistral":  # as published: nothing says that the head is not tied
+        entries = json.loads((folder / "config.json").read_text())
+        del entries["tie_word_embeddings"]
+        (folder / "config.json").write_text(json.dumps(entries))
     if older_names:
         file = folder / "model.safetensors"
         save_file({_older(name): tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})

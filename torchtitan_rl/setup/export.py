@@ -93,9 +93,10 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     other = differing_entries(checkpoint, spec)
     whole = f"the folder that the run started from, but {'; '.join(other)}"
     expect(not other, "hf_assets_path", str(start), whole, "Put the model back.")
-    model = meta_model(spec)
+    model, of_text = meta_model(spec), bool(getattr(spec.model, "part_of", ""))
     if lora and not merged:
-        write_adapter(stored_adapter(spec, lora, checkpoint), lora.config, str(start.resolve()), output)
+        adapter = stored_adapter(spec, lora, checkpoint)
+        write_adapter(adapter, lora.config, str(start.resolve()), output, of_text=of_text)
         print(f"{output}: adapter {checkpoint.name} of {run}")
         return
     output.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
         weights = merged_weights(start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype))
     else:
         weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))
-    if getattr(spec.model, "part_of", ""):
+    if of_text:
         weights = whole_weights(weights, start)
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)

@@ -94,7 +94,7 @@ def _compare(folder: Path, spec: "ModelSpec") -> str:
     if time.monotonic() - began > SECONDS / 2:
         return f"not compared with transformers: it would take over {SECONDS} s here {bounds}"
     try:
-        theirs = _transformers_logprobs(folder, ids)
+        theirs = _transformers_logprobs(folder, ids, getattr(model, "part_of", ""))
     except Exception as error:  # whatever a model's code or its loading raises
         return f"not compared with transformers, which raises {type(error).__name__}: {error}"
     if not ours.isfinite().all():
@@ -162,12 +162,12 @@ def _not_finite(folder: Path) -> str:
     return "No tensor has such values: they overflow in between."
 
 
-def _transformers_logprobs(folder: Path, ids: Tensor) -> Tensor:
-    """Returns transformers' log π(ids[1:]), [L - 1], with its eager attention."""
-    from transformers import AutoModelForCausalLM
+def _transformers_logprobs(folder: Path, ids: Tensor, part_of: str) -> Tensor:
+    """Returns transformers' log π(ids[1:]), [L - 1], with its eager attention: of the whole model, if the text is part of one."""
+    import transformers
 
     with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(
+        model = getattr(transformers, part_of or "AutoModelForCausalLM").from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, trust_remote_code=False
         )
     logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]

@@ -1,7 +1,5 @@
 import json
-from types import SimpleNamespace
 
-from tests.parts.grading import group
 from torchtitan_rl.core.state import RunState
 
 
@@ -16,14 +14,6 @@ class Part:
 
     def load_state_dict(self, state):
         self.value = state["value"]
-
-
-def test_step_increments_prompt_optimizer_step_and_token_counters():
-    groups = [group("abc", "de", prompt_idx=0), group("f", prompt_idx=1)]
-    state = RunState()
-    for _ in range(2):
-        state.count(groups, SimpleNamespace(optimizer_steps=4, trained_tokens=10))
-    assert (state.optimizer_steps, state.prompts_seen, state.tokens_seen) == (8, 4, 20)
 
 
 def test_state_dict_restores_counters_and_a_new_part_keeps_its_initial_state():

@@ -1,6 +1,7 @@
 """Decoders that run with transformers' layers: what they compute, what is pushed and exported, and what is refused."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -26,6 +27,7 @@ from tests.unit_tests.library.lora.test_adapters import copies, saver, updated
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import hf_weights
+from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.optimizer import AdamW
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.trainer.trainer import Trainer
@@ -200,6 +202,15 @@ def test_tensor_parallelism_is_refused_by_name(folder_of):
         UserError, match="generator.tensor_parallel_degree = 2: expected 1 for phi3, whose gate_up_proj, qkv_proj"
     ):
         check_other_parts(phi, *settings(2), on_cpu=True)
+
+
+def test_adapters_that_the_engine_cannot_take_are_refused_by_name(folder_of):
+    model, (trainer, generator) = spec_from_folder(folder_of("glm4")).model, settings()
+    check_other_parts(model, trainer, generator, on_cpu=True)
+    attention = LoraConfig(rank=4, targets=("qkv_proj", "o_proj", "down_proj"))
+    check_other_parts(model, replace(trainer, lora=attention), generator, on_cpu=True)
+    with pytest.raises(UserError, match="trainer.lora.targets = .*neither gate_proj nor up_proj for glm4"):
+        check_other_parts(model, replace(trainer, lora=LoraConfig(rank=4)), generator, on_cpu=True)
 
 
 def test_model_with_its_own_mask_or_bidirectional_attention_is_refused():

@@ -45,9 +45,3 @@ def seconds(read, text):
     started = time.process_time()
     read(text)
     return time.process_time() - started
-
-
-def test_last_closed_tag_is_the_answer():
-    assert last_tagged("<answer>1</answer> <answer> 2 </answer> <answer>3") == "2"
-    assert last_tagged("<answer> a <answer>4</answer>") == "a <answer>4"
-    assert last_tagged("</answer><answer>") is None

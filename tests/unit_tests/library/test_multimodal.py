@@ -2,22 +2,28 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.parts.hf_decoders import BOUNDS, Engine, logprobs_of, sequences
+from tests.parts.hf_decoders import BOUNDS, Engine, logprobs_of, sequences, transformers_logprobs
 from tests.parts.multimodal import MULTIMODAL, save_multimodal
 from tests.parts.tiny import scale_policy, sharded_policy
 from tests.unit_tests.library.lora.test_adapters import saver, updated
 from tests.unit_tests.library.test_hf_decoder import trainer_of
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.lora import LoraConfig
+from torchtitan_rl.library.lora.adapters import Lora
+from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.library.models.multimodal import engine_folder, is_text
 from torchtitan_rl.setup.export import export
+from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.weight_files import check_tensors
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -39,25 +45,20 @@ def folder_of(tmp_path_factory):
     return folder
 
 
-def whole_logprobs(folder, architecture: str, ids: torch.Tensor) -> torch.Tensor:
-    """log π(ids[1:]) of transformers' whole model, [L - 1]. Every stored tensor must be one of its own."""
-    model, loaded = getattr(transformers, architecture).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
-    )
-    assert not loaded["unexpected_keys"]
-    assert not loaded["missing_keys"]
-    with torch.no_grad():
-        logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
-    return logp.gather(-1, ids[1:, None])[:, 0]
-
-
 @pytest.mark.parametrize(("architecture", "older_names"), CASES)
 def test_policy_is_the_text_of_transformers_model(folder_of, architecture, older_names):
     folder, ids = folder_of(architecture, older_names), sequences()[0]
     check_tensors(folder, spec_from_folder(folder))
     model, _ = sharded_policy(folder)
-    expected = whole_logprobs(folder_of(architecture), architecture, ids)
+    expected, _ = transformers_logprobs(folder_of(architecture), [ids])
     assert abs(logprobs_of(model, ids) - expected.numpy()).max() <= BOUNDS["transformers"]
+
+
+@pytest.mark.parametrize("architecture", MULTIMODAL)
+def test_start_is_compared_with_the_whole_model(folder_of, architecture):
+    folder = folder_of(architecture)
+    config = SimpleNamespace(hf_assets_path=str(folder), model_spec=spec_from_folder(folder))
+    assert "random tokens are those of transformers to" in compare_start(config)
 
 
 @pytest.mark.parametrize(("architecture", "older_names"), CASES)
@@ -79,8 +80,24 @@ def test_export_is_the_whole_checkpoint_with_its_vision_unchanged(folder_of, tmp
     assert moved < stored.keys()
     ids = sequences()[0]
     if not older_names:
-        exported = whole_logprobs(tmp_path / "exported", architecture, ids)
+        exported, _ = transformers_logprobs(tmp_path / "exported", [ids])
         assert abs(trainer.token_logprobs(ids.numpy()) - exported.numpy()).max() <= BOUNDS["transformers"]
+
+
+def test_adapter_has_the_layers_names_in_the_whole_model(folder_of, tmp_path):
+    architecture, config = "Gemma3ForConditionalGeneration", LoraConfig(rank=6, alpha=9.0)
+    first = Lora(config)
+    sharded_policy(folder_of(architecture), lora=first)
+    sent = dict(first.weights(torch.float32))
+    write_adapter(sent, config, "base", tmp_path, of_text=True)
+    whole = getattr(transformers, architecture).from_pretrained(folder_of(architecture))
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    layers = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in stored}
+    assert len(stored) == 2 * len({whole.get_submodule(layer) for layer in layers}) == len(sent)
+    second = Lora(replace(config, start=str(tmp_path)))
+    sharded_policy(folder_of(architecture), lora=second)
+    again = dict(second.weights(torch.float32))
+    assert all(torch.equal(again[name], tensor) for name, tensor in sent.items())
 
 
 def test_text_is_pushed_to_an_engine_of_its_own(folder_of):
@@ -116,3 +133,11 @@ def test_missing_tensor_of_the_text_is_named(folder_of, tmp_path):
     (folder / "config.json").write_text(json.dumps(entries))
     with pytest.raises(UserError, match="model.layers.3.* is missing"):
         check_tensors(folder, spec_from_folder(folder))
+
+
+def test_quantized_checkpoint_is_refused(folder_of, tmp_path):
+    """Ministral 3's published ones have the entry beside the text's config."""
+    entries = json.loads((folder_of("Mistral3ForConditionalGeneration") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(entries | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(UserError, match="hf_assets_path = .*it is quantized"):
+        spec_from_folder(tmp_path)

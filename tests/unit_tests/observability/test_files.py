@@ -84,14 +84,6 @@ def test_incomplete_last_batch_is_truncated_on_open_and_skipped_on_read(tmp_path
     assert [line.get("a") for line in read_lines(path, b" \n")] == [1, 2, 4]
 
 
-def test_run_id_is_kept_over_resumes(recorder, tmp_path):
-    recorder().close()
-    first = (tmp_path / "run_id").read_text()
-    recorder().close()
-    assert (tmp_path / "run_id").read_text() == first
-    assert len(first) == 8
-
-
 @pytest.mark.parametrize(
     ("damage", "kept"),
     [

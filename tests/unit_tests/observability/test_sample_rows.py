@@ -8,7 +8,7 @@ import torch
 
 from tests.parts.observability import NASTY, group, rows_of, sample
 from torchtitan_rl.core.types import LogprobDiff
-from torchtitan_rl.observability.sample_rows import Schema, plain
+from torchtitan_rl.observability.sample_rows import plain
 from torchtitan_rl.observability.select import Selection
 
 SPECIFIED = [
@@ -78,16 +78,3 @@ def test_a_reward_function_or_an_example_s_column_named_like_a_core_column_canno
 def test_cells_are_converted_to_plain_values(cell, expected):
     assert plain(cell) == expected
     assert type(plain(cell)) in (str, int, float, bool, dict, list, type(None))
-
-
-def test_a_new_column_is_warned_of_once_by_name_and_nothing_is_dropped():
-    warned = {}
-    schema = Schema(lambda topic, message: warned.setdefault(topic, message))
-    assert schema.fit("t", [{"a": 1}], 1) == [{"a": 1}]
-    assert warned == {}
-    later = [{"a": 2, "b": "new"}]
-    assert schema.fit("t", later, 2) == later
-    assert schema.fit("t", later, 3) == later
-    [message] = warned.values()
-    assert "'b'" in message
-    assert "step 2" in message

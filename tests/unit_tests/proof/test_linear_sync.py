@@ -84,6 +84,20 @@ def test_no_state_is_left_of_sequences_before_a_push(pair):
     assert pair.generator.num_cached_blocks() == 0
 
 
+def test_undefined_state_caches_change_nothing(pair):
+    """As after a sleep, from which a GPU's engine wakes with undefined caches: each sequence begins with an empty state."""
+
+    def undefine(model) -> int:
+        caches = [c for name, part in model.named_modules() if name.endswith("linear_attn") for c in part.kv_cache]
+        for cache in caches:
+            cache.fill_(torch.nan)
+        return len(caches)
+
+    first = engine_logprobs(pair)
+    assert pair.generator.inspect(undefine) == 4  # of convolution and state, in two layers
+    np.testing.assert_array_equal(engine_logprobs(pair), first)
+
+
 def test_policy_without_a_state_in_its_engine_is_detected(pair, monkeypatch):
     """The weights arrive, but the policy computes another model: here, one whose states are never decayed."""
     for layer in pair.model.layers.values():

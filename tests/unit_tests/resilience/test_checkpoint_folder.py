@@ -177,8 +177,3 @@ def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
     make(folder, 20, 40)
     assert find_resume(str(tmp_path), tmp_path).step == 40
     assert find_resume(str(folder.steps()[20]), tmp_path).step == 20
-
-
-def test_free_space_is_that_of_the_first_existing_parent_folder(folder):
-    assert folder.missing_bytes(1) <= 0
-    assert folder.missing_bytes(2**60) > 2**59

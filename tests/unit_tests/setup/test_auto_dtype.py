@@ -26,11 +26,3 @@ def test_auto_follows_the_machine(monkeypatch, on_cpu, capability, isa, expected
     said = auto_dtype.choose_dtypes(config)
     assert set(config.dtypes.values()) == {expected}
     assert said.startswith(f"dtype auto: {expected}")
-
-
-def test_a_dtype_that_is_set_stays():
-    config = debug()
-    config.trainer.mixed_precision_param = "auto"
-    auto_dtype.choose_dtypes(config)
-    assert config.generator.dtype == "float32"
-    assert auto_dtype.choose_dtypes(config) == ""

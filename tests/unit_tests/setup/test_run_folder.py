@@ -105,20 +105,6 @@ def create_at(folder):
     create(Path(folder))
 
 
-def test_a_run_may_take_an_empty_folder_its_own_and_one_with_a_log_or_a_link_for_checkpoints(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "prepared").mkdir()
-    (tmp_path / "prepared" / "checkpoint").symlink_to(tmp_path / "disk")
-    (tmp_path / "prepared" / "train.log").write_text("nohup run_train.sh > train.log")
-    for name in ("empty", "prepared"):
-        create(tmp_path / name).close()
-        (tmp_path / name / "config.json").write_text("{}")
-        create(tmp_path / name).close()
-    (tmp_path / "prepared" / "run.lock").rename(tmp_path / "prepared" / "run_id")
-    create(tmp_path / "prepared").close()
-
-
 def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_was(tmp_path, one_rank):
     config = load_config("debug")
 

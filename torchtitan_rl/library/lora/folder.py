@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.library.models.multimodal import stored_tensors, text_name
+from torchtitan_rl.library.models.multimodal import PART, stored_tensors, text_name
 
 PREFIX = "base_model.model."
 """peft's prefix of transformers' names."""
@@ -20,27 +21,33 @@ PREFIX = "base_model.model."
 FILE = "adapter_model.safetensors"
 
 
-def write_adapter(tensors: dict[str, Tensor], config: LoraConfig, base: str, output: Path) -> None:
+def write_adapter(
+    tensors: dict[str, Tensor], config: LoraConfig, base: str, output: Path, *, of_text: bool = False
+) -> None:
     """Writes adapter_config.json and adapter_model.safetensors.
 
     Args:
         tensors: by `Lora.weights`' names. B is not multiplied by the scale.
         base: the folder or hub name of the base.
+        of_text: the base is a multimodal checkpoint, in whose model the text's layers have other names.
     """
     output.mkdir(parents=True, exist_ok=True)
+    targets = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors})
     described = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
-        "target_modules": sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors}),
+        # vision has layers of the same names, so the text's are named by a regular expression
+        "target_modules": rf".*\.{re.escape(PART)}.*\.({'|'.join(targets)})" if of_text else targets,
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
     }
     (output / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
-    named = {PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
+    begin = PREFIX + (f"model.{PART}" if of_text else "model.")
+    named = {begin + name.removeprefix("model."): tensor.contiguous() for name, tensor in tensors.items()}
     save_file(named, output / FILE, metadata={"format": "pt"})
 
 
@@ -69,7 +76,7 @@ def read_adapter(folder: Path, config: LoraConfig) -> dict[str, Tensor]:
         expect(rank == config.rank, "trainer.lora.rank", config.rank, f"{rank}, {of_layer}", "Set it.")
         same = math.isclose(alpha, config.alpha, rel_tol=1e-6)
         expect(same, "trainer.lora.alpha", config.alpha, f"{alpha:g}, the scale {of_layer}", "Set it.")
-    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    return {text_name(name.removeprefix(PREFIX)): tensor for name, tensor in tensors.items()}
 
 
 def merged_weights(

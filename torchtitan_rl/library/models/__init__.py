@@ -66,7 +66,7 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     architecture = (found.architectures or [found.model_type])[0]
     family = FAMILIES.get(architecture)
     if architecture in MULTIMODAL and "text_config" in found.sub_configs:
-        text = text_of(found)
+        text = text_of(found, folder)
         return _transformers_spec(folder, text, text.architectures[0], part_of=architecture)
     if family is None:
         return _transformers_spec(folder, found, architecture)

@@ -47,6 +47,9 @@ HARMLESS = ("position_ids", "use_cache")
 LONGER_WINDOWS = ("cohere2",)
 """Model types whose windows are one token longer in vLLM than in transformers: vllm/model_executor/models/commandr.py adds it."""
 
+HALVES_IN_ENGINE = ("glm", "glm4")
+"""Model types whose one matrix of gate and up is two matrices to vLLM's adapters, which cannot take its A and B."""
+
 NAMES = {"tok_embeddings.": "model.embed_tokens.", "layers.": "model.layers.", "norm.": "model.norm."}
 """{beginning of a parameter's name here: in transformers}. The names of the output head are the same."""
 
@@ -307,6 +310,12 @@ def check_other_parts(
     expect(
         kind not in LONGER_WINDOWS or longest <= (longest_window(config) or longest), "generator.max_model_len", longest,
         f"at most the sliding window of {kind}, {longest_window(config)}: vLLM's window is one token longer", "Lower it.",
+    )  # fmt: skip
+    targets = {"gate_proj", "up_proj"}.intersection(trainer.lora.targets if trainer.lora.rank else ())
+    expect(
+        kind not in HALVES_IN_ENGINE or not targets, "trainer.lora.targets", trainer.lora.targets,
+        f"neither gate_proj nor up_proj for {kind}, whose one matrix of both is two to vLLM's adapters",
+        "Set --trainer.lora.targets qkv_proj o_proj down_proj.",
     )  # fmt: skip
     if config.linear:
         check_linear(config.hf, trainer, generator, on_cpu=on_cpu)

@@ -25,13 +25,20 @@ MULTIMODAL = ("Qwen3_5ForConditionalGeneration", "Gemma3ForConditionalGeneration
 PART, HEAD = "language_model.", "lm_head.weight"
 
 
-def text_of(found: "PretrainedConfig") -> "PretrainedConfig":
-    """Returns the text's config of a multimodal one, with the architecture of the text's own model."""
+def text_of(found: "PretrainedConfig", folder: Path) -> "PretrainedConfig":
+    """Returns the text's config of a multimodal one, with the architecture of the text's own model.
+
+    Mistral Small 3.1's config.json does not say that its head is tied, and transformers' defaults contradict each other: of two, a
+    stored head decides.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     text = found.text_config
     text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]
-    text.tie_word_embeddings = found.tie_word_embeddings
+    has_head = any(name.endswith(HEAD) for name, _ in stored_tensors(folder))
+    text.tie_word_embeddings = found.tie_word_embeddings and (text.tie_word_embeddings or not has_head)
+    if quantization := getattr(found, "quantization_config", None):
+        text.quantization_config = quantization
     return text
 
 

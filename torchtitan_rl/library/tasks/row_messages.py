@@ -97,7 +97,7 @@ def _part(given: Any) -> str:
 
 def _from_sharegpt(given: dict[str, Any]) -> Message:
     """Returns a message in ShareGPT's form, {"from": "human", "value": "Hi"}, in OpenAI's."""
-    role, value = given["from"], given.get("value")
+    role, value = given["from"], given.get("value", given.get("content"))
     message = {"role": _SHAREGPT_ROLES.get(role, role), "content": value}
     return message if role != "function_call" else {**message, "content": "", "tool_calls": value}
 

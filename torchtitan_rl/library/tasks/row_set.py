@@ -31,6 +31,7 @@ from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "instruction")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 COMPLETION_COLUMNS = ("completion", "response")
+TOOL_COLUMNS = ("tools", "tool_defs")
 NESTED_ANSWERS = ("reward_model", "verification_info", "info", "answer")
 """Columns whose objects, or their JSON texts, may have the answer in one of ANSWER_COLUMNS."""
 FORMATS = {
@@ -203,7 +204,7 @@ class RowSet:
 
         Example: "data.jsonl: ShareGPT: conversations; not in the prompt: id, source"
         """
-        used = {self.prompt_column, self.completion_column, self.answer_column.partition(".")[0], "id", "tools"}
+        used = {self.prompt_column, self.completion_column, self.answer_column.partition(".")[0], "id", *TOOL_COLUMNS}
         used |= self._joined
         known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
         parts = [f"{known[0]}: {', '.join(FORMATS[known[0]])}"] if known else []
@@ -286,7 +287,7 @@ class RowSet:
         for column in self._whole_numbers & row.keys():
             row[column] = row[column] and row[column].removesuffix(".0")
         prompt = value_at(row, self.prompt_column) if self.prompt_column else ""
-        tools = row.get("tools") if "{tools" not in self._config.template else None
+        tools = next(filter(None, map(row.get, TOOL_COLUMNS)), None) if "{tool" not in self._config.template else None
         if self.table.is_arrow:
             prompt, tools = without_nulls(prompt), without_nulls(tools)
         prompt = self._after_columns(prompt, row)

@@ -247,18 +247,6 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
     assert all_sampled > began
 
 
-def test_final_reward_belongs_to_the_last_turn(talk):
-    class Pays(Says):
-        def close(self, finish_reason):
-            return {"stop": 10.0, "max_tokens": -1.0}[finish_reason]
-
-    for completion in flat(talk(lambda prompt: Pays(said("higher", reward=0.5), said("right", reward=1.0)))):
-        if completion.finish_reason == "stop":
-            assert [turn.reward for turn in completion.turns] == [0.5, 11.0]
-        else:
-            assert completion.turns[-1].reward == -1.0
-
-
 def test_turn_reuses_all_full_cache_blocks_before_it(generator, made):
     block = generator.llm.llm_engine.vllm_config.cache_config.block_size
     ask = [{"role": "user", "content": "x"}]

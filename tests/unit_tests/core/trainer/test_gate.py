@@ -55,11 +55,6 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
     assert (all_old.episode.logprob_diff.mean, all_old.episode.logprob_diff.max) == (0, 0)
 
 
-def test_micro_batch_of_padding_has_no_logprob_diff():
-    batch = pack([], normalizers=COUNTS, multiple=8)
-    assert len(filled(batch, torch.ones(8))) == 0
-
-
 def test_nan_counts_as_the_largest_logprob_diff():
     batch = pack([member()], normalizers=COUNTS, multiple=1)
     logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
@@ -146,3 +141,11 @@ def test_single_outlier_token_does_not_stop_training(number):
     gate = float32_gate(generator)
     for _ in range(20):
         gate.check(diffs_of([9e-4, *generator.exponential(4e-7, size=number - 1)]))
+
+
+def test_differences_below_the_floor_never_stop_training():
+    gate = LogprobGate.Config().build(dtypes={"float32"})
+    for rare in (1e-7, 1e-7, 1e-7, 1e-5):
+        gate.check(diffs_of([1e-7] * 980 + [rare] * 20))
+    with pytest.raises(LogprobGateError, match="p99 is .*, over 2e-05, the floor in float32"):
+        gate.check(diffs_of([1e-7] * 980 + [3e-5] * 20))

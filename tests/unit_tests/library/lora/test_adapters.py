@@ -79,13 +79,6 @@ def test_update_changes_only_the_adapters(build):
     assert moved == {name for name in before if is_adapter(name)}
 
 
-def test_base_has_the_compute_dtype_and_adapters_are_float32(build):
-    trainer = build(mixed_precision_param="bfloat16")
-    dtypes = {(is_adapter(name), p.dtype) for name, p in trainer.model.named_parameters()}
-    assert dtypes == {(False, torch.bfloat16), (True, torch.float32)}
-    assert updated(trainer).optimizer_steps == 1
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_initial_lora_policy_equals_the_full_fine_tuning_start(build, dtype):
     ids = np.arange(1, 30)

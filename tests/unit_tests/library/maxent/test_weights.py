@@ -44,12 +44,6 @@ def test_listwise_weights_equal_their_closed_form(q, reference, tau, beta, expec
     assert listwise_weights(q, reference, tau, beta) == pytest.approx(expected, abs=1e-12)
 
 
-def test_infinite_temperature_is_uniform_and_zero_selects_the_maxima():
-    q = reward_distribution([1.0, 1.0, 0.0, 0.5], 1.0, 1e-6)
-    assert listwise_weights(q, None, 1e12, 0.0) == pytest.approx([0.25] * 4, abs=1e-9)
-    assert listwise_weights(q, None, 1e-12, 0.0) == pytest.approx([0.5, 0.5, 0.0, 0.0], abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"), [([1.0, 0.0], 0.0), ([0.25] * 4, math.log(4)), ([0.5, 0.25, 0.25], 1.5 * math.log(2))]
 )

@@ -74,13 +74,16 @@ def test_a_completion_is_learned_with_its_end_token(stream, tokenizer):
         assert ("<|assistant|>" in prompt.text) is chat
 
 
-@pytest.mark.parametrize(("template", "end"), [("phi3", "<|end|>"), ("qwen3", "<|im_end|>")])
-def test_a_turn_is_learned_up_to_the_token_by_which_the_template_ends_it(stream, tokenizer, template, end):
-    """Phi-3's writes a line break and <|endoftext|> after it. The tokenizer's own end is <|endoftext|>."""
+@pytest.mark.parametrize(
+    ("template", "end", "num"), [("phi3", "<|end|>", 1), ("phi3", "<|end|>", 2), ("qwen3", "<|im_end|>", 1)]
+)
+def test_a_turn_is_learned_up_to_the_token_by_which_the_template_ends_it(stream, tokenizer, template, end, num):
+    """Phi-3's writes a line break and <|endoftext|> after the last. The tokenizer's own end is <|endoftext|>."""
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", end]})
     tokenizer.chat_template = (files("trl") / "chat_templates" / f"{template}.jinja").read_text()
-    demonstration = stream([{"messages": TALK[:2]}] * 2).at(0).demonstration
-    assert learned(tokenizer, demonstration)[-1].endswith(f"It is 4.{end}")
+    demonstration = stream([{"messages": TALK}] * 2, demonstrations="all" if num > 1 else "last").at(0).demonstration
+    found = [one[one.index("It") :] for one in learned(tokenizer, demonstration)]
+    assert found == [f"It is 4.{end}", f"It is 6.{end}"][-num:]
     assert tokenizer.decode(demonstration.token_ids).endswith(end)
 
 
@@ -125,6 +128,16 @@ def test_a_template_that_changes_earlier_turns_is_refused_for_all_turns_only(str
         stream([{"messages": THOUGHT}], demonstrations="all")
     last = stream([{"messages": THOUGHT}]).at(0)
     assert learned(tokenizer, last.demonstration) == ["<think>...</think>It is 6.<|endoftext|>"]
+
+
+@pytest.mark.parametrize(
+    "row", [{"messages": [USER, THOUGHT[1]]}, {"prompt": USER["content"], "chosen": [THOUGHT[1]]}], ids=["messages", "chosen"]
+)  # fmt: skip
+def test_rows_with_thinking_are_told_of_the_template_s_switch(stream, tokenizer, row):
+    tokenizer.chat_template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text()
+    told = "does not begin as the prompt ends.*: for rows with thinking pass --prompts.enable-thinking"
+    with pytest.raises(UserError, match=told):
+        stream([row])
 
 
 def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):

@@ -55,7 +55,16 @@ CASES = [
         for name, learned in LEARNED.items()
         for tools in ([], TOOLS)
     ),
+    *((f"demonstration: after {name}", HISTORIES[name], LEARNED["answer"], []) for name in ("system", "developer")),
 ]
+OF_KIND = {
+    "system": ("prompt: system", "demonstration: after system"),
+    "developer": ("prompt: developer", "demonstration: after developer"),
+    "thinking": ("prompt: earlier thinking", "demonstration: thinking"),
+    "calls": ("prompt: calls with tools", "demonstration: call with tools"),
+    "tools": ("prompt: plain with tools", "demonstration: answer with tools"),
+}
+"""A case for RL and one for SFT of each kind of message."""
 
 
 @cache
@@ -123,6 +132,30 @@ def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(te
         else:
             assert found == expected, case
             assert all(part in found for part in written(case)), case
+
+
+@pytest.mark.parametrize(
+    ("template", "refused"),
+    [
+        ("cohere2", {"developer", "thinking", "calls", "tools"}),
+        ("gemma3", {"developer", "thinking", "calls", "tools"}),
+        ("glm4moe", {"developer"}),
+        ("gptoss", {"thinking"}),
+        ("llama3", {"thinking", "calls", "tools"}),
+        ("llama3_1", {"thinking"}),
+        ("llama3_2", {"thinking"}),
+        ("phi3", {"developer", "thinking", "calls", "tools"}),
+        ("qwen2_5", {"developer", "thinking"}),
+        ("qwen3", {"developer"}),
+        ("qwen3_5_think", {"developer"}),
+        ("qwen3_instruct_2507", {"developer", "thinking"}),
+    ],
+)
+def test_each_kind_of_message_is_rendered_or_refused_for_rl_and_sft(template, refused):
+    thinks = "enable_thinking" in tokenizer_of(f"{template}.jinja").chat_template
+    equal = {case for case, expected, found in renderings(f"{template}.jinja", thinks) if found == expected}
+    for kind, cases in OF_KIND.items():
+        assert [case in equal for case in cases] == [kind not in refused] * 2, kind
 
 
 @pytest.mark.parametrize(

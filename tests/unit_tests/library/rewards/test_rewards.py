@@ -13,7 +13,6 @@ from torchtitan_rl.library.rewards import (
     Judge,
     boxed,
     exact_match,
-    final_answer,
     json_object,
     length,
     math_answer,
@@ -30,22 +29,6 @@ def of(function, *texts, expected="46"):
     return rewards(score(grader(function), *texts, expected_answer=expected))
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"so \boxed{1} or \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{never closed", ""),
-        ("<answer> 12 </answer> thanks", "12"),
-        ("2 + 2\n#### 4", "4"),
-        ("Therefore the answer is 12.", "12"),
-        ("first line\nlast line", "last line"),
-        ("", ""),
-    ],
-)
-def test_final_answer_is_found_in_each_format(text, answer):
-    assert final_answer(text) == answer
-
-
 def test_answers_are_compared_as_text_number_or_math():
     assert of(exact_match, "The answer is  New  york", "york", expected="new York") == [1.0, 0.0]
     assert of(numeric, "#### 1,250.50", "it is 2501/2", "1250", "none", expected="1250.5") == [1.0, 1.0, 0.0, 0.0]
@@ -57,6 +40,7 @@ def test_answers_are_compared_as_text_number_or_math():
 def test_format_rewards():
     assert of(boxed, r"\boxed{1}", r"\boxed{}", r"\boxed{1} \boxed{2}", "1") == [1.0, 0.0, 0.0, 0.0]
     assert of(boxed, r"\fbox{1}", r"\boxed {1}", r"\fbox{1} \boxed{2}") == [1.0, 1.0, 0.0]
+    assert of(boxed, r"<think>\boxed{1}</think>\boxed{2}", r"<think>\boxed{1}") == [1.0, 0.0]
     assert of(math_answer, "", "1", expected=" ") == of(exact_match, "", "1", expected="") == [None, None]
     good = "<think>\na\n</think>\n<answer>b</answer>"
     assert of(tags(["think", "answer"]), good, good + "!", "<answer>b</answer>", "<think><think>a</think></think>") == [

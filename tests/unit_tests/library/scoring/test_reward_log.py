@@ -1,8 +1,6 @@
 """log_extra and log_metric: what reward functions may log, and that it never decides about training."""
 
-import json
 import logging
-from bdb import BdbQuit
 
 import pytest
 
@@ -93,13 +91,3 @@ def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
         "extra/shaky/value": (2.0, "mean", 0.5),  # two of four values, of one completion
         "extra/shaky/value/non_finite": (2.0, "sum", 1.0),
     }
-
-
-def test_a_breakpoint_is_said_with_the_users_line():
-    def stops(completions, **_):
-        raise BdbQuit  # as breakpoint() does where no terminal is
-
-    [failed] = score(grader(stops, on_failure="none"), "a")
-    assert "breakpoint() needs a terminal, and there is none (" in failed.extra["error/stops"]
-    parsed = score(grader(lambda completions: [json.loads(c) for c in completions], on_failure="none"), "{")
-    assert "test_reward_log.py, line" in str(parsed[0].extra)  # and not a line of json's

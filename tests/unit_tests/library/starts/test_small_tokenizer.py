@@ -20,8 +20,3 @@ def loaded(tmp_path_factory):
 @pytest.mark.parametrize("text", [TEXTS[0], "h\u00e9 \U0001f600 \x00\t[ANSWER]", "  two  spaces \n\n", "12345.678"])
 def test_any_text_round_trips_through_the_tokenizer(loaded, text):
     assert loaded.decode(loaded(text)["input_ids"]) == text
-
-
-def test_frequent_words_are_single_tokens_and_the_vocabulary_has_the_requested_size(loaded):
-    assert len(loaded("ANSWER")["input_ids"]) == 1
-    assert len(loaded) == 320

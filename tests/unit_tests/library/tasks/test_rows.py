@@ -3,9 +3,8 @@
 import json
 
 import numpy as np
-import pyarrow
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader
@@ -51,35 +50,16 @@ def texts(task, num, seed=0):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.jsonl", lines(*sums(20))),
         ("bom.jsonl", b"\xef\xbb\xbf" + lines(*sums(20))),
         ("blank.jsonl", b"\n" + lines(*sums(20)) + b"\n\n"),
-        ("list.json", json.dumps(sums(20)).encode()),
         ("lines.json", lines(*sums(20))),
-        ("a.csv", b"prompt,answer\n" + b"".join(b"%d + 1?,%d\n" % (i, i + 1) for i in range(20))),
-        ("a.tsv", b"prompt\tanswer\n" + b"".join(b"%d + 1?\t%d\n" % (i, i + 1) for i in range(20))),
     ],
 )
-def test_every_text_format_gives_the_same_examples(build, name, content):
+def test_a_byte_order_mark_blank_lines_and_lines_in_json_change_nothing(build, name, content):
     task = build(content, name)
     found = {(e.text, e.expected_answer) for e in (task.train_example(i, seed=0) for i in range(19))}
     found |= {(e.text, e.expected_answer) for e in task.held_out_examples(1)}
     assert found == {(f"{i} + 1?", str(i + 1)) for i in range(20)}
-
-
-def test_parquet_saved_data_sets_and_split_folders_are_read(tmp_path):
-    Dataset.from_list(sums(20)).to_parquet(tmp_path / "a.parquet")
-    Dataset.from_list(sums(20)).save_to_disk(tmp_path / "saved")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "train-1.jsonl").write_bytes(lines(*sums(8)))
-    (tmp_path / "folder" / "train-2.jsonl").write_bytes(lines(*sums(20)[8:16]))
-    (tmp_path / "folder" / "test.jsonl").write_bytes(lines(*sums(20)[16:]))
-    DatasetDict(train=Dataset.from_list(sums(20)), test=Dataset.from_list(sums(2))).save_to_disk(tmp_path / "splits")
-    for name in ("a.parquet", "saved", "splits"):
-        assert len(set(texts(Rows.Config(path=str(tmp_path / name)).build(), 19))) == 19
-    folder = Rows.Config(path=str(tmp_path / "folder"), held_out_split="test").build()
-    assert set(texts(folder, 16)) == {f"{i} + 1?" for i in range(16)}
-    assert [e.expected_answer for e in folder.held_out_examples(99)] == ["17", "18", "19", "20"]
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -92,12 +72,10 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
     ("row", "demonstrated", "answer", "told_of_it"),
     [
         ({"conversations": SHAREGPT, "id": 7}, TWO[1:], "", "data.parquet: ShareGPT: conversations"),
-        ({"conversations": TWO}, TWO[1:], "", "ShareGPT: conversations"),
         ({"messages": TWO, "tools": [{"type": "function", "function": ADD}]}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"messages": TWO, "tools": " "}, TWO[1:], "", "OpenAI chat: messages, tools"),
         ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
-        ({"instruction": "Add.", "input": "1 + 1", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
         ({"prompt": "1 + 1?", "chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
         ({"prompt": TWO[:1], "chosen": TWO[1:], "rejected": TWO[1:]}, TWO[1:], "", "not in the prompt: rejected"),
         ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
@@ -142,7 +120,13 @@ def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, n
         {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": [CALL]},
         {"role": "tool", "content": "2"},
     ]
-    rows = [{"messages": [*turns, {"role": "user", "content": f"{i}?"}]} for i in range(2)]
+    rows = [
+        {
+            "messages": [*turns, {"role": "user", "content": f"{i}?"}],
+            "tools": [{"name": "add", "parameters": {f"{i}": 1}}],
+        }
+        for i in range(2)
+    ]
     if name == "data.parquet":
         Dataset.from_list(rows).to_parquet(tmp_path / name)
     else:
@@ -150,6 +134,7 @@ def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, n
     [example] = Rows.Config(path=str(tmp_path / name)).build().held_out_examples(1)
     called = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     assert example.messages[:3] == [TWO[0], {**turns[1], "content": "", "tool_calls": [called]}, turns[2]]
+    assert [*example.tools[0]["function"]["parameters"]] == [example.messages[3]["content"][0]]
 
 
 @pytest.mark.parametrize(
@@ -246,19 +231,6 @@ def test_what_comes_before_the_prompt_is_refused_by_name_if_it_cannot_be_read(bu
         build([row], demonstrations="last")
 
 
-@pytest.mark.parametrize("ending", ["gz", "zst", "bz2", "lz4"])
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.jsonl", lines(*sums(20))), ("a.json", json.dumps(sums(20)).encode())]
-)
-def test_compressed_texts_are_read(build, tmp_path, name, content, ending):
-    with pyarrow.CompressedOutputStream(
-        str(tmp_path / f"{name}.{ending}"), {"zst": "zstd", "gz": "gzip"}.get(ending, ending)
-    ) as f:
-        f.write(content)
-    task = Rows.Config(path=str(tmp_path / f"{name}.{ending}")).build()
-    assert len(set(texts(task, 19))) == 19
-
-
 @pytest.mark.parametrize(
     ("cells", "read"),
     [
@@ -325,27 +297,6 @@ def test_a_template_makes_the_prompt_of_columns(build):
 def test_answers_may_be_numbers_or_text(build, given, text):
     [example] = build([{"prompt": "a", "answer": given}, {"prompt": "b", "answer": given}]).held_out_examples(1)
     assert example.expected_answer == text
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "expected", "right"),
-    [
-        ("text", " yes\n", "yes", True),
-        ("text", "yes, it is", "yes", False),
-        ("tag", "<answer>no</answer> so <answer> yes </answer>", "yes", True),
-        ("tag", "yes", "yes", False),
-        ("number", "3 x 400 = 1,200.", "1200.0", True),
-        ("number", "so 1,234,567.5", "1234567.5", True),
-        ("number", "it is 24,5", "245", False),
-        ("number", "it is 12 or 13", "12", False),
-        ("number", "1e999999999", "12", False),
-        ("number", "none", "12", False),
-    ],
-)
-def test_answers_are_compared_by_their_kind(build, kind, text, expected, right):
-    task = build([{"prompt": p, "answer": expected} for p in "ab"], answer_kind=kind)
-    assert task.is_correct(task.extract_answer(text), expected) == right
-    assert task.correct(completions=[text], expected_answer=[expected]) == [float(right)]
 
 
 def test_rows_without_answers_have_no_default_reward_or_correctness(build):
