@@ -66,7 +66,8 @@ HYBRID = [
 """Entries of a small Qwen3.5's config.json."""
 LEARNS = [
     "--generator.dtype", "bfloat16", "--weight-sync.max-diff", "None", "--trainer.logprob-gate.max-diff", "None",
-    "--num-steps", "12", "--trainer.optimizer.lr", "3e-3", "--trainer.lr-scheduler.warmup-steps", "0",
+    "--num-steps", "24", "--num-prompts-per-step", "16", "--trainer.optimizer.lr", "3e-3", "--trainer.lr-scheduler.warmup-steps", "0",
+    "--grader.rewards", "torchtitan_rl.library.rewards:regex('[0-9]')",
 ]  # fmt: skip
 LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
 TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
@@ -340,8 +341,8 @@ def build_test_list() -> list[OverrideDefinitions]:
             [steps_are(4), sampler_agrees(), optimizer_goes_on], quick=True,
         ),
         OverrideDefinitions(
-            [run(*ANY_FOLDER, *LEARNS)], "a Qwen3.5 of odd dimensions learns to write Latin letters and is exported",
-            "data_qwen3_5", [1, 2], [steps_are(12), reward_rises(0.1), sampler_agrees(), export_is_whole],
+            [run(*ANY_FOLDER, *LEARNS)], "a Qwen3.5 of odd dimensions learns to write digits and is exported",
+            "data_qwen3_5", [1, 2], [steps_are(24), reward_rises(0.2), sampler_agrees(), export_is_whole],
             prepare=odd("qwen3_5_text", *HYBRID, "initializer_range=0.1"),
         ),
         OverrideDefinitions(

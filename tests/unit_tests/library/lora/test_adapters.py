@@ -254,7 +254,7 @@ def with_a_head(tensors):
         (with_an_a_of_its_own, {}, f"one A for {ATTENTION}.q_proj.lora_A.weight, .* but that of .* differs"),
         (without_k, {}, f"{ATTENTION}.k_proj.lora_A.weight with shape .8, 64., but there is none.* q_proj, k_proj and"),
         (of_more_columns, {}, rf"{B} with shape \(64, 8\), but there is \(66, 8\)"),
-        (with_a_head, {}, "no lm_head.lora_A.weight, which is of no layer in trainer.lora.targets"),
+        (with_a_head, {}, "lm_head.lora_A.weight, which is of no layer in trainer.lora.targets"),
         (dict, {"r": 4}, "trainer.lora.rank = 8: expected 4, as model.layers.0.mlp.down_proj has in"),
         (dict, {"lora_alpha": 16}, "trainer.lora.alpha = 32.0: expected 16, the scale as"),
         (dict, {"use_rslora": True}, "trainer.lora.alpha = 32.0: expected 90.5"),
