@@ -21,7 +21,6 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import advanced
-from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
 from torchtitan_rl.core.trainer.gate import (
     LogprobDiffs,
     diff_rows,
@@ -47,6 +46,7 @@ from torchtitan_rl.core.trainer.score import (
     on_one_row,
     score,
     score_only,
+    shortest_shared_prompt,
 )
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (

@@ -22,12 +22,12 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.trainer.attention import FlashVarlen, attention_config, describe_attention
 from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import PlanMicrobatches
 from torchtitan_rl.core.trainer.score import LogprobHead
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
+from torchtitan_rl.library.models.attention import FlashVarlen, attention_config, describe_attention
 from torchtitan_rl.library.shared_prompts import SharedFlash, plan_with_siblings
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
