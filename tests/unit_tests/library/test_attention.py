@@ -9,7 +9,7 @@ from torchtitan.models.common.attention import VarlenMetadata
 from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
 from torchtitan_rl.core.trainer.score import attention_masks
 from torchtitan_rl.core.types import SegmentLayout
-from torchtitan_rl.library.models.attention import (
+from torchtitan_rl.library.attention import (
     FlashVarlen,
     PackedRows,
     PackedSDPA,

@@ -27,8 +27,9 @@ from torchtitan_rl.core.trainer.minibatches import PlanMicrobatches
 from torchtitan_rl.core.trainer.score import LogprobHead
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.library.models.attention import FlashVarlen, attention_config, describe_attention
+from torchtitan_rl.library.attention import FlashVarlen, attention_config, describe_attention
 from torchtitan_rl.library.shared_prompts import SharedFlash, plan_with_siblings
+from torchtitan_rl.proof.step_checks import StepChecks
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -120,10 +121,15 @@ def build_trainer(
     parallel_dims: ParallelDims,
     max_model_len: int,
     dump_folder: str = "",
+    generator_dtype: str,
     policy_lora: PolicyLora | None = None,
     **others: Any,
 ) -> Trainer:
-    """Returns the trainer of a policy that starts with a folder's weights. Collective. `others`: see `Trainer`."""
+    """Returns the trainer of a policy that starts with a folder's weights. Collective. `others`: see `Trainer`.
+
+    Args:
+        generator_dtype: the dtype in which the engine computes, for the gate.
+    """
     models = ModelLoader(
         config,
         model_spec=model_spec,
@@ -133,7 +139,8 @@ def build_trainer(
         dump_folder=dump_folder,
         lora=policy_lora,
     )
-    return config.build(models=models, parallel_dims=parallel_dims, policy_lora=policy_lora, **others)
+    checks = partial(StepChecks, config, {config.mixed_precision_param, generator_dtype})
+    return config.build(models=models, parallel_dims=parallel_dims, checks=checks, policy_lora=policy_lora, **others)
 
 
 def build_policy(

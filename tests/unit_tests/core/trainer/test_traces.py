@@ -13,7 +13,7 @@ from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.losses import Clip, SeqMeanTokenMean, SeqSumConst, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection, TokenTruncate
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.trainer.gate import diff_rows, fill_logprob_diff
+from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.minibatches import items_of, num_tokens, plan_microbatches
 from torchtitan_rl.core.trainer.packing import count_work, label_places, pack, token_advantages
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord, flat

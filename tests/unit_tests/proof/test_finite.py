@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from torchtitan_rl.core import comm
-from torchtitan_rl.core.trainer import norms
-from torchtitan_rl.core.trainer.norms import FiniteUpdates, NonFiniteLossError, fault_in
+from torchtitan_rl.proof import norms
+from torchtitan_rl.proof.norms import FiniteUpdates, NonFiniteLossError, fault_in
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torchtitan_rl.core.trainer import norms
-from torchtitan_rl.core.trainer.norms import StepNorms
+from torchtitan_rl.proof import norms
+from torchtitan_rl.proof.norms import StepNorms
 
 
 @pytest.fixture(params=[1, 8])

@@ -14,6 +14,7 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.events import progress, record_metric
+from torchtitan_rl.core.trainer.hf import local_shard
 
 BLOCK = 2**20 if ON_CPU else 2**27
 """Elements that are measured at once. On a CPU their temporaries fit in the last-level cache; on a GPU they take 1 GiB."""
@@ -75,9 +76,7 @@ class StepNorms:
 
 def _is_adam(optimizer: Optimizer) -> bool:
     """Whether `_square_of_adam` is this optimizer's update. A subclass may compute another one."""
-    return type(optimizer) in (Adam, AdamW) and not any(
-        group["amsgrad"] for group in optimizer.param_groups
-    )
+    return type(optimizer) in (Adam, AdamW) and not any(group["amsgrad"] for group in optimizer.param_groups)
 
 
 def _square_of_adam(state: dict[str, Tensor], group: dict) -> Tensor:
@@ -116,13 +115,6 @@ def _zero() -> Tensor:
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yields the blocks of at most BLOCK elements at the same place of tensors of the same size."""
     return zip(*[t.flatten().split(BLOCK) for t in tensors], strict=True)
-
-
-def local_shard(t: Tensor) -> Tensor:
-    """Returns this rank's shard of a DTensor, detached; the whole of a plain tensor."""
-    if isinstance(t, DTensor):
-        t = t.to_local()
-    return t.detach()
 
 
 def _share_of_ranks(t: Tensor) -> float:
@@ -165,9 +157,7 @@ class FiniteUpdates:
             fault = "the gradients"  # all of them: clipping has spread it
         what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
         if fault.startswith(("the weights", "the optimizer")):
-            raise NonFiniteLossError(
-                f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr."
-            )
+            raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")
         if self._in_a_row > self._skip:
             raise NonFiniteLossError(
                 f"{what}. It is number {self._in_a_row} in a row and "
@@ -213,9 +203,7 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
     return None
 
 
-def _moments(
-    parameters: dict[str, Tensor], optimizer: OptimizersContainer | None
-) -> Iterator[tuple[str, Tensor]]:
+def _moments(parameters: dict[str, Tensor], optimizer: OptimizersContainer | None) -> Iterator[tuple[str, Tensor]]:
     for part in optimizer or ():
         for name, parameter in parameters.items():
             for moment in part.state.get(parameter, {}).values():
