@@ -13,9 +13,10 @@ from tests.parts.algorithm import (
     normalizers_of,
     scored,
 )
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Truncation
+from torchtitan_rl.core.algorithm import Algorithm, Truncation
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.types import Group
+from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.seed_grpo import SeedGrpo, semantic_entropy
 
 

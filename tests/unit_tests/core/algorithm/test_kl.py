@@ -15,7 +15,8 @@ from tests.parts.algorithm import (
     run_loss,
     spread_logprobs,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, GroupMean, SeqMeanTokenMean, kl_estimate
+from torchtitan_rl.core.algorithm import KL, Algorithm, kl_estimate
+from torchtitan_rl.library.objectives import GroupMean, SeqMeanTokenMean
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tests.parts.algorithm import (
     pack,
     run_loss,
 )
-from torchtitan_rl.core.algorithm import Algorithm, Clip, GroupMean
+from torchtitan_rl.core.algorithm import Algorithm, Clip
 from torchtitan_rl.core.algorithm.loss_metrics import MAX_DISTRIBUTION_VALUES, Tally
-from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
+from torchtitan_rl.library.objectives import Cispo, GroupMean, Gspo, Reinforce
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 

@@ -18,12 +18,12 @@ from tests.parts.algorithm import (
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Grpo, NonFiniteError
+from torchtitan_rl.core.algorithm import Algorithm, Grpo, NonFiniteError
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.nonfinite import leave_out
 from torchtitan_rl.core.types import Member
 from torchtitan_rl.library.maxent import MaxEnt
-from torchtitan_rl.library.objectives import BatchStd, Gspo
+from torchtitan_rl.library.objectives import BatchStd, GroupMean, Gspo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 NAN, INF = math.nan, math.inf

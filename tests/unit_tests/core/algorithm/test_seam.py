@@ -15,11 +15,11 @@ from tests.parts.algorithm import (
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, SeqMeanTokenMean, TokenLoss
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, TokenLoss
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.types import flat
-from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
+from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce, SeqMeanTokenMean
 
 
 def test_normalizers_count_only_episodes_in_the_loss():
