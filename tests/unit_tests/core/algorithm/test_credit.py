@@ -63,13 +63,6 @@ def test_length_penalty_changes_the_advantage_and_not_the_logged_reward():
     assert [episode.credit.advantage for episode in episodes] == [0.25, -0.25]
 
 
-def test_penalty_interval_longer_than_the_completion_is_refused_before_a_run():
-    config = Algorithm.Config(truncation=Truncation.Config(mode="penalty", cache_tokens=99))
-    config.build(max_completion_tokens=99).validate_sampling(8)
-    with pytest.raises(ValueError, match=r"truncation\.cache_tokens = 99: expected at most the longest completion"):
-        config.build(max_completion_tokens=98).validate_sampling(8)
-
-
 @pytest.mark.parametrize(("choice", "in_loss"), [("keep", True), ("drop", False), ("refill", False)])
 def test_zero_variance_groups_are_kept_or_dropped(choice, in_loss):
     algorithm = Algorithm.Config(zero_variance=choice).build(max_completion_tokens=MAX_TOKENS)
