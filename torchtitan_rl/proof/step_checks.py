@@ -7,8 +7,8 @@ from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import FloatArray
+from torchtitan_rl.proof.finite import FiniteUpdates
 from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate
-from torchtitan_rl.proof.norms import FiniteUpdates, StepNorms
 
 
 class StepChecks:
@@ -17,10 +17,10 @@ class StepChecks:
     def __init__(self, config: TrainerConfig, dtypes: set[str], model: Decoder, optimizer: OptimizersContainer) -> None:
         """`dtypes`: those in which the trainer and the engine compute."""
         self._gate = LogprobGate(config.logprob_gate, dtypes=dtypes)
-        self._norms = StepNorms(optimizer)
-        self._finite = FiniteUpdates(model, optimizer, skip=config.skip_nonfinite_updates)
-        self.allows = self._finite.allows
-        self.check_loaded = self._finite.check_loaded
+        finite = FiniteUpdates(model, optimizer, skip=config.skip_nonfinite_updates)
+        self.allows = finite.allows
+        self.check_weights = finite.check_weights
+        self.check_loaded = finite.check_loaded
         self.state_dict = self._gate.state_dict
         self.load_state_dict = self._gate.load_state_dict
 
@@ -30,9 +30,3 @@ class StepChecks:
         for values in differences:
             diffs.add(values)
         self._gate.check(diffs.merged())
-
-    def update_ratio(self) -> float:
-        """Returns ‖last update‖ / ‖weights‖. Raises NonFiniteLossError if a weight is not finite."""
-        update_norm, weight_norm = self._norms.update_and_weight_norm()
-        self._finite.check_weights(weight_norm)
-        return update_norm / weight_norm if weight_norm else 0.0

@@ -114,8 +114,8 @@ class UpdateChecks(Protocol):
         """Whether to apply the update; both values are the same on every rank. Raises TrainingStopped instead of skipping
         too many."""
 
-    def update_ratio(self) -> float:
-        """Returns ‖last update‖ / ‖weights‖. Raises TrainingStopped if a weight is not finite."""
+    def check_weights(self) -> None:
+        """Raise TrainingStopped if an updated weight is not finite."""
 
     def check_loaded(self) -> None:
         """Raise TrainingStopped if loaded weights or moments are not finite."""
@@ -243,7 +243,8 @@ class Trainer(Configurable):
                 norms.append(step.grad_norm)
                 num_clipped += step.grad_norm > config.max_norm
                 num_applied += step.applied
-        update_ratio = self.checks.update_ratio() if norms else 0.0
+        if norms:
+            self.checks.check_weights()
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
         if isinstance(self.model, SeesPacks):
@@ -254,7 +255,6 @@ class Trainer(Configurable):
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=num_clipped / max(len(norms), 1),
-            update_ratio=update_ratio,
             learning_rate=learning_rate,
             optimizer_steps=num_applied,
             metrics=metrics if self.is_tp_leader else [],
