@@ -26,8 +26,7 @@ from torchtitan_rl.resilience.rank_status import RankStatus, read_statuses
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
-    "--config", "debug", "--evaluation.every", "0", "--num-prompts-per-step", "4", "--sampling.n", "4", "--metrics.sinks",
-    "jsonl", "--metrics.no-report",
+    "--evaluation.every", "0", "--num-prompts-per-step", "4", "--sampling.n", "4", "--metrics.sinks", "jsonl", "--metrics.no-report",
 ]  # fmt: skip
 """Steps of a tenth of a second: most of such a run is its start."""
 
@@ -150,7 +149,7 @@ def start(
     """Start a training run in `folder`/run on `ranks` ranks.
 
     `launcher`: torchrun's arguments; `prefix`: a command before; `program`: what starts the ranks, "" for no torchrun at all.
-    `base`: the first arguments of the run.
+    `base`: the first arguments of the run, without its config, which is `debug` where `args` name none.
     """
     if base == tuple(QUICK):
         make_start()
@@ -162,6 +161,8 @@ def start(
     command = [*prefix, sys.executable]
     command += ["-m", program, *(launcher or ["--standalone"]), f"--nproc_per_node={ranks}"] if program else []
     command += ["-m", "torchtitan_rl.train", *base]
+    if "--config" not in (*base, *args):
+        command += ["--config", "debug"]
     if "--dump-folder" not in args:
         command += ["--dump-folder", str(folder / "run")]
     with path.open("w") as stream:

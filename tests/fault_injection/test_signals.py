@@ -74,20 +74,6 @@ def test_stop_signal_before_the_first_step_ends_at_once_without_a_traceback(tmp_
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_stop_signal_during_the_report_lets_the_run_finish(tmp_path, ranks):
-    slow = ["--config", "tests/fault_injection/slow_report.py:slow_report", "--metrics.report"]
-    run = start(tmp_path, "--num-steps", "2", *slow, ranks=ranks, SLOW_S="8")
-    run.wait_until(lambda: run.statuses().get(0) and run.statuses()[0].outcome, "come to its end")
-    run.signal(signal.SIGTERM)
-    ended = run.end(60)
-    ended.says("SIGTERM: training has ended, only the report is being written; a second signal stops at once")
-    assert ended.code == 0, ended.output
-    assert (tmp_path / "run" / "report.html").exists()
-    assert steps_of(tmp_path / "run") == [2]
-    assert run.left() == {}
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_stop_signal_in_the_warm_start_ends_at_once_and_leaves_no_partial_checkpoint(tmp_path, ranks):
     other = ["--config", "tests/fault_injection/new_start.py:from_a_long_start"]
     run = start(tmp_path, *LONG, *other, ranks=ranks, STARTS=str(tmp_path / "starts"))

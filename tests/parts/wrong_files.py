@@ -1,39 +1,28 @@
 """The rows of wrong_inputs.py that need a file or a folder."""
 
 import json
-import os
 import shutil
-import sys
 from collections.abc import Callable
-from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
-import configs
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.common.field_limits import check_fields
-from torchtitan_rl.core.algorithm import Loss
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library.models import small_qwen3
-from torchtitan_rl.library.references import load_class, load_function
+from torchtitan_rl.library.references import load_class
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
-from torchtitan_rl.resilience import manifest
-from torchtitan_rl.resilience.checkpoint_folder import find_resume
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
-from torchtitan_rl.setup.own_sinks import load_own_sinks
-from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
@@ -242,45 +231,11 @@ def _reward_without_self(folder: Path) -> None:
     build_grader(Grader.Config(), Mine(SumDigits.Config()))
 
 
-def _own_number(name: str, declared: str) -> Cause:
-    """A user's loss with this field."""
-
-    def cause(folder: Path) -> None:
-        (folder / "mine.py").write_text(
-            "from dataclasses import dataclass\nfrom torchtitan_rl.core.algorithm import Clip, number\nclass Mine(Clip):\n"
-            f"    @dataclass(kw_only=True, slots=True)\n    class Config(Clip.Config):\n        {name}: float = {declared}\n"
-        )
-        loss = load_class(f"{folder}/mine.py:Mine", "algorithm.loss", Loss)
-        check_fields(replace(load_config("debug").algorithm, loss=loss.Config()), "algorithm")
-
-    return cause
-
-
-def _assigned_grader(line: str) -> Cause:
-    """A config function that assigns this to debug's grader."""
-
-    def cause(_: Path) -> None:
-        exec(line, {"c": (config := load_config("debug"))})
-        find_scorers(config.grader, config.task.build())
-
-    return cause
-
-
 def _grader(**settings: Any) -> Cause:
     def cause(_: Path) -> object:
         config = Grader.Config(**settings)
         check_fields(config, "grader")
         return build_grader(config, SumDigits.Config().build())
-
-    return cause
-
-
-def _reward(text: str) -> Cause:
-    """A reward function of this text."""
-
-    def cause(folder: Path) -> None:
-        (folder / "mine.py").write_text(text)
-        _grader(rewards=[f"{folder}/mine.py:f"])(folder)
 
     return cause
 
@@ -309,23 +264,6 @@ def _instructed(_: Path) -> None:
     config = load_config("debug")
     config.task.instruction = "Add:"
     prepare_start(config)
-
-
-def _with_variable(name: str, value: str) -> Cause:
-    """An environment variable, and then the checks of a rank's start."""
-
-    def cause(_: Path) -> None:
-        with mock.patch.dict(os.environ, {name: value}):
-            be_only_rank()
-            validate(load_config("debug"), world_size=1)
-
-    return cause
-
-
-def _saved_splits(folder: Path) -> None:
-    rows = Dataset.from_list([json.loads(_ROW)])
-    DatasetDict(train=rows, test=rows).save_to_disk(folder)
-    Rows.Config(path=str(folder), split="dev").build()
 
 
 def _no_start(_: Path) -> None:
@@ -359,40 +297,6 @@ def _prompts(**settings: Any) -> Cause:
     return cause
 
 
-def _checkpoints(name: str, step: int) -> Cause:
-    """A run with one checkpoint of this step under another name."""
-
-    def cause(folder: Path) -> None:
-        (folder / "checkpoint" / name).mkdir(parents=True)
-        manifest.write(folder / "checkpoint" / name, {}, step=step)
-        find_resume("auto", folder)
-
-    return cause
-
-
-def _in_configs(text: str) -> Cause:
-    """A module of the user's in configs/."""
-
-    def cause(folder: Path) -> None:
-        (folder / "new.py").write_text(text)
-        configs.__path__.append(str(folder))
-        try:
-            load_config("debug")
-        finally:
-            configs.__path__.remove(str(folder))
-            sys.modules.pop("configs.new", None)
-
-    return cause
-
-
-def _cpu_cache(given: str) -> Cause:
-    def cause(_: Path) -> None:
-        with mock.patch.dict(os.environ, VLLM_CPU_KVCACHE_SPACE=given):
-            validate(load_config("debug"), world_size=1)
-
-    return cause
-
-
 def _claimed(name: str) -> Cause:
     def cause(folder: Path) -> None:
         (folder / "file").touch()
@@ -405,12 +309,6 @@ def _claimed(name: str) -> Cause:
 
 def _in_model(folder: Path) -> None:
     check_dump_folder(str(_checkpoint(folder)))
-
-
-def _yaml(folder: Path) -> None:
-    (folder / "mine.yaml").touch()
-    with chdir(folder):
-        load_function("mine.yaml:mine", "--config")
 
 
 def _no_task(_: Path) -> None:
@@ -439,17 +337,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
     """The rows, made by the class of wrong_inputs.py."""
     return [
         row("--config debgu", "--config = 'debgu': expected a registered name", lambda _: load_config("debgu")),
-        row("--config DEBUG", "Did you mean debug or ", lambda _: load_config("DEBUG")),
-        row("--config /absolute/mine.json:mine", "package.module:function. /",
-            lambda folder: (folder / "mine.json").write_text("{}") and load_config(f"{folder}/mine.json:mine")),
         row("--help trianer", "--help = 'trianer': expected all, run or a group of fields. Did you mean trainer"),
         row("--config nowhere.py:mine", "expected a file that exists", lambda _: load_config("nowhere.py:mine")),
         row("a config function that returns None", "expected a function that returns a RunConfig. It returned None",
             _config_file("def mine():\n    pass\n")),
-        row("a config file without that function", "expected a function of", _config_file("def other():\n    pass\n")),
-        row("a config file that is no Python", "that can be imported, but: invalid syntax", _config_file("def mine(:\n")),
-        row("a config function that raises", "but it raises AttributeError: 'SamplingConfig' object has no attribute 'm' (",
-            _assigned("c.sampling.m = 3")),
         row("c.sampling = None in a config function", "sampling = None: expected SamplingConfig. Use SamplingConfig().",
             _assigned("c.sampling = None")),
         row("a text in the place of a loss", "algorithm.loss = 'dapo': expected Loss.Config. Use Clip.Config().",
@@ -457,29 +348,13 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a text in the place of a task", "task = 'gsm8k': expected Task.Config or None", _assigned("c.task = 'gsm8k'")),
         row("a text in the place of a model", "model_spec = 'qwen3': expected a NamedModel or a ModelSpec",
             _assigned("c.model_spec = 'qwen3'")),
-        row("small_qwen3(vocab_size=320, n_layers=0)", "model_spec = 'small_qwen3': expected a model, but it has num_hidden_layers 0,",
-            _assigned("from torchtitan_rl.library.named_models import small_qwen3 as s; c.model_spec = s(vocab_size=320, n_layers=0)")),
         row("c.num_steps = 50.0", "num_steps = 50.0: expected a whole number. Use 50 or more.", _assigned("c.num_steps = 50.0")),
-        row("a config that is not written with def", "expected a function. It is functools.partial",
-            _config_file("import functools\nmine = functools.partial(dict)\n")),
-        row("--task.warm-start of a function that returns no recipe", "'builtins:print': expected a function that returns a Recipe. It",
-            lambda f: start_of(SumDigits.Config(instruction="", warm_start="builtins:print"), f)),
         row("grader.rewards of functions", ": expected list[str]. Name each in a text, as \"path/to/file.py:function\".",
             _assigned("c.grader.rewards = [len]")),
-        row("grader.rewards of one text", "grader.rewards = 'my.py:f': expected list[str]. Use ['my.py:f'].",
-            _assigned("c.grader.rewards = 'my.py:f'")),
         row("prompts.few_shot of three texts", "expected list[tuple[str, str]]",
             _assigned("c.prompts.few_shot = [('1', '2', '3')]")),
-        row("a module of configs/ that is no Python", "configs/ = 'configs.new': expected Python that can be imported, but: invalid",
-            _in_configs("def mine(:\n")),
-        row("two configs of one name in configs/", "--config = 'debug': expected one name for one config, but configs.debug and",
-            _in_configs("def debug():\n    pass\n")),
-        row("VLLM_CPU_KVCACHE_SPACE=0.5, on a CPU", "VLLM_CPU_KVCACHE_SPACE = '0.5': expected a whole number of GiB", _cpu_cache("0.5")),
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
-        row("--dump-folder /proc/run", "dump_folder: cannot write to /proc/run: The kernel has no files of yours",
-            lambda _: check_dump_folder("/proc/run")),
         row("--dump-folder s3://bucket/run", "'s3://bucket/run': expected a path, no URL", lambda _: check_dump_folder("s3://bucket/run")),
-        row("--dump-folder of a name that is no UTF-8", "expected a name in UTF-8, as", _claimed(os.fsdecode(b"caf\xe9"))),
         row("--dump-folder of a model's folder", "new, empty or a run's own, but it is a model's folder, with", _in_model),
         row("--dump-folder of your home folder", "but it is your home folder", lambda _: check_dump_folder(str(Path.home()))),
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
@@ -490,22 +365,15 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             ("a run's checkpoint", "it is a run's checkpoint. Export its model (torchtitan-rl export", ".metadata"),
             ("an adapter", "it is a LoRA adapter. Pass the folder of its base model.", "adapter_config.json"),
             ("the hub's cache", "snapshots/5e0f. Pass that folder.", "snapshots/5e0f/config.json"))),
-        row("a checkpoint without config.json", "it has no config.json", _spoiled("config.json", None)),
         row("a checkpoint without safetensors", "it has no *.safetensors", _spoiled("model.safetensors", None)),
         row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),
         row("config.json is of another model", "intermediate_size is 128 in the folder but 96 in the config",
             _changed(intermediate_size=128)),
         row("config.json with fewer positions than generator.max_model_len", "generator.max_model_len = 64: expected at most the 16 pos",
             _changed(max_position_embeddings=16)),
-        row("config.json is of an architecture that is not implemented", "but its config.json says GPT2LMHeadModel",
-            _changed(architectures=["GPT2LMHeadModel"])),
         row("config.json whose architectures and model_type are of two models",
             "architectures LlamaForCausalLM, by which vLLM goes, and model_type 'qwen3', by which transformers goes",
             _changed(architectures=["LlamaForCausalLM"])),
-        row("config.json without architectures", "has architectures None, which must be a list with the model's class",
-            _changed(architectures=None)),
-        row("config.json with a RoPE whose factor is left out", "Missing required keys in `rope_parameters`",
-            _changed(rope_parameters={"rope_type": "linear", "rope_theta": 1e4})),
         row("config.json with YaRN, for a config that names a model", "with torchtitan's modules, but its config.json has rope_type 'yarn'",
             _changed(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})),
         row("tokenizer.json is cut off", "its tokenizer.json cannot be read", _spoiled("tokenizer.json", 100)),
@@ -542,39 +410,22 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _grader(rewards=["operator:add(2, 3)"])),
         row("weights that are all 0", "grader.weights = {'correct': 0, 'format': 0}: expected a weight other than 0",
             _grader(weights={"correct": 0, "format": 0})),
-        row("overlong(10, 20)", "cache 20 is not from 1 to max_tokens 10", _grader(rewards=[f"{_LIBRARY}:overlong(10, 20)"])),
-        row("tags([])", "tags takes at least one name such as 'think', without brackets, not []", _grader(rewards=[f"{_LIBRARY}:tags([])"])),
         row("environment_reward without an environment", "expected no environment_reward, as the task has no environment",
             _grader(rewards=["torchtitan_rl.library.environments:environment_reward"])),
-        row("grader.rewards of a name with a hyphen", "'my-f=operator:add': expected a name of letters, digits and _ before the =",
-            _grader(rewards=["my-f=operator:add"])),
         row("grader.rewards of a factory that is not called", "give a default, or call a factory: length(...)",
             _grader(rewards=[f"{_LIBRARY}:length"])),
-        row("RANK=one", "RANK = 'one': expected a number from 0 up", _with_variable("RANK", "one")),
-        row("a saved data set without the split", "expected the split 'dev', but it has ['test', 'train']", _saved_splits),
-        row("JSON that is nested 5,000-fold", "row 2: nested too deeply", _rows(f'{_ROW}{{"x": {"[" * 5000}{"]" * 5000}}}\n')),
         row("messages without a question", "row 1: no message of the user's before the assistant's turn",
             _rows('{"messages": [{"role": "assistant", "content": "a"}]}\n', demonstrations="last")),
-        row("one JSON object on several lines of .jsonl", "not valid JSON; expected one object on each line",
-            _rows('{\n"prompt": "a"\n}\n')),
-        row("an answer with a lone surrogate", "row 2: 'answer' has characters that UTF-8 cannot encode",
-            _rows(_ROW + '{"prompt": "b", "answer": "\\ud800"}\n')),
         *(row(given, says, _rows(text, **settings)) for given, says, text, settings in (
             ("rows without an answer", "left out: 1 without an answer (row 1). Set task.answer_column to the column that has it (rows.jsonl has",
              '{"prompt": "a", "answer": ""}\n', {}),
             ("demonstrations without a completion", "a completion (row 1). Set task.completion_column to the column that has it (rows.jsonl has ['prompt', 'answer']), or fill it",
              _ROW, {"demonstrations": "last"}),
             ("the rows of task.path held out", "1 also held out (row 1). Hold out other rows", _ROW, {"held_out_split": "train"}))),
-        row("an answer of 1e400", "row 2: 'answer' is infinite", _rows(_ROW + '{"prompt": "b", "answer": 1e400}\n')),
-        row("--task.split test of one file", "the split 'test' of task.path = ", _rows(_ROW * 9, split="test")),
-        row("messages of a role that is none", "row 1: a message with the role 'human', which is none of system, developer, user,",
-            _rows('{"messages": [{"role": "human", "content": "a"}], "answer": "1"}\n')),
         row("answer_kind tag, and an answer with the tag itself", "row 1: 'answer' has <answer> tags itself; write what is between",
             _rows('{"prompt": "a", "answer": "<answer>1</answer>"}\n', answer_kind="tag")),
         row("prompts.demonstrate of a function that raises", "expected a function that returns text, but it raises KeyError: 'x' (",
             _demonstrated("raise KeyError('x')")),
-        row("--task.held-out-share 0.9999", "task.held_out_share = 0.9999: expected a share that leaves some of the 3 rows",
-            _rows("".join(_ROW.replace('"a"', one) for one in ('"a"', '"b"', '"c"')), held_out_share=0.9999)),
         row("--evaluation.best-by evaluation/pass@4", "pass@k needs evaluation.sampled.n of at least k, and is then evaluation/sampled/pass@k.",
             _best_by("evaluation/pass@4", SumDigits.Config())),
         row("--evaluation.best-by -evaluation/accuracy", "best_by = '-evaluation/accuracy': expected one of ['evaluation/accuracy'",
@@ -587,46 +438,26 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _prompts(system_prompt="prompts/system.txt")),
         row("--task.completion-column prompt", "task.completion_column = 'prompt': expected another column than that of the prompt",
             _rows(_ROW, demonstrations="last", completion_column="prompt")),
-        row("a checkpoint folder that was renamed", "step-30: it is the checkpoint of step 20: name it step-20", _checkpoints("step-30", 20)),
-        row("super() in a Config with slots", "TypeError: super(type, obj): obj must be an instance or subtype of type (",
-            _assigned("""from torchtitan_rl.core.algorithm import Clip
-    from dataclasses import dataclass
-    class Mine(Clip):
-        @dataclass(slots=True, kw_only=True)
-        class Config(Clip.Config):
-            def __post_init__(self):
-                super().__post_init__()
-    c.algorithm.loss = Mine.Config()""")),
         row("a loss with `forward`", "expected a class that overrides something of its base, but its ['forward'] are none",
             _assigned("""from torchtitan_rl.core.algorithm import Clip
     class Mine(Clip):
         def forward(self, inputs):
             return inputs
     c.algorithm.loss = Mine.Config()""")),
-        row("--task.subset main of a file", "task.subset = 'main': expected none for the files", _rows(_ROW * 9, subset="main")),
         row("a .csv file separated by semicolons", "columns separated by ';'; expected ',' in a .csv file",
             _rows("prompt;answer\na;1\n", "rows.csv")),
-        row("a list of all rows in .jsonl", "not a JSON object; name a file with one list of all rows .json", _rows(f"[{_ROW.strip()}]")),
         row("answer_kind number, and an answer without one", "no answer that can be read in 'answer': expected a number alone",
             _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
         row("--grader.rewards torchtitan_rl.library.rewards:boxed()", "boxed is one itself: leave out the parentheses.",
             _grader(rewards=[f"{_LIBRARY}:boxed()"])),
-        row("grader.rewards of a factory with a text that has no quotes", "literal values that add takes, but: judge is none; a text needs",
-            _grader(rewards=["operator:add(judge, 3)"])),
         row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",
             _assigned("from torchtitan_rl.library.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
         row("--task.warm-start of another task's recipe", "the recipe arrivals: expected one whose `worked` returns a text for examples of",
             lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.library.starts.answer_recipes:arrivals"), path)),
         row("--task.warm-start of a recipe that writes numbers", "but it raises TypeError: it returned 5",
             _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path))),
-        row("--grader.rewards f", "= ['f']: expected references, not letters. Write path/to/file.py:function.",
-            _assigned_grader("c.grader.rewards = ['f']")),
-        row("--config mine.yaml:mine", "expected path/to/file.py:function or package.module:function. mine.yaml is no Python file.",
-            _yaml),
         row("a group filter without left_out", "algorithm: building its parts raised TypeError: Can't instantiate abstract class M with abstract method left_out. Correct it.",
             _assigned("from torchtitan_rl.core.algorithm import GroupFilter; c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()")),
-        row("a reward f(*completions)", "reward function f = '(*completions)': expected parameters that are given by name. Declare",
-            _reward("def f(*completions):\n    return [1.0] * len(completions)\n")),
         row("--teacher https://huggingface.co/Qwen/Qwen3-8B", "Pass the model's name on the hub, Qwen/Qwen3-8B.",
             lambda _: prepare_teacher(replace(load_config("debug_distill"), teacher="https://huggingface.co/Qwen/Qwen3-8B"), None)),
         *(
@@ -644,12 +475,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _assigned("c.prompts.system_prompt = '\\udc80'")),
         row("task.template = '{prompt} {answer}'", "but ['answer'] is task.answer_column, which the prompt would show.",
             _rows(_ROW * 9, template="{prompt} {answer}")),
-        row("a last message without text", "row 1: a last message without text. Correct or delete them.",
-            _rows('{"prompt": [{"role": "user", "content": " "}], "answer": "1"}\n')),
-        row("c.algorithm.loss.fraction = number(2.0, above=0, most=1)", "loss.fraction = 2.0: expected more than 0 and at most 1. Use 1.",
-            _own_number("fraction", "number(2.0, above=0, most=1)")),
-        row("task.min_numbers = 5 of countdown", "task.max_numbers = 4: expected at least 5 (min_numbers) and at most 6. Use 5.",
-            _assigned("from torchtitan_rl.library.tasks.countdown import Countdown; c.task = Countdown.Config(min_numbers=5)")),
         *(
             row(made, says, _own_environment(made))
             for made, says in (
@@ -665,12 +490,8 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _own_environment("AgentEnvironment(lambda task: 1.0)")),
         row("c.algorithm.loss = Clip(eps_low=0.1)", "TypeError: Clip is built by its config. Use Clip.Config(eps_low) (",
             _assigned("from torchtitan_rl.core.algorithm import Clip; c.algorithm.loss = Clip(eps_low=0.1)")),
-        row("a sink in a mode that is none", "expected a mode after the class that is one of ('global_reduce', ",
-            lambda _: load_own_sinks(["my.py:Mine:fast"])),
         row("a loss whose __init__ asks for more", "building its parts raised TypeError: ",
             _assigned("from torchtitan_rl.core.algorithm import Clip; c.algorithm.loss = type('M', (Clip,), {'__init__': lambda self, config, beta: None}).Config()")),
-        row("a loss whose __init__ reads a field that is none", "building its parts raised AttributeError: 'Config' object has no attribute 'beta' (",
-            _assigned("from torchtitan_rl.core.algorithm import Clip; c.algorithm.loss = type('M', (Clip,), {'__init__': lambda self, config: config.beta}).Config()")),
         row("a loss whose Config is not inside its class", "algorithm.loss = 'M': expected a Config inside the class that it builds, as this one builds Clip",
             _assigned("from torchtitan_rl.core.algorithm import Clip; from dataclasses import dataclass; "
                       "c.algorithm.loss = dataclass(kw_only=True, slots=True)(type('M', (Clip.Config,), {'__annotations__': {'beta': float}, 'beta': 1.0}))()")),

@@ -57,11 +57,6 @@ class LogLoss(TokenLoss):
         return -inputs.advantages * inputs.log_ratio.abs().sqrt()
 
 
-class LogOfLogprob(TokenLoss):
-    def __call__(self, inputs):
-        return -inputs.advantages * inputs.logprobs.log()
-
-
 class TokenListwise(ListwiseLoss):
     def weigh(self, members):
         for episode in members:

@@ -1,7 +1,6 @@
 """The script of a first day on a GPU goes on after hangs, crashes and nonsense, and needs nothing that such a machine may lack."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -67,12 +66,6 @@ def test_a_fault_of_a_run_is_reported_and_the_next_begins(tmp_path, run):
     assert lines[-1].startswith("PASS next in")
 
 
-def test_a_run_that_no_longer_fits_is_skipped_and_a_shorter_one_is_taken(tmp_path):
-    _, lines = said(tmp_path, [python("long", "pass", 200), python("short", "pass", 20)], limit_s=30)
-    assert lines[0].startswith("SKIP long: 30 s are left")
-    assert lines[1].startswith("PASS short")
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_the_runs_of_each_part_name_files_and_options_that_exist(part, tmp_path):
     for size in ("0.6B", "small"):
@@ -80,20 +73,6 @@ def test_the_runs_of_each_part_name_files_and_options_that_exist(part, tmp_path)
             assert run.seconds <= gpu_first_day.LIMIT_S
             program = run.command[1] if run.command[1] != "-m" else None
             assert program is None or (ROOT / program).is_file(), run.command
-
-
-def test_the_script_needs_no_git_no_nvidia_smi_and_no_network(tmp_path):
-    """With a PATH of a fake nvidia-smi and a fake git that hang: both would be found first."""
-    for name in ("nvidia-smi", "git", "curl"):
-        program = tmp_path / name
-        program.write_text("#!/bin/sh\nexec sleep 600\n")
-        program.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "http_proxy": "http://127.0.0.1:9"}
-    command = [sys.executable, "tests/gpu_first_day.py", "trl", "--limit", "1", "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "trl on" in done.stdout
-    assert "SKIP TRL" in done.stdout
 
 
 @pytest.mark.long

@@ -168,16 +168,6 @@ def test_outward_import_is_found(tmp_path, code):
     assert len(outward_imports(tmp_path)) == 1
 
 
-def test_an_import_outwards_for_type_checkers_is_found(tmp_path):
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "room.py").write_text("if TYPE_CHECKING:\n    from torchtitan_rl.setup import hub")
-    assert len(outward_imports(tmp_path)) == 1
-
-
-def test_import_cycle_is_found():
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
-
-
 def test_only_the_entry_point_imports_all_rings():
     others = [f.name for f in PACKAGE.glob("*.py") if f.name not in ("__init__.py", "train.py")]
     assert others == []

@@ -143,8 +143,3 @@ def test_number_without_a_range_is_found():
         on: bool = False
 
     assert {name.rpartition(".")[2] for name in undeclared(Loose)} == {"share", "shares"}
-
-
-def test_a_limit_that_does_not_exist_is_named_with_those_that_do():
-    with pytest.raises(TypeError, match=r"no limits \['min'\]; it has \['above', 'below', 'least', 'most'\]"):
-        number(0.2, min=0)

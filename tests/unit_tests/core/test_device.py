@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from torchtitan_rl.core import device
-from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.library.engine import patches, start
-from torchtitan_rl.library.engine.start import engine_options
 
 
 @pytest.mark.parametrize(
@@ -34,34 +32,7 @@ def test_expandable_segments_are_detected_in_the_variables_that_pytorch_reads(mo
 
 FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
 TRITON = {"attention_config": {"backend": "TRITON_ATTN"}}
-OF_A_CPU = {"enforce_eager": True, "enable_sleep_mode": False, "enable_chunked_prefill": False, "block_size": 32}
-OF_A_GPU = {
-    "enforce_eager": False,
-    "enable_sleep_mode": True,
-    "gpu_memory_utilization": 0.4,
-    "moe_backend": "triton",
-    "enable_return_routed_experts": False,
-}
 NO_CUSTOM = {"disable_custom_all_reduce": True}
-
-
-@pytest.mark.parametrize(
-    ("on_cpu", "growing", "dtype", "degree", "expected"),
-    [
-        (True, False, "float32", 1, OF_A_CPU),
-        (True, True, "bfloat16", 2, OF_A_CPU | FLOAT32_HEAD),
-        (False, False, "float32", 1, OF_A_GPU | TRITON),
-        (False, False, "bfloat16", 1, OF_A_GPU | FLOAT32_HEAD),
-        (False, True, "bfloat16", 1, OF_A_GPU | FLOAT32_HEAD),
-        (False, False, "bfloat16", 2, OF_A_GPU | FLOAT32_HEAD),
-        (False, True, "bfloat16", 2, OF_A_GPU | FLOAT32_HEAD | NO_CUSTOM),
-        (False, True, "float32", 2, OF_A_GPU | TRITON | NO_CUSTOM),
-    ],
-)
-def test_engine_options_for_each_device(monkeypatch, on_cpu, growing, dtype, degree, expected):
-    monkeypatch.setattr(start, "ON_CPU", on_cpu)
-    monkeypatch.setattr(start, "expandable_segments", lambda: growing)
-    assert engine_options(Generator.Config(dtype=dtype, tensor_parallel_degree=degree)) == expected
 
 
 def test_vllm_knows_every_option_and_its_triton_attention_takes_float32():

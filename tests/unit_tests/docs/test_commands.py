@@ -65,16 +65,3 @@ def test_documented_commands_exist_and_accept_their_flags():
             wrong += [f"{page}: {program} has no test {name}" for name in names if f'"{name}"' not in known]
     assert seen > 30
     assert not wrong
-
-
-def test_documented_package_files_exist():
-    named = {(page, file) for page, line in code_of_pages() for file in re.findall(r"^[a-z_]+/[a-z_/]+\.py$", line)}
-    missing = [
-        f"{page}: {file}" for page, file in sorted(named) if not any((root / file).is_file() for root in _roots())
-    ]
-    assert len(named) > 10
-    assert not missing
-
-
-def _roots() -> list[Path]:
-    return [ROOT, ROOT / "torchtitan_rl", *(ROOT / "torchtitan_rl").glob("*/")]

@@ -178,14 +178,6 @@ def test_tokens_have_advantages_of_their_own():
     assert batch.advantages[batch.loss_mask > 0].tolist() == pytest.approx([-whole * 0.99**2, -whole, whole], rel=1e-6)
 
 
-def test_token_advantages_of_another_length_are_refused():
-    from torchtitan_rl.core.algorithm import set_token_advantages
-
-    [episode, _] = episodes_of(built(), group(0, [1.0, 0.0]))
-    with pytest.raises(UserError, match=r"set_token_advantages: \[3\] values for 2 tokens of sample 0"):
-        set_token_advantages(episode, [1.0, 2.0, 3.0])
-
-
 def test_mismatch_correction_leaves_out_distant_sequences():
     correction = part("only_close.OnlyClose").Config().build()
     sequences = Sequences(torch.tensor([0, 0, 1, 1]), torch.ones(4), 2)

@@ -111,8 +111,3 @@ def test_every_choice_of_the_objective_has_a_row():
     in_rows = " ".join(line for lines in rows().values() for line in lines) + PAGE
     assert {name for name in known if not re.search(rf"\b{name}\b", in_rows)} == set()
     assert len(rows()) > 40
-
-
-def test_files_of_the_page_exist():
-    for path in re.findall(r"`((?:core|library)/[\w/]+\.py)`", PAGE):
-        assert (ROOT / "torchtitan_rl" / path).is_file(), path

@@ -1,7 +1,6 @@
 """`Distill` and `Teacher`: a frozen model's log-probabilities of the policy's samples become advantages."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +13,12 @@ from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
 from torchtitan_rl.core.algorithm import Algorithm, Loss
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN, Sequences
+from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer import minibatches, packing
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import flat
-from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher, _by_quarter
+from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.library.objectives import TokenTruncate
@@ -70,23 +69,10 @@ def test_rewards_are_added_on_request_alone():
     torch.testing.assert_close(both, alone - advantages / 4, rtol=1e-3, atol=0)
 
 
-def test_a_teacher_that_agrees_with_the_sampler_teaches_nothing():
-    algorithm, step, batch = taught([group(0, [1.0, 0.0])], teacher=[(-1.0, -1.0)] * 2)
-    values = [torch.tensor([-1.0, -1.0], requires_grad=True) for _ in step]
-    run_loss(algorithm, step, values, batch)[0].backward()
-    assert all(value.grad.abs().max() == 0 for value in values)
-
-
 @pytest.mark.parametrize("choice", ["drop", "refill"])
 def test_equal_rewards_are_not_dropped(choice):
     with pytest.raises(UserError, match="algorithm.zero_variance"):
         Algorithm.Config(loss=Distill.Config(), zero_variance=choice)
-
-
-def test_one_sample_needs_no_group_unless_rewards_are_added():
-    Algorithm.Config(loss=Distill.Config()).build(max_completion_tokens=8).validate_sampling(1)
-    with pytest.raises(UserError, match=r"sampling\.n"):
-        Algorithm.Config(loss=Distill.Config(rewards=True)).build(max_completion_tokens=8).validate_sampling(1)
 
 
 def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, tmp_path):
@@ -210,17 +196,6 @@ def test_off_policy_distillation_has_the_datas_completions():
     algorithm.validate_sampling(1)
     with pytest.raises(UserError, match=r"^sampling.n = 2: expected 1 with algorithm.loss.demonstrations"):
         algorithm.validate_sampling(2)
-
-
-def test_quarters_have_the_means_of_the_first_to_the_last_tokens_of_each_completion():
-    mask = torch.tensor(
-        [0.0, 1, 1, 1, 1, 0, 1, 1]
-    )  # [T] a prompt's token, 4 of one completion, a prompt's, 2 of another
-    inputs = SimpleNamespace(mask=mask, sequences=Sequences(torch.tensor([0] * 5 + [1] * 3), mask, 2))
-    found = _by_quarter("x", torch.tensor([9.0, 1, 2, 3, 4, 9, 10, 20]), inputs)
-    assert {name: (value.item(), weight.item()) for name, (value, weight) in found.items()} == {
-        "x/quarter_1": (1.0, 1.0), "x/quarter_2": (6.0, 2.0), "x/quarter_3": (3.0, 1.0), "x/quarter_4": (12.0, 2.0)
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,6 @@ def test_equals_trl(beta):
     )
 
 
-@pytest.mark.parametrize("beta", BETAS)
-def test_a_teacher_equal_to_the_student_gives_zero_to_rounding(beta):
-    hidden, weight, _ = inputs(3, torch.float32)
-    found = chunked_divergence(hidden, weight, TeacherOutput(hidden.detach(), weight.detach()), beta=beta).values
-    assert found.abs().max() < 1e-8
-    assert torch.autograd.grad(found.sum(), hidden)[0].abs().max() < 1e-6
-
-
 @pytest.mark.parametrize("beta", [1.0, 0.0])
 def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
     """The divergence is below 1e-7, far below the rounding of each term that adds up to it."""
@@ -106,16 +98,6 @@ def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
     assert found.item() == pytest.approx(exact.item(), rel=1e-3)
 
 
-@pytest.mark.parametrize("beta", BETAS)
-def test_large_logits_stay_finite_and_no_divergence_is_below_its_rounding(beta):
-    hidden, weight, teacher = inputs(4, torch.float32)
-    big = (1e3 * hidden.detach()).requires_grad_()
-    found = chunked_divergence(big, weight, TeacherOutput(1e3 * teacher.hidden, teacher.weight), beta=beta).values
-    assert found.min() > -1e-6
-    for values in (found, *torch.autograd.grad(found.sum(), (big, weight))):
-        assert torch.isfinite(values).all()
-
-
 def test_bfloat16_logits_are_not_rounded():
     torch.manual_seed(0)
     student, teacher = ((torch.randn(64, 256).bfloat16(), (torch.randn(2000, 256) / 4).bfloat16()) for _ in range(2))
@@ -123,14 +105,6 @@ def test_bfloat16_logits_are_not_rounded():
     exact = dense(*(t.double() for t in student), [t.double() for t in teacher], 1.0)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
-
-
-def test_a_frozen_head_gets_no_gradient():
-    hidden, weight, teacher = inputs()
-    weight.requires_grad_(False)
-    chunked_divergence(hidden, weight, teacher).values.sum().backward()
-    assert weight.grad is None
-    assert hidden.grad is not None
 
 
 CUTS = [19, V]

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -20,7 +19,6 @@ from tests.parts.hf_decoders import (
     save_hf_family,
     sequences,
     transformers_logprobs,
-    unsharded_policy,
 )
 from tests.parts.tiny import sharded_policy
 from tests.parts.tiny_trainer import tiny_trainer
@@ -33,11 +31,10 @@ from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import LRSchedule, TrainerConfig
 from torchtitan_rl.core.types import SegmentLayout
-from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import (
     check_other_parts,
     check_parallelism,
-    longest_window,
     packed_attention,
 )
 from torchtitan_rl.library.models.hf_support import Calls, Unsupported
@@ -90,15 +87,6 @@ def test_weights_round_trip_bitwise(folder_of, family):
     assert back.keys() == stored.keys() | {"lm_head.weight"}
     assert all(torch.equal(back[name], stored[name]) for name in stored)
     assert torch.equal(back["lm_head.weight"], back["model.embed_tokens.weight"]) is (family in TIED)
-
-
-def test_selective_checkpointing_gives_the_same_gradients(folder_of):
-    grads = []
-    for policy in ("none", "selective"):
-        model, _ = sharded_policy(folder_of("gemma3_text"), activation_checkpoint=policy)
-        backward(model, sequences(), 73)
-        grads.append([p.grad.full_tensor() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def test_sliding_window_applies_across_a_shared_prompt(folder_of):
@@ -223,43 +211,6 @@ def test_tensor_parallelism_is_refused_by_name(folder_of):
         check_other_parts(phi, *settings(2), on_cpu=True)
 
 
-def test_run_cannot_resume_with_other_windows_or_scales(tmp_path, folder_of):
-    save_hf_family(tmp_path, "gemma3_text", sliding_window=WINDOW + 1)
-    one, other = (hf_architecture(spec_from_folder(folder).model) for folder in (folder_of("gemma3_text"), tmp_path))
-    assert {key for key in one if one[key] != other[key]} == {"sliding_window"}
-    assert json.loads(json.dumps(one)) == one
-
-
-def test_no_dropout_is_applied(tmp_path):
-    """The sampler has none. Published StarCoder 2 and Seed-OSS have 0.1 after attention and MLP."""
-    save_hf_family(tmp_path, "starcoder2", residual_dropout=0.5, embedding_dropout=0.5, attention_dropout=0.5)
-    assert policy_figures(tmp_path)["transformers"] <= BOUNDS["transformers"]
-
-
-class Plain(torch.nn.Module):
-    """Attention that torch can trace on a CPU too."""
-
-    def forward(self, q, k, v, *, attention_masks, scale, enable_gqa):
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [1, N or Nkv, T, H]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
-        return out.transpose(1, 2)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_each_layer_compiles_to_one_graph(folder_of, family):
-    """As `--trainer.compile` has it, except for Inductor."""
-    model = unsharded_policy(folder_of(family))
-    model._inner = dict.fromkeys(model._inner, Plain())
-    ids, positions = sequences()[1][None], torch.arange(5)[None]  # [1, 5] each
-    expected = model(ids, positions, None)
-    for layer in model.layers.values():
-        layer.compile(backend="eager", fullgraph=True)  # raises if nothing, or not all, can be compiled
-    with torch._dynamo.config.patch(disable=False):
-        found = model(ids, positions, None)
-        found.sum().backward()
-    assert torch.equal(found, expected)
-
-
 def test_model_with_its_own_mask_or_bidirectional_attention_is_refused():
     q = torch.zeros(1, 2, 3, 4)  # [1, N, T, H]
     for options, said in (({"attention_mask": q[0, 0]}, "uses attention_mask"), ({"is_causal": False}, "not causal")):
@@ -275,8 +226,3 @@ def test_cohere_2_is_refused_if_the_engine_window_is_longer(tmp_path):
         UserError, match="generator.max_model_len = 13: expected at most the sliding window of cohere2, 12"
     ):
         check_other_parts(model, *settings(max_model_len=WINDOW + 1), on_cpu=True)
-
-
-def test_probe_is_longer_than_every_window(folder_of):
-    assert longest_window(spec_from_folder(folder_of("gemma3_text")).model) == WINDOW
-    assert longest_window(spec_from_folder(folder_of("olmo2")).model) == 0

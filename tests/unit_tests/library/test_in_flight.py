@@ -207,12 +207,3 @@ def test_checkpoint_with_changed_prompts_is_refused(generator, made):
     changed = InFlight.Config(prompts=8).build(prompt_at=lambda index: replace(run.stream.at(index + 1)))
     with pytest.raises(UserError, match="unfinished completions of training prompt"):
         changed.load_state_dict(state)
-
-
-@pytest.mark.parametrize("n", [2, 5])
-def test_a_resumed_run_may_have_another_number_of_samples(generator, made, n):
-    run = Run(generator, made, prompts=8)
-    run.step()
-    run.sampling = SamplingConfig(n=n, max_tokens=40)
-    groups = [group for _ in range(3) for group in run.step()]
-    assert {len(group.samples) for group in groups} == {n}

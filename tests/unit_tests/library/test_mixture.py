@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from configs.debug import debug, debug_moe
+from configs.debug import debug_moe
 from tests.parts.tiny import save_odd_checkpoint, sharded_policy
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
@@ -155,17 +155,3 @@ def test_a_gpu_engine_of_several_ranks_cannot_be_replayed(degree, on_cpu, allowe
     refused = pytest.raises(UserError, match="tensor_parallel_degree = 2: expected 1 with generator.router_replay")
     with nullcontext() if allowed else refused:
         check_mixture(config.model_spec.model, config.trainer, config.generator, world_size=2, on_cpu=on_cpu)
-
-
-def test_dense_models_have_no_routers_to_replay():
-    config = debug()
-    config.generator.router_replay = True
-    with pytest.raises(UserError, match="router_replay = True: expected False, as the model has no experts"):
-        check_mixture(config.model_spec.model, config.trainer, config.generator, world_size=1, on_cpu=True)
-
-
-def test_dense_models_have_no_expert_parallelism():
-    config = debug()
-    config.trainer.parallelism.expert_parallel_degree = 2
-    with pytest.raises(UserError, match="expert_parallel_degree = 2: expected 1, as the model has no experts"):
-        check_mixture(config.model_spec.model, config.trainer, config.generator, world_size=2, on_cpu=True)

@@ -1,7 +1,6 @@
 """Completions of a long prompt share a micro-batch, as far as that makes a step shorter."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,32 +23,6 @@ def step(num_prompts: int, prompt_tokens: int, draw) -> list[list[Member]]:
     for number in range(num_prompts):
         items += siblings(prompt_tokens, *(draw() for _ in range(8)), prompt_idx=number)
     return items
-
-
-def slowest_tokens(items: list[list[Member]], num_ranks: int, share_from: int) -> int:
-    """Tokens in the forwards of the slowest ranks."""
-    options = {"num_ranks": num_ranks, "max_tokens": 16384, "attention_cost": 2e-5}
-    plan = (
-        plan_with_siblings(items, **options, join_siblings_from=share_from)
-        if share_from
-        else plan_microbatches(items, **options)
-    )
-    tokens = [[count_work(members, share_prompts_from=share_from)[0] for members in rank] for rank in plan]
-    return int(np.array(tokens).max(0).sum())
-
-
-@pytest.mark.parametrize(("num_ranks", "saved"), [(1, 1.77), (8, 1.77), (64, 1.59)])
-def test_prompts_as_long_as_completions_are_computed_once(num_ranks, saved):
-    """Of 16 parts, 8 of them prompts, 9 remain: 1.78. With half as many prompts as ranks, 4 siblings stay together."""
-    items = step(32, 512, lambda: 512)
-    assert slowest_tokens(items, num_ranks, 0) >= saved * slowest_tokens(items, num_ranks, 256)
-
-
-@pytest.mark.parametrize(("num_ranks", "saved"), [(1, 1.65), (8, 1.5), (64, 1.2)])
-def test_ragged_completions_save_most_of_it(num_ranks, saved):
-    rng = np.random.default_rng(0)
-    items = step(32, 512, lambda: int(rng.lognormal(np.log(512), 0.5)))
-    assert slowest_tokens(items, num_ranks, 0) >= saved * slowest_tokens(items, num_ranks, 256)
 
 
 def test_siblings_of_long_prompts_are_joined_as_far_as_they_fit():

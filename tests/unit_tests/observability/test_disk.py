@@ -57,27 +57,6 @@ def test_steps_wait_for_disk_space_and_are_written_in_order(recorder, tmp_path, 
     assert not any(r.exc_info for r in said)
 
 
-def test_steps_beyond_the_queue_are_dropped_and_counted(recorder, tmp_path):
-    run = recorder(queue_size=2)
-    step(run, 1)
-    with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
-        for number in (2, 3, 4, 5):
-            step(run, number)
-    step(run, 6)
-    assert steps_of(tmp_path) == [1, 4, 5, 6]
-    assert run.sinks["jsonl"].dropped_writes == 2
-
-
-def test_permanently_full_disk_loses_only_its_steps(recorder, tmp_path, caplog):
-    run = recorder()
-    step(run, 1)
-    with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
-        step(run, 2)
-        run.close()
-    assert steps_of(tmp_path) == [1]
-    assert "sink jsonl: 1 writes are lost: none of the attempts succeeded" in caplog.text
-
-
 def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):
     observer = RunObserver(None, algorithm=None, prompts=None, footprint=None, run_folder=tmp_path)
     observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})

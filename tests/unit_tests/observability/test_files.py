@@ -99,18 +99,6 @@ def test_resume_without_recorder_state_repeats_no_step(recorder, tmp_path):
     assert [row["step"] for row in read_rows(tmp_path)] == [1, 2, 3, 4, 5]
 
 
-def test_a_resumed_run_that_fails_before_its_first_step_removes_no_step(recorder, tmp_path):
-    for steps in ((1, 2, 3, 4), ()):
-        run = recorder()
-        run.load_state_dict({"next_step": 3} if not steps else {"next_step": 1})
-        for step in steps:
-            record_metric("t", {"score": step}, Reduce.TABLE)
-            run.flush(step)
-        run.close()
-    for path in (tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl"):
-        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4]
-
-
 def test_run_id_is_kept_over_resumes(recorder, tmp_path):
     recorder().close()
     first = (tmp_path / "run_id").read_text()

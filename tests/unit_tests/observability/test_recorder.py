@@ -18,16 +18,6 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_global_reduce_writes_one_value_a_step_from_rank_0(ranks, tmp_path):
-    world = ranks(2, sinks=["jsonl"])
-    world.record(0, "x", 1.0)
-    world.record(1, "x", 3.0)
-    assert world.flush(1)["x"] == 2.0
-    world.recorders[0].close()
-    assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [2.0]
-    assert world.recorders[1].sinks == {}
-
-
 def test_per_rank_reduce_writes_each_rank_s_own_value(ranks, tmp_path):
     world = ranks(2, sinks=["jsonl:per_rank_reduce"])
     for value in (1.0, 2.0):
@@ -77,50 +67,6 @@ def test_no_sink_s_library_is_imported_unless_used_and_an_exit_without_close_los
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.stdout.splitlines()[0] == "[]", done.stderr
     assert [line["x"] for line in lines(tmp_path / "metrics.jsonl")] == [1.0]
-
-
-def test_evaluation_tables_stand_beside_training_ones_of_the_same_step(recorder, tmp_path):
-    run = recorder()
-    for step in (1, 2):
-        record_metric("rollout/samples", rows_of(group(0, sample(0, 0.5)), step=step), Reduce.TABLE)
-        held_out = rows_of(group(0, sample(0, 0.7)), step=step, split="eval_greedy")
-        record_metric("evaluation/samples", held_out, Reduce.TABLE)
-        sampled = rows_of(group(0, sample(0, 0.7)), step=step, split="eval_sampled")
-        record_metric("evaluation/samples", sampled, Reduce.TABLE)
-        run.flush(step)
-    run.close()
-    found = read_samples(tmp_path).to_pylist()
-    assert [(row["step"], row["split"]) for row in found] == [
-        (step, split) for step in (1, 2) for split in ("train", "eval_greedy", "eval_sampled")
-    ]
-
-
-def test_every_row_kept_has_step_and_run_id_and_all_of_a_step_can_be_kept(recorder, tmp_path):
-    run = recorder(keep_all_rows=True)
-    rows = rows_of(group(0, *(sample(s, float(s)) for s in range(9))), step=4)
-    record_metric("t", rows, Reduce.TABLE)
-    run.flush(4)
-    run.close()
-    found = read_samples(tmp_path).to_pylist()
-    assert len(found) == 9
-    assert {(row["step"], row["run_id"]) for row in found} == {(4, (tmp_path / "run_id").read_text())}
-    reasons = [row["select_reason"] for row in found if row["select_reason"]]
-    assert {"top", "bottom"} <= set(", ".join(reasons).split(", "))
-    assert 2 <= len(reasons) <= 3
-
-
-def test_jsonl_per_rank_writes_the_rank_s_selected_rows(ranks, tmp_path):
-    world = ranks(2, sinks=["jsonl:per_rank_reduce"], select=["top:1"])
-    for rank in (0, 1):
-        for score in (0, 1):
-            world.record(rank, "t", {"score": 10 * rank + score}, Reduce.TABLE)
-    world.flush(1)
-    for one in world.recorders:
-        one.close()
-    for rank in (0, 1):
-        [row] = map(json.loads, (tmp_path / f"samples.rank{rank}.jsonl").read_text().splitlines())
-        assert (row["step"], row["table"], row["score"], row["select_reason"]) == (1, "t", 10 * rank + 1, "top")
-    assert [row["score"] for row in read_rows(tmp_path)] == [11]
 
 
 def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, monkeypatch, caplog):

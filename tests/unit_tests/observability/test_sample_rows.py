@@ -43,14 +43,6 @@ def test_episode_row_values():
     assert (row["in_loss"], row["left_out"], row["logprob_diff_max"]) == (False, "truncated", 1e-4)
 
 
-def test_row_has_probability_and_reference_logprob_if_available():
-    [row] = rows_of(
-        group(0, sample(columns={"mass": 0.25, "q_mass": 0.5}, reference_logprobs=np.float32([-1, -2, -3])))
-    )
-    assert (row["mass"], row["q_mass"], row["reference_logprob_mean"]) == (0.25, 0.5, -2.0)
-    assert not {"mass", "q_mass", "reference_logprob_mean", "observed_tokens"} & set(rows_of(group(0, sample()))[0])
-
-
 def test_environment_tokens_are_counted_separately_and_excluded_from_means():
     mask = [True, False, True]
     [row] = rows_of(group(0, sample(loss_mask=mask, reference_logprobs=np.float32([-1, -9, -3]))))

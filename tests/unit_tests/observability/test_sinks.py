@@ -2,19 +2,17 @@
 
 import html
 import importlib.util
-import io
 import json
 import os
 import sqlite3
 import struct
-import sys
 import time
 from collections import Counter
 
 import pytest
 
-from tests.parts.observability import FORK, NASTY, RECORD_STEPS, group, record_run, rows_of, sample
-from torchtitan_rl.observability import Recorder, Reduce, record_metric
+from tests.parts.observability import FORK, NASTY, RECORD_STEPS, record_run
+from torchtitan_rl.observability import Recorder, record_metric
 
 
 def tensorboard_events(folder):
@@ -38,25 +36,6 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
     assert "<script>" not in texts[0]
     assert "[/answer] list[int] [bold]x[/]" in html.unescape(texts[0])
     assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
-
-
-def test_tensorboard_shows_conversations_with_tool_answers(recorder, tmp_path):
-    said = [
-        {"role": "assistant", "content": "17 * <23>", "advantage": 0.25, "logged": {"tool_calls": 1, "tool_errors": 0}},
-        {"role": "tool", "name": "multiply", "content": "391"},
-    ]
-    run = recorder(sinks=["tensorboard"])
-    record_metric("rollout/samples", [{"score": 1.0, "prompt": "17 * 23?", "conversation": said}], Reduce.TABLE)
-    run.flush(1)
-    run.close()
-    [text] = tensorboard_events(tmp_path / "tensorboard").Tensors("rollout/samples/text_summary")
-    [line] = [one for one in text.tensor_proto.string_val[0].decode().split("\n") if "conversation" in one]
-    shown = html.unescape(line)
-    assert shown == (
-        "| <pre>conversation</pre> | <strong>assistant (advantage 0.25, tool_calls 1):</strong> 17 * <23>"
-        "<br><strong>tool multiply:</strong> 391 |"
-    )
-    assert "<23>" not in line
 
 
 def test_tensorboard_holds_the_hyper_parameters_once(recorder, tmp_path):
@@ -229,55 +208,3 @@ def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadat
         expected = {"split", "policy_version", "staleness", "advantage", "stop_reason", "trajectory_id"}
         assert expected <= set(metadata)
     assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 36
-
-
-def own_table_run(tmp_path, n, calls, config):
-    """A run with rollouts and a table of its user's own."""
-    os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")
-    run = Recorder(
-        Recorder.Config(sinks=["jsonl", "trackio"], project="proj", **config), run_folder=tmp_path / "run", run_name="r",
-        run_config={}, total_steps=1,
-    )  # fmt: skip
-    own = group(0, *(sample(s, float(s)) for s in range(n)), task="sums", columns={"level": 3, "place": {"row": 1}})
-    record_metric("rollout/samples", rows_of(own), Reduce.TABLE)
-    record_metric("my/table", [{"score": i, "anything": "goes"} for i in range(30)], Reduce.TABLE)
-    run.flush(1)
-    run.close()
-
-
-def test_trackio_traces_are_rollouts_alone_and_say_which_example_they_answer(trackio_rows):
-    metrics, traces = trackio_rows(run_of=own_table_run, n=3, max_traces_per_step=16)
-    assert [metadata["split"] for *_, metadata in traces] == ["train"] * 3
-    assert len(next(values["my/table"]["_value"] for _, values in metrics if "my/table" in values)) > 0
-    for *_, metadata in traces:
-        assert metadata["task"] == "sums"
-        assert metadata["example"] == {"level": 3, "place": {"row": 1}}
-        assert metadata["expected_answer"] == "1"
-
-
-def test_all_sinks_show_the_same_top_and_bottom_rows(recorder, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", stream)
-    run = recorder(sinks=["console", "tensorboard", "wandb"], console_every=1, wandb_mode="offline")
-    record_run(run)
-    stored = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-    in_store = {
-        (r["step"], r["select_reason"], r["prompt_idx"], r["sample_idx"])
-        for r in stored
-        if r["split"] == "train" and r["select_reason"] != "sibling"
-    }
-    files, _, history = wandb_records(tmp_path)
-    [final] = [line["rollout/samples/final"] for line in history if "rollout/samples/final" in line]
-    table = json.loads((files / final["path"]).read_text())
-    names = ("step", "select_reason", "prompt_idx", "sample_idx")
-    in_wandb = {tuple(row[table["columns"].index(name)] for name in names) for row in table["data"]}
-    assert in_wandb == in_store
-    texts = tensorboard_events(tmp_path / "tensorboard").Tensors("rollout/samples/text_summary")
-    for step, reason, prompt, member in in_store:
-        assert f"prompt {prompt} sample {member} · {reason} · train" in stream.getvalue()
-        [text] = [t.tensor_proto.string_val[0].decode() for t in texts if t.step == step]
-        lines = [line.strip("| ").split(" | ") for line in html.unescape(text).split("\n")]
-        table = {line[0].removeprefix("<pre>").removesuffix("</pre>"): line[1:] for line in lines[2:]}
-        shown = zip(lines[0], table["prompt_idx"], table["sample_idx"], strict=True)
-        assert (reason, str(prompt), str(member)) in set(shown)

@@ -1,13 +1,10 @@
 """Tokens of the rows that are shown: in the store, and nowhere else."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from tests.parts.observability import group, rows_of, sample
-from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
-from torchtitan_rl.core.types import LogprobDiff, TurnRecord
+from torchtitan_rl.core.types import LogprobDiff
 from torchtitan_rl.observability import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.observability.tokens import TokenPayload
 
@@ -70,26 +67,6 @@ def test_tokens_of_groups_in_flight_have_their_staleness(stored):
     assert (row["staleness"], row["carried_tokens"]) == (2, 1)
 
 
-def test_a_demonstration_has_no_probability_because_nobody_sampled_it(stored):
-    """Its log-probabilities are 0, which would be read as certain."""
-    one = sample()
-    one.scored = replace(one.scored, completion=replace(one.completion, sampler_logprobs=np.zeros(3)))
-    (row,) = stored(group(0, one))
-    assert set(row["tokens"]) == {"text", "advantage"}
-    assert row["logprob_mean"] is None
-    certain = replace(one, logprob_diff=LogprobDiff(mean=0, max=0))  # it was sampled and compared
-    (row,) = rows_of(group(0, certain))
-    assert row["logprob_mean"] == 0.0
-
-
-def test_tokens_say_how_far_the_teacher_is_and_what_it_would_have_said(stored):
-    far = sample(0, 1.0, loss_mask=[True, False, True])
-    far.credit.token_columns |= {"divergence": np.float32([0.25, 0, 1e-3]), TEACHER_TOKEN: np.array([6, 0, 5])}
-    (row,) = stored(group(0, far))
-    assert row["tokens"]["divergence"] == [0.25, None, 0.001]
-    assert row["tokens"]["teacher_token"] == ["+", None, "4"]
-
-
 @pytest.mark.parametrize(
     ("token_ids", "text", "shown"),
     [
@@ -106,25 +83,9 @@ def test_special_tokens_inside_a_sample_are_visible(stored, token_ids, text, sho
     assert row["response"] == shown
 
 
-def test_special_tokens_inside_a_turn_are_visible(stored):
-    turns = (
-        TurnRecord(text="4+", num_tokens=3, messages=({"role": "user", "content": "higher"},)),
-        TurnRecord(text="4", num_tokens=2),
-    )
-    one = sample(token_ids=(5, 11, 6, 7, 5, 11), loss_mask=[True, True, True, False, True, True], text="4+\n4")
-    one.scored = replace(one.scored, completion=replace(one.completion, turns=turns))
-    (row,) = stored(group(0, one))
-    assert [message["content"] for message in row["conversation"]] == ["4<|end|>+", "higher", "4"]
-    assert row["response"] == "4<|end|>+\n4"
-
-
 def test_only_shown_rows_have_tokens(stored):
     rows = stored(group(0, sample(0, 1.0), sample(1, 2.0)), keep_all_rows=True)
     assert [(row["sample_idx"], "tokens" in row) for row in rows] == [(1, True), (0, False)]
-
-
-def test_tokens_are_omitted_without_a_decoder(stored):
-    assert "tokens" not in stored(group(0, sample()), decode=None)[0]
 
 
 def test_multi_token_character_is_shown_at_its_last_token():

@@ -1,11 +1,9 @@
 """The samples of a step that fails: the newest of what is known of them, once, in no metric."""
 
-import math
-
 import pytest
 
 from tests.parts.observability import group, sample
-from torchtitan_rl.core.types import Group, LogprobDiff
+from torchtitan_rl.core.types import Group
 from torchtitan_rl.observability import read_rows
 from torchtitan_rl.observability.recorder import Recorder
 from torchtitan_rl.observability.unfinished import UnfinishedStep
@@ -53,24 +51,6 @@ def test_the_newest_state_of_each_group_is_written_and_marked(tmp_path, full):
     ]
     assert unseen
     assert not any("advantage" in tokens for tokens in unseen)
-
-
-def test_what_the_algorithm_left_out_keeps_its_reason(full):
-    step = UnfinishedStep()
-    step.keep([full], step=4, split="train")
-    assert [row["left_out"] for row in step.rows()] == ["its step failed", "truncated"]
-
-
-@pytest.mark.parametrize("worst", [0.4, math.inf, math.nan])
-def test_as_many_tokens_as_fit_are_written_and_those_that_differ_most_come_first(worst, monkeypatch):
-    members = [sample(i, float(i), logprob_diff=LogprobDiff(mean=0.1, max=worst if i == 5 else 0.2)) for i in range(9)]
-    step = UnfinishedStep()
-    step.keep([group(0, *members)], step=4, split="train")
-    assert all("tokens" in row for row in step.rows())
-    monkeypatch.setattr("torchtitan_rl.observability.unfinished.WRITTEN_TOKENS", 7)  # each sample has 3
-    with_tokens = {row["sample_idx"] for row in step.rows() if "tokens" in row}
-    assert len(with_tokens) == 2
-    assert 5 in with_tokens
 
 
 def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(tmp_path, full):

@@ -15,7 +15,7 @@ from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import Completion, Prompt, SegmentLayout, flat
 from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models.build import load_hf_weights
-from torchtitan_rl.observability.engine_stats import EngineStats, tail_seconds
+from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.proof import weight_sync
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
@@ -375,23 +375,6 @@ def test_sampling_is_repeatable_by_seed_step_and_round(pair):
     assert tokens(step=3, round=1) != tokens(step=3)
 
 
-def test_logprobs_are_at_the_sampling_temperature(pair):
-    hot = SamplingConfig(n=1, max_tokens=1, temperature=2.0)
-    completion = sampled(pair.generator, PROMPTS[:1], sampling_config=hot)[0].samples[0]
-    scored = pair.of_completion(PROMPTS[0], completion, temperature=2.0)
-    assert completion.sampler_logprobs == pytest.approx(scored, abs=1e-4)
-
-
-def test_completions_are_grouped_and_have_their_policy_version(pair):
-    groups = sampled(pair.generator, PROMPTS)
-    assert [group.prompt for group in groups] == PROMPTS
-    assert [[c.sample_idx for c in group.samples] for group in groups] == [[0, 1, 2, 3]] * len(PROMPTS)
-    completions = flat(groups)
-    assert {c.policy_version for c in completions} == {1}
-    assert all(c.loss_mask.all() for c in completions)
-    assert all((c.finish_reason == "stop") == (c.token_ids[-1] == 0) for c in completions)
-
-
 def test_engine_metrics_have_cache_hits_and_tail_time(pair) -> None:
     sampled(pair.generator, PROMPTS)
     metrics = pair.generator.stats.metrics([])
@@ -400,9 +383,3 @@ def test_engine_metrics_have_cache_hits_and_tail_time(pair) -> None:
     assert metrics["generator/prefix_cache_hit_rate"].weight == 4 * sum(map(len, SEQUENCES))
     assert metrics["generator/tail_s"].value >= 0
     assert metrics["generator/prompts_s"].value > 0
-
-
-def test_tail_begins_when_fewer_than_half_of_the_requests_run() -> None:
-    assert tail_seconds([(0.0, 8), (1.0, 8), (2.0, 4), (3.0, 3), (5.5, 0)]) == 2.5
-    assert tail_seconds([(0.0, 8), (9.0, 0)]) == 0.0
-    assert tail_seconds([]) == 0.0

@@ -14,7 +14,7 @@ from torchtitan_rl import train
 from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.report import load_run
-from torchtitan_rl.resilience.run_end import Phases, ensure_report, phase_of, write_end
+from torchtitan_rl.resilience.run_end import Phases, ensure_report, write_end
 
 
 @pytest.fixture
@@ -74,19 +74,6 @@ def caught(call) -> BaseException:
     finally:
         stop_listening()
     raise AssertionError("it raised nothing")
-
-
-def test_error_with_a_cause_is_attributed_to_the_phase_of_its_cause():
-    def step():
-        with events.heartbeat("step 6"):
-            try:
-                with events.timed("grade"):
-                    raise ZeroDivisionError
-            except ZeroDivisionError as error:
-                raise UserError("the reward function raised") from error
-
-    assert phase_of(caught(step)) == "step 6: grade"
-    assert phase_of(KeyboardInterrupt()) == ""
 
 
 def test_the_end_of_an_earlier_start_is_replaced_and_this_starts_own_stays(tmp_path):
@@ -149,14 +136,3 @@ def test_the_launcher_writes_the_report_that_is_missing_or_older_than_the_end(ru
     time.sleep(0.01)
     ensure_report(folder)
     assert (folder / "report.html").stat().st_mtime_ns == written
-
-
-@pytest.mark.parametrize("setting", [{"report": False}, {"enabled": False}])
-def test_report_can_be_disabled(run, setting, monkeypatch):
-    folder, config = run
-    train.write_run_report(
-        SimpleNamespace(metrics=SimpleNamespace(**{"enabled": True, "report": True, **setting})), folder
-    )
-    monkeypatch.setenv("RANK", "1")
-    train.write_run_report(config, folder)
-    assert not (folder / "report.html").exists()

@@ -31,42 +31,11 @@ def test_incomplete_and_invalid_lines_are_skipped_and_counted(tmp_path):
     assert [note for note in run.notes if "4 lines could not be read" in note] == run.notes
 
 
-def test_later_copy_of_a_repeated_step_is_shown(tmp_path):
-    folder = write_run(tmp_path / "a", steps=3)
-    first = (folder / "samples.jsonl").read_text().splitlines()[0]
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": 2, "reward/mean": 7.0}) + "\n")
-    with open(folder / "samples.jsonl", "a") as file:
-        file.write(json.dumps(json.loads(first) | {"reward": 7.0}) + " \n")
-    run = load_run(folder)
-    assert run.steps == [0, 1, 2, 3]
-    assert run.series["reward/mean"][2] == 7.0
-    assert len(run.rows) == 48
-    assert [row["reward"] for row in run.rows if row["episode_id"] == "train/1/0/0"] == [7.0]
-    assert "1 steps appear twice" in " ".join(run.notes)
-
-
 @pytest.mark.parametrize("missing", ["config.json", "environment.json", "samples.jsonl", "metrics.jsonl"])
 def test_missing_file_gives_a_note(tmp_path, missing):
     folder = write_run(tmp_path / "a", steps=2)
     (folder / missing).unlink()
     assert missing in " ".join(load_run(folder).notes)
-
-
-def test_nan_and_text_are_not_plotted(tmp_path):
-    folder = write_run(tmp_path / "a", steps=1)
-    (folder / "metrics.jsonl").write_text('{"step": 1, "a": NaN, "b": "text", "c": Infinity, "d": 1.5, "e": true}\n')
-    assert load_run(folder).series == {"d": [1.5]}
-
-
-def test_warnings_that_differ_in_numbers_are_one(tmp_path):
-    folder = write_run(tmp_path / "a", steps=1)
-    (folder / "logs" / "rank_0.log").write_text(
-        "2026-11-21 12:00:00,000 WARNING root: 3 tokens lost\n2026-11-21 12:00:01,000 INFO root: fine\n"
-        "2026-11-21 12:00:02,000 WARNING root: 14 tokens lost\n2026-11-21 12:00:03,000 ERROR root: sink died\n"
-    )
-    found = [(w.level, w.count, w.text) for w in load_run(folder).warnings]
-    assert found == [("WARNING", 2, "root: 3 tokens lost"), ("ERROR", 1, "root: sink died")]
 
 
 def test_of_a_large_store_the_selected_rows_and_the_greedy_evaluations_are_read(tmp_path, monkeypatch):

@@ -48,12 +48,6 @@ def test_learning_curve_gives_a_rising_trend(shape, steps):
     assert sum(trend([-value for value in curve]) == "fell" for curve in curves) >= 65
 
 
-def test_a_line_without_noise_rises_and_a_constant_does_not_change():
-    assert trend([0.1 * step for step in range(10)]) == "rose"
-    assert trend([-0.1 * step for step in range(100)]) == "fell"
-    assert trend([0.3] * 10) == trend([0.3] * 100) == "unclear"
-
-
 def test_fisher_s_exact_test_is_the_textbook_s():
     # scipy.stats.fisher_exact of [[3, 1], [1, 3]] and [[50, 50], [70, 30]]
     assert differ(0.75, 4, 0.25, 4) == pytest.approx(0.4857, abs=1e-4)

@@ -3,15 +3,12 @@
 import pickle
 import resource
 import signal
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
-from torchtitan_rl.resilience import safe_load
 from torchtitan_rl.resilience.checkpointer import Checkpointer
 from torchtitan_rl.resilience.manifest import examine
 
@@ -197,24 +194,3 @@ def test_a_vanished_run_folder_stops_the_run(tmp_path):
     saver = checkpointer(tmp_path / "gone")
     with pytest.raises(TrainingStopped, match="the run folder .*gone has vanished"):
         saver.save(3, last_step=True)
-
-
-class Attribute:
-    """Is pickled as getattr(owner, name)."""
-
-    def __init__(self, owner: object, name: str) -> None:
-        self.owner, self.name = owner, name
-
-    def __reduce__(self):
-        return getattr, (self.owner, self.name)
-
-
-def test_an_index_may_name_an_enum_as_early_python_3_11_writes_it_and_no_other_attribute(tmp_path):
-    (tmp_path / ".metadata").write_bytes(
-        pickle.dumps(Metadata({}, planner_data=Attribute(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")))
-    )
-    found = safe_load.SafeReader(str(tmp_path)).read_metadata()
-    assert found.planner_data is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Metadata({}, planner_data=Attribute(Path, "home"))))
-    with pytest.raises(pickle.UnpicklingError, match="the attribute home of .*Path.*, which is no Enum"):
-        safe_load.SafeReader(str(tmp_path)).read_metadata()

@@ -11,7 +11,6 @@ import pytest
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.rank_status import (
     READING_CONFIG,
-    WATCH_VARIABLE,
     RankStatus,
     StatusFile,
     describe_stragglers,
@@ -102,16 +101,6 @@ def test_generation_that_decodes_is_not_late_and_one_that_hangs_is_named(watchdo
     assert watchdog.check(2_990 + 1_501).startswith("rank 0 (node0) in step 2: generate for 4391 s, without progress")
 
 
-def test_a_phase_that_never_ended_is_measured_by_the_others(watchdog, tmp_path):
-    write(tmp_path, status(0, "start the vLLM engine", 100.0, 1))
-    watchdog.check(101)
-    write(tmp_path, status(0, "step 1: train", 130.0, 10_001))
-    watchdog.check(130 + 89)
-    assert watchdog.said == []
-    watchdog.check(130 + 91)
-    assert "in step 1: train for 91 s" in watchdog.said[0]
-
-
 def test_a_stopped_rank_is_named_at_the_notice_however_slow_the_run(watchdog, tmp_path, monkeypatch):
     first = replace(status(0, "start the vLLM engine", 100.0, 1), host=socket.gethostname())
     write(tmp_path, first)
@@ -121,16 +110,6 @@ def test_a_stopped_rank_is_named_at_the_notice_however_slow_the_run(watchdog, tm
     monkeypatch.setattr(job_processes, "state", lambda pid: "T")
     watchdog.check(426)
     assert "in step 1: train for 26 s" in watchdog.said[0]
-
-
-def test_progress_within_a_phase_is_written_at_most_once_a_second(tmp_path, monkeypatch):
-    status_file = StatusFile(0, str(tmp_path))
-    status_file.moved("step 1: generate")
-    now = time.monotonic()
-    for later, written in ((0.5, 0.0), (1.5, now + 1.5), (2.0, now + 1.5), (3.0, now + 3.0)):
-        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
-        status_file.advanced()
-        assert read_statuses(tmp_path)[0].advanced == written
 
 
 def test_the_limit_ends_the_job_and_is_longer_before_the_first_step(watchdog, tmp_path):
@@ -165,19 +144,6 @@ def test_changing_the_system_clock_ends_no_job(watchdog, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1e10)
     status_file.update(limit_s=100.0)
     assert (watchdog.check(time.monotonic()), watchdog.said, heartbeat_text()) == ("", [], "")
-
-
-def test_a_report_left_by_an_earlier_job_is_ignored(tmp_path):
-    left, said = tmp_path / "run" / "logs" / "nodes" / "node1-7.json", []
-    left.parent.mkdir(parents=True)
-    (tmp_path / "watch").mkdir()
-    late = asdict(status(1, changes=1, since=0.0))
-    watchdog = Watchdog(tmp_path / "watch", said.append)
-    write(tmp_path / "watch", status(0, since=100.0, all_here=False, run_folder=str(tmp_path / "run")))
-    left.write_text(json.dumps({"at": 0.0, "sent": 100.0, "statuses": [late], "ended": "it was killed"}))
-    assert [watchdog.check(101.0 + second) for second in range(3)] == [""] * 3
-    left.write_text(json.dumps({"at": 1.0, "sent": 104.0, "statuses": [late], "ended": "it was killed"}))
-    assert watchdog.check(104.0) == "node node1-7 has ended: it was killed"
 
 
 def test_node_without_heartbeats_ends_the_job(tmp_path, monkeypatch):
@@ -217,18 +183,3 @@ def test_a_status_is_written_in_microseconds(tmp_path, monkeypatch):
     assert time.process_time() - began < 0.5
     status_file_path(tmp_path, 1).write_text("{torn")
     assert read_statuses(tmp_path) == []
-
-
-def test_the_heartbeat_names_stragglers_if_there_are_any(tmp_path, monkeypatch):
-    assert heartbeat_text() == ""
-    monkeypatch.setenv(WATCH_VARIABLE, str(tmp_path))
-    write(tmp_path, status(0), status(1))
-    assert heartbeat_text() == ""
-    write(tmp_path, status(1, "step 3: grade", changes=30_002))
-    assert "rank 1 (node0) in step 3: grade for" in heartbeat_text()
-
-
-def test_rank_hanging_after_training_ends_the_job(watchdog, tmp_path):
-    write(tmp_path, status(0, "end", since=100.0, outcome="done"))
-    assert watchdog.check(100.0 + 599) == ""
-    assert watchdog.check(100.0 + 601) == "rank 0 (node0) in end for 601 s: longer than the limit of this phase (600 s)"

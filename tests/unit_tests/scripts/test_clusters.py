@@ -1,7 +1,6 @@
 """examples/clusters: the files have the systems' published form, and their commands start the run that they should."""
 
 import json
-import re
 import subprocess
 from pathlib import Path
 
@@ -42,46 +41,6 @@ def test_skypilot_file_has_the_published_form():
     jsonschema.validate(task["resources"], SCHEMAS["skypilot"]["resources"])
 
 
-def jobset_specs() -> dict[str, dict]:
-    """The spec of the JobSet that each Kubernetes file leads to."""
-    runtime = documents("trainjob.yaml")["TrainingRuntime"]["spec"]["template"]["spec"]
-    return {"trainjob.yaml": runtime, "jobset.yaml": documents("jobset.yaml")["JobSet"]["spec"]}
-
-
-@pytest.mark.parametrize("name", jobset_specs())
-@pytest.mark.parametrize(
-    ("code", "action"),
-    [
-        (2, "FailJobSet"),
-        (3, "FailJobSet"),
-        (75, "RestartJobSetAndIgnoreMaxRestarts"),
-        (143, "RestartJobSetAndIgnoreMaxRestarts"),
-        (1, None),
-        (137, None),
-    ],
-)
-def test_exit_codes_lead_to_their_action_on_kubernetes(name, code, action):
-    spec = jobset_specs()[name]
-    [job] = spec["replicatedJobs"]
-    [container] = job["template"]["spec"]["template"]["spec"]["containers"]
-    reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
-    for index, rule in enumerate(job["template"]["spec"]["podFailurePolicy"]["rules"]):
-        assert rule["onExitCodes"]["containerName"] == container["name"]
-        if code in rule["onExitCodes"]["values"]:
-            # The Job controller's text.
-            reason = "PodFailurePolicy"
-            message = (
-                f"Container {container['name']} for pod default/grpo-node-0-0-abcde failed with exit code {code} "
-                f"matching {rule['action']} rule at index {index}"
-            )
-    found = None
-    for rule in spec["failurePolicy"]["rules"]:
-        matches = any(re.search(pattern, message) for pattern in rule["onJobFailureMessagePatterns"])
-        if found is None and reason in rule["onJobFailureReasons"] and matches:
-            found = rule["action"]
-    assert found == action
-
-
 def command_of(name: str) -> tuple[list[str], dict[str, str]]:
     """The command of a file's second node, with the variables that its system sets there."""
     if name == "jobset.yaml":
@@ -118,15 +77,3 @@ def test_command_of_a_node_starts_its_part_of_the_run_and_becomes_it(tmp_path, n
     assert variables["TORCHTITAN_RL_KIND"] == "gpu"
     config_name, config = parse_args(arguments)
     assert (config_name, config.dump_folder) == ("qwen3_8b", "/shared/runs/grpo")
-
-
-def test_restarts_keep_the_shared_folder_and_give_time_to_save():
-    for spec in jobset_specs().values():
-        [job] = spec["replicatedJobs"]
-        pod = job["template"]["spec"]["template"]["spec"]
-        assert pod["terminationGracePeriodSeconds"] >= 600
-        assert pod["restartPolicy"] == "Never"
-        assert {"name": "shared", "mountPath": "/shared"} in pod["containers"][0]["volumeMounts"]
-    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
-    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75, 143]
-    assert list(task["volumes"]) == ["/shared"]

@@ -50,12 +50,3 @@ def test_another_file_or_folder_is_refused_by_name_and_stays_as_it_is(run, tmp_p
     assert "--output" in capsys.readouterr().err
     assert theirs.read_text() == "theirs"
     assert [path.name for path in tmp_path.iterdir() if path not in (output, run)] == []
-
-
-@pytest.mark.parametrize("name", ["make_arrivals", "plot_run", "report"])
-def test_a_scripts_own_file_is_written_anew(run, tmp_path, monkeypatch, name):
-    output = tmp_path / ("own.png" if name == "plot_run" else "own")
-    for _ in range(2):
-        source = [] if name == "make_arrivals" else [run]
-        assert not run_script(name, *source, "--output", output, monkeypatch=monkeypatch)
-        assert output.stat().st_size > 1000

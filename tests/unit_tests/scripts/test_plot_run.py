@@ -24,14 +24,3 @@ def test_seeds_become_a_mean_with_a_t_interval_and_other_settings_a_curve_of_the
         low, high = stats.t.interval(0.95, 2, loc=sum(step_values) / 3, scale=stats.sem(step_values))
         assert means[place] - half[place] == pytest.approx(low)
         assert means[place] + half[place] == pytest.approx(high)
-
-
-def test_an_output_without_an_ending_is_a_png_that_is_named_and_overwrites_no_other_file(tmp_path, monkeypatch, capsys):
-    run = write_run(tmp_path / "run", steps=3)
-    monkeypatch.setattr("sys.argv", ["plot_run", str(run), "--output", str(tmp_path / "curve")])
-    plot_run.main()
-    assert capsys.readouterr().out == f"{tmp_path / 'curve.png'}\n"
-    (tmp_path / "curve.png").write_text("mine")
-    with pytest.raises(SystemExit, match="2"):
-        plot_run.main()
-    assert (tmp_path / "curve.png").read_text() == "mine"

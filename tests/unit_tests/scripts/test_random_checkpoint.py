@@ -1,6 +1,5 @@
 """Random checkpoints of each architecture, with the script's own dimensions."""
 
-import json
 import re
 
 import pytest
@@ -42,11 +41,3 @@ def test_entries_that_make_no_model_are_one_sentence(tmp_path, monkeypatch, caps
         make_random_checkpoint.main()
     assert re.search(f"error: cannot make the model: .*{says}", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
-
-
-def test_entries_may_be_given_one_by_one(tmp_path, monkeypatch):
-    options = ["--architecture", "qwen3", "--set", "num_hidden_layers=3", "--set", "intermediate_size=512"]
-    monkeypatch.setattr("sys.argv", ["make_random_checkpoint", *options, "--output", str(tmp_path / "made")])
-    make_random_checkpoint.main()
-    made = json.loads((tmp_path / "made" / "config.json").read_text())
-    assert (made["num_hidden_layers"], made["intermediate_size"]) == (3, 512)

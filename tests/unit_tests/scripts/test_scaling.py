@@ -29,23 +29,6 @@ def test_parts_of_the_recorded_h100_step_are_within_15_percent():
     assert sum(found[name] for name in MEASURED) == pytest.approx(8.9, rel=0.15)
 
 
-def test_more_gpus_shorten_the_step_and_cost_tokens_per_gpu():
-    model = scaling.Model.of(qwen3("8B"))
-    work = scaling.Work(lengths=scaling.draw_lengths(512, mean=512, longest=2048), prompt=128)
-    steps = [sum(scaling.best(work, model, gpus, scaling.H100)[1].values()) for gpus in (4, 8, 32)]
-    assert steps[0] > steps[1] > steps[2]
-    assert 4 * steps[0] < 8 * steps[1] < 32 * steps[2]
-    assert scaling.best(work, model, 1, scaling.H100) is None
-
-
-def test_equal_lengths_have_no_straggler():
-    model, layout = scaling.Model.of(qwen3("0.6B")), scaling.Layout(gpus=8, shards=1, engine=1)
-    for spread, waits in ((0.0, False), (0.8, True)):
-        lengths = scaling.draw_lengths(64, mean=256, longest=1024, spread=spread)
-        found = scaling.step_seconds(scaling.Work(lengths=lengths, prompt=64), model, layout, scaling.H100)
-        assert (found["straggler"] > 0) == waits
-
-
 def test_curve_names_the_best_layout_of_each_number_of_gpus(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scaling", "8B", "--completion-tokens", "64", "--sequences", "64"])
     scaling.main()

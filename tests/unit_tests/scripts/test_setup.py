@@ -100,23 +100,6 @@ def test_torch_comes_from_its_cpu_index_where_the_plain_name_is_the_cuda_build(c
     assert ("--default-index https://" in installed[0]) is from_its_index
 
 
-def test_unlocked_resolves_anew(checkout):
-    checkout(TORCHTITAN_RL_UNLOCKED="1")
-    assert "pip install --python .venv/bin/python -e .[cpu,dev]" in checkout.calls()
-    assert checkout("--check").returncode == 0
-
-
-@pytest.mark.parametrize(
-    "said", ["No solution found when resolving", "ERROR: No matching distribution found for six==99"]
-)
-def test_a_locked_version_that_is_not_offered_names_the_way_out(checkout, said):
-    result = checkout(INSTALL_CODE="1", INSTALL_SAYS=said)
-    assert result.returncode == 1
-    assert said in result.stderr
-    assert "TORCHTITAN_RL_UNLOCKED=1" in result.stderr
-    assert checkout("--check").returncode == 1
-
-
 def test_a_gpu_machine_without_a_compiler_is_refused_before_anything_is_installed(checkout):
     result = checkout(NO_GPU="0", TOOLS_CODE="1")
     assert result.returncode == 1
@@ -129,14 +112,6 @@ def test_a_cpu_machine_without_the_engines_library_is_refused_before_anything_is
     assert result.returncode == 1
     assert result.stderr == "setup: error: no libnuma\n"
     assert "-m venv" not in checkout.calls()
-
-
-def test_a_login_node_is_told_what_its_compute_nodes_need_and_gets_the_gpu_kind(checkout):
-    result = checkout(TORCHTITAN_RL_KIND="gpu", TOOLS_CODE="1")
-    assert result.returncode == 0
-    assert "no C compiler" in result.stdout
-    assert "-r .venv/without-compiler.lock" in checkout.calls()
-    assert "torch==" not in checkout.calls()
 
 
 def test_without_a_compiler_only_the_package_that_must_be_compiled_is_left_out(checkout):

@@ -76,18 +76,6 @@ def test_every_node_gets_the_rendezvous_its_cores_and_the_arguments(slurm):
     assert "requeue" not in calls
 
 
-def test_a_venv_that_is_not_ready_for_gpus_ends_the_job_with_the_remedy(slurm):
-    code, output = finish(slurm(SETUP_CODE="1"))
-    assert code == 2
-    assert "TORCHTITAN_RL_KIND=gpu scripts/setup.sh" in output
-    assert slurm.log.read_text() == "setup gpu --check\n"
-
-
-def test_a_failure_is_passed_on_and_not_repeated(slurm):
-    assert finish(slurm(RUN_CODE="3"))[0] == 3
-    assert "requeue" not in slurm.log.read_text()
-
-
 @pytest.mark.parametrize(("signal_number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
 def test_the_time_limit_stops_the_run_and_queues_it_again_but_a_cancelled_job_stays_cancelled(
     slurm, signal_number, again

@@ -118,16 +118,6 @@ def test_help_names_every_command_and_another_one_is_refused(tmp_path):
     assert "one of train, report, export" in refused.stderr
 
 
-def test_training_takes_a_config_of_the_users_own_package_from_any_folder(tmp_path):
-    package = tmp_path / "own_package"
-    package.mkdir()
-    text = "from configs.debug import debug\n\ndef mine():\n    config = debug()\n    config.num_steps = 7\n    return config\n"
-    (package / "configs.py").write_text(text)
-    result = run("train", "--config", "own_package.configs:mine", "--print-config", folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert '"num_steps":7' in result.stdout.replace(" ", "")
-
-
 @pytest.mark.parametrize(
     "question", ["--help", "--list-configs", "--print-config", "--dry-run", "--dry_run", "--help=all"]
 )

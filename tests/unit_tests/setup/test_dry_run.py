@@ -8,18 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.parts.wrong_parts import ScalarLoss
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.answer_recipes import sums
 from torchtitan_rl.library.starts.warm_start import make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.setup.build_parts import build_parts
-from torchtitan_rl.setup.build_task import check_parts
-from torchtitan_rl.setup.dry_run import show_run
 from torchtitan_rl.setup.dump_folder import create
-from torchtitan_rl.setup.registry import load_config, parse_args
+from torchtitan_rl.setup.registry import parse_args
 from torchtitan_rl.setup.resume import config_fields
 
 
@@ -113,38 +109,6 @@ def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_p
         parse_args(["--dry-run", "--config", "debug", *options])
 
 
-@pytest.mark.parametrize(
-    "begin",
-    [
-        lambda config: show_run(config, world_size=1),
-        lambda config: build_parts(config, check_parts(config, world_size=1)),
-    ],
-    ids=["dry run", "run"],
-)
-def test_a_faulty_part_is_named_before_the_policy_is_built(start, begin):
-    config = load_config("debug")
-    config.hf_assets_path, config.algorithm.loss = str(start), ScalarLoss.Config()
-    config.grader.in_process = ["correct", "format", "judgement"]  # no workers to stop
-    with pytest.raises(UserError, match="algorithm.loss: ScalarLoss returned a tensor of shape"):
-        begin(config)
-
-
-def test_a_dry_run_says_why_an_environment_gives_no_reward(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "debug_guess"])
-    shown = capsys.readouterr().out
-    assert "environment_reward none" in shown
-    assert "(environment_reward needs a whole conversation, which a dry run does not play)" in shown
-
-
-def test_a_dry_run_finds_what_the_data_cannot_give(start):
-    options = ["--hf-assets-path", str(start), "--evaluation.num-prompts", "60000"]
-    with pytest.raises(
-        UserError, match="evaluation.num_prompts = 60000: expected at most .* distinct held-out prompts"
-    ):
-        parse_args(["--dry-run", "--config", "debug", *options])
-
-
 _TASK = """
 from dataclasses import dataclass
 from configs.debug import debug
@@ -215,13 +179,3 @@ def test_a_dry_run_says_which_start_it_would_make_and_makes_nothing(tmp_path, ca
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     assert "judged True" in shown.partition("--- rewards")[2]
     assert not (tmp_path / "starts").exists()
-
-
-def test_a_dry_run_in_which_a_task_exits_is_no_success(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import sys\nfrom configs.debug import debug\nfrom torchtitan_rl.library.tasks import SumDigits\n\n\n"
-        "class Exits(SumDigits):\n    def judge(self, answer, prompt):\n        sys.exit(0)\n\n\n"
-        "def mine():\n    config = debug()\n    config.task = Exits.Config(instruction='')\n    return config\n"
-    )
-    with pytest.raises(RuntimeError, match=r"called sys.exit\(0\) in the middle of the dry run"):
-        parse_args(["--config", f"{tmp_path / 'mine.py'}:mine", "--dry-run"])

@@ -8,7 +8,6 @@ from torchtitan_rl.library.references import load_function
 from torchtitan_rl.setup.identity import described, digests, source_files
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import RunFolder
-from torchtitan_rl.setup.validation import validate
 
 MINE = """
 from configs.debug import debug
@@ -59,14 +58,6 @@ def test_a_shipped_config_has_no_sources_but_its_own_file(tmp_path):
     config = load_config("debug")
     assert digests(config) == {}
     assert source_files(config) == []
-
-
-def test_the_file_of_demonstrations_is_a_source(tmp_path):
-    (tmp_path / "worked.py").write_text("def worked(example, rng):\n    return example.expected_answer\n")
-    config = load_config("debug_sft")
-    config.prompts.demonstrate = f"{tmp_path}/worked.py:worked"
-    validate(config, world_size=1)
-    assert list(digests(config)) == ["worked.py"]
 
 
 def test_the_run_folder_has_the_sources_without_secrets(one_rank, mine, tmp_path):

@@ -4,25 +4,19 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 import configs.qwen3 as shipped
 from configs.tasks import sums
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl.core import device
-from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.models import qwen3
-from torchtitan_rl.setup import validation
 from torchtitan_rl.setup.memory import (
-    COMMUNICATOR_BYTES,
     GIB,
     ROOMY,
     STATE,
     check_memory,
     choose_by_memory,
-    communicators,
     memory_need,
     memory_warning,
     meta_model,
@@ -79,19 +73,6 @@ def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, 
     assert memory_need(config, **on).peak <= ROOMY * gib * GIB
 
 
-def test_memory_leaves_settings_that_the_user_made():
-    config = shipped.qwen3_0_6b()
-    config.trainer.activation_checkpoint, config.generator.sleep = "selective", True
-    choose_by_memory(config, world_size=1, gpu_bytes=H100)
-    assert (config.trainer.activation_checkpoint, config.generator.sleep) == ("selective", True)
-
-
-def test_without_a_gpu_memory_chooses_nothing():
-    config = shipped.qwen3_0_6b()
-    assert choose_by_memory(config, world_size=1, gpu_bytes=None) == ""
-    assert (config.trainer.activation_checkpoint, config.generator.sleep) == ("auto", "auto")
-
-
 def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_base(tmp_path):
     save_tiny_checkpoint(tmp_path)
     config = shipped.qwen3_0_6b()
@@ -106,20 +87,6 @@ def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_
     shared = memory_need(config, **on)
     config.teacher = ""
     assert shared == memory_need(config, **on)
-
-
-def test_the_exact_divergence_keeps_the_teachers_head_gathered_in_an_update(tmp_path):
-    save_tiny_checkpoint(tmp_path)
-    config = shipped.qwen3_0_6b()
-    config.teacher = str(tmp_path)
-    on = {"world_size": 2, "gpu_bytes": H100}
-    sampled = memory_need(config, **on)
-    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
-    exact = memory_need(config, **on)
-    head = 2 * 128 * 64
-    assert exact.updating["divergence"] > head
-    assert exact.updating.keys() - sampled.updating.keys() == {"divergence"}
-    assert exact.awake == sampled.awake
 
 
 def test_a_float32_state_larger_than_the_gpu_is_refused():
@@ -143,16 +110,6 @@ def test_the_memory_table_of_lora_is_computed(size, full, lora, full_state, lora
         assert state == f"{need.updating[STATE] / GIB:.1f}"
 
 
-def test_the_buffers_of_an_adapter_count_for_the_engine():
-    config = sized("0.6B", rank=32)
-    weights = 2 * sum(p.numel() for p in meta_model(config.model_spec).parameters())
-    config.generator.gpu_memory_utilization = 0.1
-    check_memory(config, world_size=1, gpu_bytes=11 * weights)  # the engine's share is 1.1 times its weights
-    config.trainer.lora.rank = 128
-    with pytest.raises(UserError, match="does not hold the engine's weights"):
-        check_memory(config, world_size=1, gpu_bytes=11 * weights)
-
-
 def test_states_are_16_bytes_a_parameter_over_the_ranks_that_share_them():
     config = sized("4B")
     one, two = (memory_need(config, world_size=n, gpu_bytes=H100) for n in (1, 2))
@@ -162,13 +119,6 @@ def test_states_are_16_bytes_a_parameter_over_the_ranks_that_share_them():
     config.trainer.parallelism.data_parallel_replicate_degree = 2  # HSDP: each replica holds all
     config.trainer.parallelism.data_parallel_shard_degree = 1
     assert memory_need(config, world_size=2, gpu_bytes=H100).updating[key] == one.updating[key]
-
-
-def test_loras_states_are_16_bytes_an_adapters_parameter_and_the_base():
-    config = sized("0.6B", rank=32)
-    need = memory_need(config, world_size=1, gpu_bytes=H100)
-    layer = (1024 + 4096) + (2048 + 1024) + 3 * (1024 + 3072)  # in + out of qkv, o, gate, up and down
-    assert need.updating["weights, moments and gradients"] == 16 * 32 * 28 * layer + 2 * 596_049_920
 
 
 def test_completions_of_a_shared_prompt_count_with_their_copies_of_its_keys_and_values():
@@ -181,27 +131,3 @@ def test_completions_of_a_shared_prompt_count_with_their_copies_of_its_keys_and_
     for config.trainer.activation_checkpoint, layers in (("full", 1), ("none", 28)):
         need = memory_need(config, world_size=1, gpu_bytes=H100)
         assert need.updating["copied keys and values"] == pytest.approx(layers * copied, rel=1e-12)
-
-
-def test_a_run_that_cannot_fit_its_gpu_is_refused_before_it_starts(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(validation, "gpu_memory_bytes", lambda: H100)
-    validation.validate(shipped.qwen3_0_6b(), world_size=1)
-    config = shipped.qwen3_8b()
-    config.generator.tensor_parallel_degree = 1
-    with pytest.raises(UserError, match="cannot fit"):
-        validation.validate(config, world_size=1)
-
-
-def test_each_communicator_counts_and_a_group_of_one_rank_has_none():
-    config = shipped.qwen3_8b()
-    assert communicators(config, world_size=8) == {"default": 1, "engine TP": 2}, (
-        "groups of all ranks are the default one"
-    )
-    parallelism = config.trainer.parallelism
-    parallelism.tensor_parallel_degree = parallelism.data_parallel_replicate_degree = 2
-    six = communicators(config, world_size=8)
-    assert list(six) == ["default", "data parallel", "FSDP", "HSDP", "TP", "engine TP"]
-    need = memory_need(config, world_size=8, gpu_bytes=H100)
-    assert need.awake["CUDA and NCCL"] == need.updating["CUDA and NCCL"] == 2 * GIB + 7 * COMMUNICATOR_BYTES
-    assert communicators(shipped.qwen3_0_6b(), world_size=1) == {}

@@ -97,13 +97,3 @@ def test_a_missing_library_of_the_engine_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr(node, "CPU_ENGINE_LIBRARY", "libnone.so.9")
     with pytest.raises(UserError, match=r"libnone\.so\.9 is missing.*apt install libnuma1"):
         node.check_engine_library()
-
-
-@pytest.mark.parametrize(
-    ("gpus", "nvcc", "flashinfer", "warned"), [(1, True, True, True), (1, False, True, False), (0, True, True, False), (1, True, False, False)]
-)  # fmt: skip
-def test_a_start_that_may_compile_says_so(monkeypatch, gpus, nvcc, flashinfer, warned):
-    monkeypatch.setattr(node, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(node.shutil, "which", lambda name: f"/usr/bin/{name}" if nvcc else None)
-    monkeypatch.setattr(node.importlib.util, "find_spec", lambda name: object() if flashinfer else None)
-    assert ("nvcc" in node.engine_start_note()) is warned

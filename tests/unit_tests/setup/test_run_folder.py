@@ -1,21 +1,18 @@
 import multiprocessing
 import os
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.resilience.run_end import write_end
-from torchtitan_rl.setup.dump_folder import CHECKOUT, check_dump_folder, create
+from torchtitan_rl.setup.dump_folder import check_dump_folder, create
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_folder import (
     RunFolder,
     RunFolderCheck,
     check_shared,
-    code_version,
     take_new,
 )
 
@@ -81,27 +78,6 @@ def test_a_node_that_sees_another_folder_is_named(tmp_path):
             check_shared(other, "another run", patience_s=0.3)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_commit_of_the_code_and_whether_it_is_dirty(tmp_path):
-    def git(*args):
-        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        return subprocess.run(
-            ["git", "-C", tmp_path, *identity, *args], check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    assert code_version(tmp_path) == {"commit": None, "dirty": None}
-    git("init")
-    (tmp_path / "code.py").write_text("1\n")
-    git("add", ".")
-    git("commit", "-m", "first")
-    (tmp_path / "untracked").write_text("")
-    assert code_version(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
-    (tmp_path / "code.py").write_text("2\n")
-    assert code_version(tmp_path)["dirty"] is True
-    (tmp_path / "installed").mkdir()
-    assert code_version(tmp_path / "installed")["commit"] is None
-
-
 OTHERS = {
     "a model's": (["config.json", "model.safetensors"], "it is a model's folder, with config.json, model.safetensors"),
     "one of data": (["train.jsonl"], "it has train.jsonl"),
@@ -129,13 +105,6 @@ def create_at(folder):
     create(Path(folder))
 
 
-def test_some_folders_are_refused_even_if_they_are_empty(tmp_path, monkeypatch):
-    places = {"/": "the root of the", str(Path.home()): "your home folder", str(CHECKOUT): "the folder of this program"}
-    for folder, name in places.items():
-        with pytest.raises(UserError, match=f"dump_folder = .* but it is {name}"):
-            check_dump_folder(folder)
-
-
 def test_a_run_may_take_an_empty_folder_its_own_and_one_with_a_log_or_a_link_for_checkpoints(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "empty").mkdir()
@@ -148,22 +117,6 @@ def test_a_run_may_take_an_empty_folder_its_own_and_one_with_a_log_or_a_link_for
         create(tmp_path / name).close()
     (tmp_path / "prepared" / "run.lock").rename(tmp_path / "prepared" / "run_id")
     create(tmp_path / "prepared").close()
-
-
-def test_finding_a_runs_folder_locks_it_and_writes_nothing(tmp_path, one_rank):
-    assert RunFolder.find(str(tmp_path / "new"), "debug").path == tmp_path / "new"
-    assert not (tmp_path / "new").exists()
-    create(tmp_path / "run").close()
-    (tmp_path / "run" / "end.json").write_text("{}")
-    before = content(tmp_path)
-    folder = RunFolder.find(str(tmp_path / "run"), "debug")
-    with pytest.raises(UserError, match="another run is using"):
-        create(tmp_path / "run")
-    assert content(tmp_path) == before
-    folder.claim()
-    assert (tmp_path / "run" / "end.json").exists()
-    folder.begin("debug", load_config("debug"))
-    assert not (tmp_path / "run" / "end.json").exists()
 
 
 def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_was(tmp_path, one_rank):
@@ -185,11 +138,3 @@ def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_wa
     assert start(refused=False)
     assert not (tmp_path / "run" / "end.json").exists()
     assert (tmp_path / "run" / "config-1.json").exists()
-
-
-@pytest.mark.parametrize("spoil", [lambda part: part.write_text(""), lambda part: part.symlink_to("/nowhere/disk")])
-def test_a_run_whose_checkpoint_is_no_folder_is_refused_before_anything_is_made(tmp_path, spoil):
-    (tmp_path / "run_id").touch()
-    spoil(tmp_path / "checkpoint")
-    with pytest.raises(UserError, match="dump_folder: cannot write to .*Not a directory: .*checkpoint"):
-        check_dump_folder(str(tmp_path))

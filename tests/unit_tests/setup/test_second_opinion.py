@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from tests.parts.hf_decoders import WINDOW, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint
@@ -72,13 +71,3 @@ def test_large_models_other_ranks_and_starts_that_a_task_makes_are_left_out(tmp_
         assert compare_start(config) == ""
     monkeypatch.setenv("RANK", "1")
     assert compare_start(config) == ""
-
-
-def test_weights_that_are_nan_are_named_as_such(tmp_path):
-    save(tmp_path, "llama")
-    file = tmp_path / "model.safetensors"
-    save_file(load_file(file) | {"model.norm.weight": load_file(file)["model.norm.weight"] * float("nan")}, file)
-    with pytest.raises(
-        UserError, match="hf_assets_path = .*but they are NaN or infinite. .*weight in .*safetensors has such"
-    ):
-        compare_start(config_of(tmp_path))

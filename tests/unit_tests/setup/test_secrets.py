@@ -31,11 +31,6 @@ def test_fields_with_secret_names_are_hidden(given, kept):
     assert without_secrets(given) == kept
 
 
-def test_value_of_a_secret_variable_is_hidden_everywhere(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-12345678")
-    assert without_secrets({"rewards": ["a.py:f('sk-12345678')"]}) == {"rewards": ["a.py:f('***')"]}
-
-
 SECRET = "sk-12345678"
 
 
@@ -48,11 +43,6 @@ def secret(request, monkeypatch):
 def test_secrets_are_hidden_inside_lists_and_dicts_and_nothing_else_is(secret):
     cell = {"said": [f"Bearer {SECRET}!", ("abc", 3)], "n": 1.5}
     assert masked(cell) == {"said": ["Bearer ***!", ["abc", 3]], "n": 1.5}
-
-
-def test_overlapping_secrets_are_hidden_completely(secret, monkeypatch):
-    monkeypatch.setenv("OTHER_TOKEN", f"{SECRET}-and-more")
-    assert masked(f"{SECRET}-and-more {SECRET}") == "*** ***"
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import dataclasses
 
 import pytest
 
-from tests.parts.wrong_parts import RaisesLoss, SortsRewards, trial
+from tests.parts.wrong_parts import RaisesLoss, trial
 from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
 from torchtitan_rl.core.algorithm import GroupFilter
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.maxent import ListwiseLoss
 from torchtitan_rl.setup.registry import config_functions, load_config
 from torchtitan_rl.setup.trial import try_objective
 
@@ -34,36 +33,6 @@ def test_every_kind_of_objective_passes(algorithm, n, credit):
 def test_a_part_that_raises_is_named_with_its_line():
     with pytest.raises(UserError, match=r"raised RuntimeError: The size .*wrong_parts.py, line \d+\). Correct it"):
         trial(loss=RaisesLoss)
-
-
-def test_an_advantage_cannot_change_the_rewards_of_the_group():
-    with pytest.raises(UserError, match="AttributeError: 'tuple' object has no attribute 'sort'"):
-        trial(advantage=SortsRewards)
-
-
-class OwnColumn(ListwiseLoss):
-    """A loss of groups whose column has the name of one of the tables' own."""
-
-    sequence_columns = (*ListwiseLoss.sequence_columns, "reward")
-
-    def weigh(self, members):
-        super().weigh(members)
-        for episode in members:
-            episode.credit.columns["reward"] = 1.0
-
-    def __call__(self, inputs):
-        return -inputs.columns["mass"] * inputs.sequences.sum(inputs.logprobs)
-
-
-class ForgetsColumn(OwnColumn):
-    weigh = ListwiseLoss.weigh
-
-
-def test_a_column_of_the_tables_own_and_a_column_that_is_not_set_are_named():
-    with pytest.raises(UserError, match=r"the sample tables have columns named \['reward'\] already"):
-        trial(loss=OwnColumn)
-    with pytest.raises(UserError, match="asks the batch for the column 'reward', which an episode in the loss has not"):
-        trial(loss=ForgetsColumn)
 
 
 class ReadsColumns(GroupFilter):

@@ -26,14 +26,6 @@ def test_the_limit_of_debugs_gate_is_refused_in_bfloat16_where_rounding_exceeds_
     assert check(*dtype, "--trainer.logprob-gate.max-diff", "None") is None
 
 
-def test_a_model_read_from_its_folder_is_checked_once_it_is_known():
-    config = load_config("countdown")
-    validate(config, world_size=1)
-    config.model_spec = small_qwen3(vocab_size=320)
-    with pytest.raises(UserError, match=r"max_model_len = \d+: expected at most the model's 512 positions"):
-        check_model(config, world_size=1)
-
-
 def test_all_lengths_of_a_small_model_are_named_at_once_and_the_options_fit():
     config = load_config("countdown")
     config.model_spec = small_qwen3(vocab_size=320, max_seq_len=64)
@@ -45,24 +37,6 @@ def test_all_lengths_of_a_small_model_are_named_at_once_and_the_options_fit():
     _, config = parse_args(["--config", "countdown", *words])
     config.model_spec = small_qwen3(vocab_size=320, max_seq_len=64)
     validate(config, world_size=1)
-
-
-def test_lengths_for_a_folder_whose_model_is_not_read_yet_are_left_to_the_check_of_the_model(tmp_path):
-    config = load_config("countdown")
-    config.prompts.max_prompt_tokens, config.hf_assets_path = 100_000, str(tmp_path)
-    validate(config, world_size=1)
-    config.model_spec = small_qwen3(vocab_size=320)
-    with pytest.raises(UserError, match="less than the model's 512 positions, .*--generator.max-model-len 512"):
-        check_model(config, world_size=1)
-
-
-def test_all_turns_of_a_rollout_may_be_longer_together_than_the_window():
-    config = load_config("debug_compact")
-    config.sampling.max_tokens = 200
-    validate(config, world_size=1)
-    config.conversations.max_turn_tokens = 30
-    with pytest.raises(UserError, match="sampling.max_tokens = 30: expected with prompts.max_prompt_tokens 24"):
-        validate(config, world_size=1)
 
 
 def test_suggested_lengths_are_raised_and_not_cut():

@@ -23,7 +23,11 @@ def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
 
 
 class Float32Head:
-    """The float32 copy of a bfloat16 CPU engine's output head. Without one, vLLM casts the head at each decode step."""
+    """The float32 copy of a bfloat16 CPU engine's output head. Without one, vLLM casts the head at each decode step.
+
+    Both of its operands hold bfloat16 values. So oneDNN may multiply them in bfloat16: each product is exact, and the sum
+    is float32's. A CPU with such instructions takes half of the time.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         # vLLM's Cohere and Gemma 2 have no head beside their tied embedding.
@@ -38,6 +42,8 @@ class Float32Head:
         model.logits_processor.register_forward_pre_hook(
             lambda _, args: (head, *args[1:]) if args[0] is self.source else None
         )
+        model.logits_processor.register_forward_pre_hook(lambda *_: _multiply_in("bf16"))
+        model.logits_processor.register_forward_hook(lambda *_: _multiply_in("none"), always_call=True)
 
     def refresh(self) -> None:
         """Copy the weights that the engine has now."""
@@ -46,6 +52,11 @@ class Float32Head:
     def is_current(self) -> bool:
         """Whether it equals the engine's own head, bit for bit."""
         return torch.equal(self.weight, self.source.weight.float())
+
+
+def _multiply_in(precision: str) -> None:
+    """Set the least precision in which oneDNN multiplies float32 matrices: "bf16", or "none" for torch's default."""
+    torch.backends.mkldnn.matmul.fp32_precision = precision
 
 
 def repack_experts(model: nn.Module) -> None:

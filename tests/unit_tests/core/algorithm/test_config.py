@@ -61,27 +61,6 @@ def test_beta_with_a_controller_must_not_start_at_0():
         MaxEnt.Config(beta_controller=BetaController.Config(target=1.0, horizon=1))
 
 
-def test_probability_floors_that_sum_to_1_in_a_group_are_refused_before_a_run():
-    algorithm = Algorithm.Config(loss=MaxEnt.Config(q_floor=0.25)).build(max_completion_tokens=16)
-    algorithm.validate_sampling(3)
-    with pytest.raises(
-        UserError, match=r"algorithm\.loss\.q_floor = 0\.25: expected less than 1 / sampling\.n = 1 / 4"
-    ):
-        algorithm.validate_sampling(4)
-
-
-def test_subclass_that_inherits_its_config_builds_the_subclass():
-    class Half(Grpo):
-        """A_i = half of Grpo's."""
-
-        def of_group(self, group):
-            return [value / 2 for value in super().of_group(group)]
-
-    assert type(Half.Config(std_eps=0.5).build()) is Half
-    assert type(Grpo.Config().build()) is Grpo
-    assert Half.Config(std_eps=0.5) != Grpo.Config(std_eps=0.5)
-
-
 def test_importing_needs_neither_vllm_nor_a_process_group():
     code = (
         "import sys; sys.modules['vllm'] = None; import torchtitan_rl.core.algorithm, torch.distributed as dist; "

@@ -68,24 +68,6 @@ def test_loss_gradients_equal_their_closed_form(config, ratio, advantage, expect
     assert inputs.logprobs.grad.item() == pytest.approx(expected, abs=1e-12)
 
 
-def test_gspo_uses_the_geometric_mean_ratio_on_every_token_of_the_sequence():
-    # sequence 0: ratios 2 and 0.5, geometric mean 1; sequence 1: one token with ratio 1.21
-    inputs = at_ratios([2.0, 0.5, 1.21], [1.0, 1.0, -1.0], sequence_ids=[0, 0, 1])
-    loss = Gspo.Config(eps_low=0.3, eps_high=0.3).build()
-    assert loss(inputs).tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
-    loss(inputs).sum().backward()
-    # d(-2 s A)/d log pi_t = -2 s A / T for each of T = 2 tokens, whose own ratios are far outside the range
-    assert inputs.logprobs.grad.tolist() == pytest.approx([-1.0, -1.0, 1.21], abs=1e-12)
-
-
-def test_gspo_clips_the_whole_sequence():
-    inputs = at_ratios([1.21, 1.0], [1.0, 1.0], sequence_ids=[0, 0])  # s = 1.1
-    losses = Gspo.Config().build()(inputs)
-    assert losses.tolist() == pytest.approx([-1.0004, -1.0004], abs=1e-12)
-    losses.sum().backward()
-    assert inputs.logprobs.grad.tolist() == [0.0, 0.0]
-
-
 LOSSES = [
     Clip.Config(),
     Clip.Config(dual_clip=2.0),
@@ -99,25 +81,6 @@ def loss_name(config) -> str:
     return type(config)._owner.__name__
 
 
-def off_policy():
-    """Six tokens in three sequences, ratios within a few tenths of 1: (start, old, advantages, sequence_ids)."""
-    torch.manual_seed(0)
-    old = -torch.rand(6, dtype=torch.float64) - 0.5
-    start = (old + 0.15 * torch.randn(6, dtype=torch.float64)).requires_grad_()
-    return start, old, [1.0, 1.0, -2.0, -2.0, 0.5, 0.5], [0, 0, 1, 1, 2, 2]
-
-
-def test_cispo_weight_has_no_gradient():
-    start, old, advantages, ids = off_policy()
-    weight = (start.detach() - old).exp().clamp(max=1.1)  # [T], some of it capped
-    (expected,) = torch.autograd.grad((-weight * torch.tensor(advantages) * start).sum(), start)
-    loss = Cispo.Config(cap=1.1).build()
-    (gradient,) = torch.autograd.grad(
-        loss(loss_inputs(start, old=old, advantages=advantages, sequence_ids=ids)).sum(), start
-    )
-    assert torch.allclose(gradient, expected, atol=1e-15)
-
-
 @pytest.mark.parametrize("config", LOSSES, ids=loss_name)
 def test_first_update_equals_the_policy_gradient(config):
     logprobs = torch.tensor([-0.3, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
@@ -126,14 +89,3 @@ def test_first_update_equals_the_policy_gradient(config):
     assert loss.ratio(inputs).tolist() == [1.0, 1.0, 1.0]
     loss(inputs).sum().backward()
     assert logprobs.grad.tolist() == pytest.approx([-2.0, 1.0, -0.5], abs=1e-15)
-
-
-@pytest.mark.parametrize("config", LOSSES, ids=loss_name)
-@pytest.mark.parametrize("log_ratio", [800.0, -800.0, 25.0])
-def test_an_overflowing_ratio_stays_finite_in_float32(config, log_ratio):
-    old = torch.tensor([-900.0, -1.0])
-    logprobs = (old + torch.tensor([log_ratio, 0.0])).requires_grad_()
-    losses = config.build()(loss_inputs(logprobs, old=old, advantages=[-1.0, 1.0], sequence_ids=[0, 1]))
-    losses.sum().backward()
-    assert torch.isfinite(losses).all()
-    assert torch.isfinite(logprobs.grad).all()

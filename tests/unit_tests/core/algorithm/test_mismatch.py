@@ -7,14 +7,7 @@ import torch
 
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group, normalizers_of, pack, spread_logprobs
 from torchtitan_rl.core.algorithm import Algorithm, NoCorrection, Sequences
-from torchtitan_rl.library.objectives import (
-    GroupMean,
-    Reinforce,
-    SequenceMask,
-    SequenceTruncate,
-    TokenMask,
-    TokenTruncate,
-)
+from torchtitan_rl.library.objectives import SequenceMask, SequenceTruncate, TokenMask, TokenTruncate
 
 # Sequence 0 has weights 4, 1 (geometric mean 2); sequence 1 has 0.25, 0.25, 8 (geometric mean 0.5^(1/3) = 0.7937).
 WEIGHTS = [4.0, 1.0, 0.25, 0.25, 8.0]
@@ -40,33 +33,6 @@ def test_mismatch_weights_equal_their_closed_form(config, expected, changed):
     assert correction.changed.int().tolist() == changed
 
 
-@pytest.mark.parametrize("config", [SequenceTruncate.Config(), SequenceMask.Config()])
-def test_a_sequence_weight_does_not_depend_on_the_length(config):
-    for length in (1, 10, 1000):
-        sequences = Sequences(torch.zeros(length, dtype=torch.int64), torch.ones(length), 1)
-        weight = config.build()(torch.full((length,), math.log(0.9)), sequences).weight
-        assert weight.tolist() == pytest.approx([0.9] * length, rel=1e-5)
-
-
-def test_mismatch_weight_multiplies_the_loss_without_gradient():
-    algorithm = Algorithm.Config(
-        advantage=GroupMean.Config(), loss=Reinforce.Config(), mismatch=TokenTruncate.Config()
-    ).build(max_completion_tokens=MAX_TOKENS)
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes))
-    values = [
-        torch.tensor([x], dtype=torch.float64, requires_grad=True) for x in (-1 + math.log(1.5), -1 + math.log(3))
-    ]
-    logprobs = spread_logprobs(batch, episodes, values)
-    output = algorithm.loss(batch, logprobs, torch.zeros_like(logprobs))
-    output.loss.backward()
-    # N = 2 tokens, A = +-0.5, weights 1.5 and min(3, 2): dl/dlog pi = -w A / 2
-    assert values[0].grad.item() == pytest.approx(-1.5 * 0.5 / 2, abs=1e-12)
-    assert values[1].grad.item() == pytest.approx(2.0 * 0.5 / 2, abs=1e-12)
-    assert output.metrics["sampler/corrected_fraction"].value == 0.5
-    assert output.metrics["sampler/importance_weight/max"].value == pytest.approx(3)
-
-
 def test_mismatch_statistics_are_logged_even_without_a_correction():
     algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-1.0, -1.0)]))
@@ -86,14 +52,3 @@ def test_mismatch_statistics_are_logged_even_without_a_correction():
         "sampler/kl": ((down - 1 + 0.5) + (up - 1 - 1.0)) / 4,
     }
     assert {key: metrics[key].value for key in expected} == pytest.approx(expected, abs=1e-12)
-
-
-def test_old_logprobs_sampler_uses_the_ratio_to_the_sampler():
-    algorithm = Algorithm.Config(old_logprobs="sampler").build(max_completion_tokens=MAX_TOKENS)
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
-    batch = pack(episodes, normalizers_of(algorithm, episodes))
-    values = [torch.tensor([-1 + math.log(1.1)], dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    logprobs = spread_logprobs(batch, episodes, values)
-    metrics = algorithm.loss(batch, logprobs, torch.zeros_like(logprobs)).metrics
-    assert metrics["ratio/mean"].value == pytest.approx(1.1)
-    assert metrics["policy/kl_k1"].value == 0.0

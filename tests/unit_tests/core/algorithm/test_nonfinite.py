@@ -19,9 +19,6 @@ from tests.parts.algorithm import (
     spread_logprobs,
 )
 from torchtitan_rl.core.algorithm import Algorithm, Grpo, NonFiniteError
-from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.algorithm.nonfinite import leave_out
-from torchtitan_rl.core.types import Member
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import BatchStd, GroupMean, Gspo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
@@ -38,14 +35,6 @@ def with_bad_reward(value: float):
 def test_non_finite_reward_is_reported_with_prompt_sample_and_function(value):
     with pytest.raises(NonFiniteError, match=rf"prompt 0, sample 1: reward function 'correct' returned {value}"):
         episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), with_bad_reward(value))
-
-
-def test_non_finite_total_of_finite_rewards_is_reported_as_such():
-    with pytest.raises(NonFiniteError, match="prompt 0, sample 0: the total reward is inf"):
-        episodes_of(
-            Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
-            group_of(0, scored(0, INF, breakdown={"correct": 1.0}), scored(1, 0.0)),
-        )
 
 
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config()])
@@ -70,15 +59,6 @@ def test_non_finite_sampler_logprob_is_reported_or_masked():
     assert [episode.in_loss for episode in episodes_of(algorithm, completions)] == [False, True]
 
 
-def test_non_finite_reference_logprob_is_reported():
-    with pytest.raises(NonFiniteError, match="prompt 0, sample 1: the reference's log-probability of token 0 is nan"):
-        episodes_of(
-            Algorithm.Config().build(max_completion_tokens=MAX_TOKENS),
-            group(0, [1.0, 0.0]),
-            reference=[[-1.0, -1.0], [NAN, -1.0]],
-        )
-
-
 @pytest.mark.parametrize("rewards", [[1.7e308, 1.7e308, 0.0], [1e200, -1e200, 0.0]])
 @pytest.mark.parametrize("advantage", [Grpo.Config(), BatchStd.Config()])
 def test_rewards_that_overflow_mean_or_std_are_reported_or_masked(rewards, advantage):
@@ -90,12 +70,6 @@ def test_rewards_that_overflow_mean_or_std_are_reported_or_masked(rewards, advan
     )
     assert [episode.credit.advantage for episode in episodes] == [0.0] * 3
     assert all(episode.credit.left_out.startswith("not finite: the advantage is") for episode in episodes)
-
-
-def test_unsampled_tokens_may_have_non_finite_values():
-    completions = group(0, [1.0, 0.0], logprobs=[(-1.0, NAN), (-1.0, -1.0)], loss_mask=[(1, 0), (1, 1)])
-    episodes = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), completions)
-    assert all(episode.in_loss for episode in episodes)
 
 
 def prepared(nonfinite: str, **kwargs):
@@ -144,20 +118,6 @@ def test_masked_non_finite_tokens_have_no_gradient_and_are_counted(loss, value):
     assert all(math.isfinite(value) for value in numbers(output.metrics).values())
 
 
-def test_values_outside_the_loss_mask_are_not_checked():
-    algorithm, episodes, batch = prepared("raise")
-    logprobs = spread_logprobs(batch, episodes, policy_like(episodes))
-    clean = algorithm.loss(batch, logprobs, torch.ones_like(logprobs))
-    outside = batch.loss_mask == 0
-    for tensor in (batch.advantages, batch.sampler_logprobs, batch.pi_old_logprobs):
-        tensor[outside] = NAN
-    dirty = algorithm.loss(
-        batch, logprobs.masked_fill(outside, NAN), torch.ones_like(logprobs).masked_fill(outside, INF)
-    )
-    assert torch.equal(clean.loss, dirty.loss)
-    assert numbers(clean.metrics) == numbers(dirty.metrics)
-
-
 def test_a_ratio_that_overflows_is_clamped_and_counted():
     algorithm, episodes, batch = prepared("raise")
     values = [torch.tensor([-1.0, lp], dtype=torch.float64, requires_grad=True) for lp in (-1.0, 400.0, -1.0, -1.0)]
@@ -165,11 +125,3 @@ def test_a_ratio_that_overflows_is_clamped_and_counted():
     assert torch.isfinite(loss)
     assert metrics["ratio/overflow_fraction"].value == 1 / 8
     assert metrics["ratio/max"].value == pytest.approx(math.exp(20))
-
-
-def test_excluded_episode_has_no_turn_advantages():
-    group = draft_episodes([group_of(0, scored(0, 1.0))])[0]
-    episode = group.samples[0]
-    episode.credit.advantage, episode.credit.turn_advantages = math.inf, (math.inf, 0.0)
-    leave_out(Member(group.prompt, episode), "the advantage is inf", raises=False)
-    assert (episode.credit.advantage, episode.credit.turn_advantages) == (0.0, None)

@@ -9,17 +9,15 @@ from tests.parts.algorithm import (
     episodes_of,
     group,
     group_of,
-    merge,
     normalizers_of,
-    pack,
     run_loss,
     scored,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, TokenLoss
+from torchtitan_rl.core.algorithm import Algorithm, Clip, TokenLoss
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.types import flat
-from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce, SeqMeanTokenMean
+from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce
 
 
 def test_normalizers_count_only_episodes_in_the_loss():
@@ -36,24 +34,9 @@ def test_normalizers_count_only_episodes_in_the_loss():
     ]
 
 
-@pytest.mark.parametrize(("choice", "rounds"), [("keep", 0), ("drop", 0), ("refill", 3)])
-def test_only_refill_requests_new_prompts_and_at_most_its_limit_of_times(choice, rounds):
-    assert (
-        Algorithm.Config(zero_variance=choice, refill_rounds=3).build(max_completion_tokens=MAX_TOKENS).refill_rounds
-        == rounds
-    )
-
-
 def test_a_group_of_one_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
         Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).validate_sampling(1)
-
-
-def test_episode_holds_its_completion_and_its_indices():
-    groups = draft_episodes([group(1, [0.0, 1.0]), group(0, [4.0])])
-    assert [g.prompt.prompt_idx for g in groups] == [1, 0]
-    assert [episode.reward for g in groups for episode in g.samples] == [0.0, 1.0, 4.0]
-    assert all(episode.credit.advantage == 0.0 and episode.in_loss for g in groups for episode in g.samples)
 
 
 @pytest.mark.parametrize(
@@ -66,31 +49,6 @@ def test_episode_holds_its_completion_and_its_indices():
 def test_duplicate_episodes_are_named(groups, message):
     with pytest.raises(ValueError, match=message):
         draft_episodes(groups)
-
-
-def test_unsampled_tokens_count_in_no_normalizer():
-    """An environment's text between sampled tokens, with any numbers on it, changes no loss, gradient or metric."""
-    algorithm = Algorithm.Config(kl=KL.Config(coef=0.1), aggregation=SeqMeanTokenMean.Config()).build(
-        max_completion_tokens=MAX_TOKENS
-    )
-    plain = group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-3.0,)])
-    mixed = group(
-        0, [1.0, 0.0], logprobs=[(-1.0, 0.0, 0.0, -2.0), (0.0, -3.0)], loss_mask=[(1, 0, 0, 1), (0, 1)]
-    )  # fmt: skip
-    outputs = []
-    for scored_group, own, other in (
-        (plain, [[-1.5, -1.0], [-3.5]], [[-1.0, -1.0], [-3.0]]),
-        (mixed, [[-1.5, -70.0, -9.0, -1.0], [-80.0, -3.5]], [[-1.0, -5.0, -7.0, -1.0], [0.0, -3.0]]),
-    ):
-        episodes = episodes_of(algorithm, scored_group, reference=other)
-        batch = pack(episodes, normalizers_of(algorithm, episodes), reference=other)
-        values = [torch.tensor(row, dtype=torch.float64, requires_grad=True) for row in own]
-        loss, metrics = run_loss(algorithm, episodes, values, batch)
-        loss.backward()
-        masks = [torch.from_numpy(episode.completion.loss_mask) for episode in episodes]
-        assert all(not value.grad[~mask].any() for value, mask in zip(values, masks))
-        outputs.append((loss.item(), [v.grad[mask].tolist() for v, mask in zip(values, masks)], merge([metrics])))
-    assert outputs[0] == outputs[1]
 
 
 class Bonus(Clip):

@@ -1,9 +1,7 @@
 """Whole conversations on a real engine: what is sampled, what is read, and how they end."""
 
-import asyncio
 import re
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +12,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tests.parts.conversations import (
     Says,
-    TaskWith,
     conversations,
     engine,
     prompts,
@@ -100,22 +97,6 @@ def test_conversations_are_independent_of_the_order_of_answers(talk):
     again = talk(lambda prompt: Late("higher", "lower", "right"))
     assert tokens(first) == tokens(again)
     assert tokens(first) == tokens(talk(lambda prompt: Says("higher", "lower", "right"), wait_for_answers=True))
-
-
-def test_slow_tool_does_not_block_other_conversations(talk):
-    """Each of twelve tools answers only after all twelve were asked."""
-    asked = set()
-
-    class Slow(Environment):
-        async def step(self, message):
-            asked.add(self)
-            async with asyncio.timeout(30):
-                while len(asked) < 12:
-                    await asyncio.sleep(0.01)
-            return Turn(done=True)
-
-    ended = flat(talk(lambda prompt: Slow(), num=3))
-    assert len(asked) == len(ended) == 12
 
 
 def test_turn_waits_for_its_prefill_if_it_does_not_fit(talk):
@@ -250,23 +231,6 @@ def test_failing_environment_stops_the_run_by_default(talk):
     assert flat(talk(lambda prompt: Says("right")))  # and the engine is free again
 
 
-def handed_over(generator, asked, **options):
-    """[(place of the group, whether the engine still samples)], in the order in which the groups come."""
-    engine = generator.llm.llm_engine
-    place = {prompt.prompt_idx: i for i, prompt in enumerate(asked)}
-    return [
-        (place[group.prompt.prompt_idx], engine.has_unfinished_requests())
-        for group in generator.generate(asked, step=1, **options)
-    ]
-
-
-def test_group_is_yielded_while_others_are_still_sampled(generator, made):
-    generator.environments = None
-    long, short = prompts(made, 2)
-    short = replace(short, sampling=SamplingConfig(n=4, max_tokens=2))
-    assert handed_over(generator, [long, short]) == [(1, True), (0, False)]
-
-
 def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made, tmp_path):
     """A conversation ends only after the other group's rewards have begun. The in-process function runs at the end."""
     file, seen = tmp_path / "begun", []
@@ -366,21 +330,3 @@ def test_rewards_see_the_tags_of_thinking_that_are_special_tokens(generator, mad
             r"<\|(?!channel|message)[a-z_0-9]+\|>", "", tokenizer.decode(one.token_ids, skip_special_tokens=False)
         )
         assert re.sub("[^ -~]", "", one.text) == re.sub("[^ -~]", "", said)  # bytes may form other characters
-
-
-def test_environment_seed_depends_on_step_prompt_and_sample(talk, monkeypatch):
-    def seeds(step):
-        found = []
-
-        def environment(self, prompt, *, seed):
-            found.append((prompt.prompt_idx, seed))
-            return Says("right")
-
-        monkeypatch.setattr(TaskWith, "environment", environment)
-        talk(None, step=step)
-        return set(found)
-
-    first = seeds(1)
-    assert len({seed for _, seed in first}) == 3 * 4
-    assert seeds(1) == first
-    assert not seeds(2) & first

@@ -1,6 +1,5 @@
 """Reward functions with scope "batch": one call with all completions of the replica's step, as TRL gives them."""
 
-import asyncio
 import os
 import time
 
@@ -70,20 +69,6 @@ def test_batch_has_the_columns_of_all_groups_and_none_for_missing_values(build):
     scored = graded.grade([group("a", prompt_idx=0, columns={"level": 3.0}), group("b", "c", prompt_idx=1)])
     graded.close()
     assert [rewards(g.samples) for g in scored] == [[3.0], [1.0, 1.0]]
-
-
-def test_batch_scope_works_for_async_and_in_process_functions(build):
-    async def waits(completions, **_):
-        await asyncio.sleep(0.01)
-        return [float(len(completions))] * len(completions)
-
-    def here(completions, **_):
-        return [float(os.getpid())] * len(completions)
-
-    graded = build(waits, here, scope_of={"waits": "batch", "here": "batch"}, in_process=["here"], weights={"here": 0})
-    scored = graded.grade(groups(3))
-    assert [s.reward_breakdown for g in scored for s in g.samples] == [{"waits": 3.0, "here": float(os.getpid())}] * 3
-    assert drained(graded)["reward/waits/seconds"].weight == 1
 
 
 def hangs(completions, **_):

@@ -2,10 +2,7 @@
 
 import time
 
-import pytest
-
 from tests.parts.grading import group, groups, logged, rewards
-from torchtitan_rl.core.grading import RewardError
 
 
 def wait_for(path):
@@ -61,43 +58,3 @@ def test_scores_are_independent_of_the_order_of_groups(build):
         found.append(([(s.reward, s.reward_breakdown, s.extra) for g in scored for s in g.samples], logged(graded)))
     assert found[0] == found[1]
     assert [reward for reward, _, _ in found[1][0]] == [0.0, None, 2.0]
-
-
-def test_failure_names_the_first_failing_group_in_prompt_order(build):
-    def fails(completions, **_):
-        time.sleep(0.3 - 0.1 * int(completions[0]))
-        raise ValueError(f"of {completions[0]}")
-
-    graded, asked = build(fails, workers=3), groups(3)
-    with pytest.raises(RewardError, match="'fails'.*ValueError: of 0"):
-        graded.grade(asked)
-
-
-def test_concurrent_grading_rounds_do_not_mix_groups(build):
-    """As an evaluation that asks the prompts of a step again."""
-    graded = build(later_the_earlier, workers=1, on_failure="none")
-    one, other = graded.round(), graded.round()
-    one.begin(group("2", prompt_idx=0))
-    other.begin(group("0", prompt_idx=0))
-    assert rewards(other.scored_groups()[0].samples) == [0.0]
-    assert rewards(one.scored_groups()[0].samples) == [2.0]
-
-
-def test_closing_the_grader_starts_no_queued_call(build, tmp_path):
-    begun, closed = tmp_path / "begun", tmp_path / "closed"
-    begun.mkdir()
-
-    def waits(completions, **_):
-        (begun / completions[0]).touch()
-        wait_for(closed)
-        return [1.0]
-
-    graded = build(waits, workers=1)
-    round = graded.round()
-    for one in groups(3):
-        round.begin(one)
-    wait_for(begun / "0")
-    graded.close()
-    closed.touch()
-    time.sleep(0.5)
-    assert {path.name for path in begun.iterdir()} == {"0"}

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 import torch
 
 from tests.parts.grading import TaskOf, constant, drained, group, groups, logged, rewards, score
-from torchtitan_rl.core.errors import UserError, WorkerKilled
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader, RewardError
-from torchtitan_rl.resilience.workers import WorkerPool
 from torchtitan_rl.setup.build_grader import build_grader
 
 
@@ -195,54 +193,6 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
         time.sleep(0.1)
 
 
-def test_unpicklable_result_and_dead_worker_are_reported():
-    pool = WorkerPool([lambda: print, lambda: lambda: 1, lambda: os.kill(os.getpid(), 9)], 1)
-    assert pool.submit(0).result() is print
-    with pytest.raises(TypeError, match="cannot leave its process"):
-        pool.submit(1).result()
-    with pytest.raises(WorkerKilled, match="killed by SIGKILL"):
-        pool.submit(2).result()
-    pool.close()
-
-
-def test_pool_closes_while_an_unrelated_forked_process_lives():
-    pool = WorkerPool([lambda: 1], 1)
-    if (child := os.fork()) == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        closing = threading.Thread(target=pool.close, daemon=True)
-        closing.start()
-        closing.join(10)
-        assert not closing.is_alive()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def test_equal_calls_have_separate_timeouts(build):
-    pool = WorkerPool([lambda x: x + 1, lambda x: time.sleep(1000), lambda x: os._exit(3), lambda x: x + 2], 1)
-    first, hangs, dies, last = pool.submit_all([(0, 30), (1, 0.3), (2, 30), (3, 30)], 1)
-    assert (first.result(60), last.result(60)) == (2, 3)
-    assert "longer than 0.3 s" in str(hangs.exception())
-    assert "it exited with code 3" in str(dies.exception())
-    pool.close()
-
-
-class Unusual(BaseException):
-    """No Exception."""
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, Unusual, SystemExit])
-@pytest.mark.parametrize("in_process", [["raises"], []])
-def test_any_exception_of_a_function_counts_as_its_failure(build, error, in_process):
-    def raises(completions, **_):
-        raise error
-
-    [scored] = score(build(raises, in_process=in_process, on_failure="none"), "a")
-    assert scored.extra["error/raises"].startswith(f"{error.__name__}: ")
-
-
 def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
     def forks(completions, **_):
         os.fork()
@@ -256,19 +206,6 @@ def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
         said += capfd.readouterr().err
         time.sleep(0.05)
     assert said.count("forked and returned in the child too: the child ends here") == 3
-
-
-def test_workers_work_if_torchtitan_is_imported_first():
-    program = (
-        "import torchtitan.components.metrics, torchtitan_rl.core.controller\n"
-        "from torchtitan.components import metrics\n"
-        "from torchtitan.tools import utils\n"
-        "from torchtitan_rl.core.device import DEVICE_TYPE\n"
-        "for module in (utils, metrics):\n"
-        "    assert module.device_type == DEVICE_TYPE, module\n"
-        "    assert module.device_module.__name__ == f'torch.{DEVICE_TYPE}', module\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchtitan_rl.core.trainer import logprobs
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.trainer.score import LogprobHead
 
 T, D, V = 13, 8, 37
 
@@ -40,18 +39,6 @@ def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(chu
     expected = dense(hidden, weight, labels, temperature)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(grads(found), grads(expected), rtol=0, atol=1e-10)
-
-
-def test_head_gives_logits_or_the_result_of_a_function():
-    head = LogprobHead.Config(in_features=D, out_features=V).build()
-    hidden = torch.randn(1, T, D)
-    assert head(hidden).shape == (1, T, V)
-    with head.computing(lambda found: found):
-        found = head(hidden)
-    assert (found.group, found.first_row, found.scale) == (None, 0, 1.0)
-    assert torch.equal(found.hidden, hidden[0])
-    assert torch.equal(found.weight, head.weight)
-    assert head(hidden).shape == (1, T, V)
 
 
 def head_of(logits):

@@ -94,23 +94,6 @@ def test_siblings_share_the_prompt_except_its_last_token():
     assert count_work(members, share_prompts_from=0) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
-def test_prompts_below_the_threshold_are_copied():
-    members = [member((5, 6, 7), (8,)), member((5, 6, 7), (9,))]
-    assert [len(pack(members, normalizers=COUNTS, multiple=1, share_prompts_from=n).token_ids) for n in (3, 4)] == [
-        6,
-        8,
-    ]
-    assert [count_work(members, share_prompts_from=n)[0] for n in (3, 4)] == [6, 8]
-
-
-def test_empty_micro_batch_consists_of_padding():
-    batch = pack([], normalizers=COUNTS, multiple=8)
-    assert batch.token_ids.shape == (8,)
-    assert batch.loss_mask.sum() == 0
-    assert batch.sequence_ids.tolist() == [0] * 8  # S = 0, so padding has id 0 = S
-    assert batch.reference_logprobs is None
-
-
 def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
     with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
         prompt((), prompt_idx=3)
@@ -118,15 +101,6 @@ def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
         Completion(
             sample_idx=1, policy_version=0, token_ids=[1, 2], sampler_logprobs=[0.1], text="", finish_reason="stop"
         )
-
-
-def test_reference_logprobs_are_required_for_all_episodes_or_none():
-    one, two = member(), member()
-    one.episode.reference_logprobs = np.float32([-1.0, -2.0])
-    assert pack([one, two], normalizers=COUNTS, multiple=1).reference_logprobs is None
-    two.episode.reference_logprobs = np.float32([-3.0, -4.0])
-    batch = pack([one, two], normalizers=COUNTS, multiple=1)
-    assert batch.reference_logprobs.tolist() == [0, 0, -1, -2, 0, 0, 0, -3, -4, 0]
 
 
 @given(
@@ -147,37 +121,6 @@ def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(size
     for batch in (batch for plan in plans for batch in plan):
         whole = len({item_of[id(m.episode)] for m in batch})
         assert whole <= 1 or sum(m.num_tokens for m in batch) <= max_tokens
-
-
-def test_packing_balances_cost_over_ranks():
-    plans = plan_microbatches(
-        of_lengths(*([n] for n in (100, 90, 80, 30, 20, 10, 10, 10))), num_ranks=2, max_tokens=1000
-    )
-    loads = [sum(m.num_tokens for batch in plan for m in batch) for plan in plans]
-    assert max(loads) - min(loads) <= 10
-
-
-def test_attention_cost_is_part_of_the_balance():
-    items = of_lengths([100], *[[10]] * 10)
-    even, quadratic = (
-        plan_microbatches(items, num_ranks=2, max_tokens=1000, attention_cost=cost) for cost in (0.0, 1.0)
-    )
-    assert [sum(map(len, plan)) for plan in even] == [1, 10]  # 100 tokens each
-    assert [sum(map(len, plan)) for plan in quadratic] == [1, 10]  # and nothing joins the long one
-    more = of_lengths([100], *[[10]] * 12)
-    plans = plan_microbatches(more, num_ranks=2, max_tokens=1000, attention_cost=1.0)
-    assert [sum(map(len, plan)) for plan in plans] == [1, 12]
-    assert [sum(map(len, plan)) for plan in plan_microbatches(more, num_ranks=2, max_tokens=1000)] == [2, 11]
-
-
-def test_uneven_lengths_give_little_padding_and_equal_rank_costs():
-    """1,024 episodes of log-normal length on 8 ranks; they meet in every micro-batch, so each one's slowest rank counts."""
-    lengths = np.random.default_rng(0).lognormal(np.log(700), 0.5, 1024).astype(int).clip(2, 4096)
-    plans = plan_microbatches(of_lengths(*[[n] for n in lengths]), num_ranks=8, max_tokens=16384, attention_cost=2e-4)
-    tokens = [sum(m.num_tokens for m in batch) for plan in plans for batch in plan]
-    assert sum(-n % 128 for n in tokens) < 0.03 * sum(tokens)
-    costs = np.array([[sum(m.num_tokens + 1e-4 * m.num_tokens**2 for m in batch) for batch in plan] for plan in plans])
-    assert costs.max(0).sum() < 1.05 * costs.sum() / 8
 
 
 def test_packing_units_are_episodes_or_whole_groups():
@@ -214,12 +157,6 @@ def test_records_stand_at_the_token_that_was_read(share_prompts_from):
     used = len(batch.token_ids) - batch.layout.padding
     assert batch.sampler_records[:used, 0].tolist() == [100 + token for token in batch.token_ids[:used].tolist()]
     assert (batch.sampler_records[used:] == NO_RECORD).all()
-
-
-def test_members_without_records_are_packed_beside_others():
-    batch = pack([member((1,), (2, 3)), recorded(member((4,), (5,)))], normalizers=COUNTS, multiple=1)
-    assert batch.sampler_records[:, 0].tolist() == [NO_RECORD] * 3 + [104, 105]
-    assert pack([member()], normalizers=COUNTS, multiple=1).sampler_records is None
 
 
 def test_records_of_later_traces_follow_the_first_traces():

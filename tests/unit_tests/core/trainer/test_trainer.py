@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,7 +20,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.frozen_models import Reference
-from torchtitan_rl.library.maxent import MaxEnt, TauController
+from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.resilience.checkpointer import policy_state
 
@@ -114,54 +113,6 @@ def test_only_an_objective_of_the_advantage_alone_has_zero_gradient_without_it(b
     assert algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode) is zero_gradient
     episode.credit.advantage = 0.1
     assert not algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
-
-
-def test_episode_longer_than_the_budget_has_its_own_micro_batch_and_a_warning(build, capsys):
-    small, large = build(max_tokens_per_microbatch=3), build()
-    reports = [trainer.update(credited(trainer)) for trainer in (small, large)]
-    assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
-    assert reports[0].rank_tokens > reports[1].rank_tokens  # nobody to share a prompt with
-    assert capsys.readouterr().out.count("trainer.max_tokens_per_microbatch 3: the sequence of prompt") == 1
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_keeping_gathered_weights_between_micro_batches_is_bitwise_equal(build, monkeypatch, dtype):
-    gathers = []
-    to_unsharded = FSDPParamGroup._to_unsharded
-
-    def gathered(group: FSDPParamGroup) -> None:
-        gathers.append(group)
-        to_unsharded(group)
-
-    monkeypatch.setattr(FSDPParamGroup, "_to_unsharded", gathered)
-
-    def updated(reshard: str) -> tuple[int, torch.Tensor]:
-        trainer = build(reshard=reshard, mixed_precision_param=dtype, max_tokens_per_microbatch=40)
-        groups = credited(trainer)
-        trainer.update(groups)
-        gathers.clear()
-        trainer.update(groups)  # with the weights of the first
-        return len(gathers), weights(trainer)
-
-    (shared, found), (own, expected) = updated("never"), updated("always")
-    assert torch.equal(found, expected)
-    assert shared == len(tiny_spec().model.layers) + 1  # each layer, and embedding, norm and head together
-    assert own >= 3 * shared
-
-
-def test_logged_tau_is_the_value_used_in_the_step(build):
-    trainer = build(Algorithm.Config(loss=MaxEnt.Config(tau_controller=TauController.Config(target=0.1))))
-    used, logged, deltas = [], [], []
-    for _ in range(3):
-        used.append(trainer.algorithm.state_dict()["loss"]["tau"])
-        found = {
-            key: metric.value for part in trainer.update(credited(trainer)).metrics for key, metric in part.items()
-        }
-        logged.append(found["maxent/tau"])
-        deltas.append(found["maxent/tau_delta"])
-    assert logged == used
-    assert deltas[1] < 0.0 == deltas[0]
-    assert used == pytest.approx([0.5, 0.5, 0.5 + deltas[1]])
 
 
 def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):

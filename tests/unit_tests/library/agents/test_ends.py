@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -150,18 +149,6 @@ def test_leftover_agent_processes_are_killed_and_the_folder_is_removed(talk, tmp
     assert one.finish_reason == "stop"
     assert agents() == []
     assert not os.path.exists(note.read_text())
-
-
-def test_an_agent_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path):
-    (program := tmp_path / "program").write_text("no program")
-    program.chmod(0o700)
-    (made := tmp_path / "made").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(made))
-    environment = AgentEnvironment([str(program)])
-    with pytest.raises(OSError, match="Exec format error"):
-        environment.reset()
-    environment.close("env_error")
-    assert list(made.iterdir()) == []
 
 
 def test_truncated_agent_is_killed_and_its_posted_reward_counts(talk):

@@ -156,18 +156,6 @@ def test_settings_that_cannot_be_followed_are_refused_by_name_with_the_remedy(se
     assert re.search(reason, ended)
 
 
-def test_a_refused_request_may_be_sent_again_without_the_setting():
-    async def agent(task, *, base_url, api_key):
-        chat = client(base_url, api_key).chat.completions
-        with pytest.raises(openai.BadRequestError) as error:
-            await chat.create(model="x", messages=[USER], response_format={"type": "json_object"})
-        assert (error.value.type, error.value.param) == ("invalid_request_error", "response_format")
-        await chat.create(model="x", messages=[USER])
-
-    with Policy(agent) as policy:
-        assert policy.say("12").finish_reason == "stop"
-
-
 def test_settings_are_refused_where_the_run_says_so():
     async def agent(task, *, base_url, api_key):
         with pytest.raises(openai.BadRequestError, match="temperature 0.2; this run has 1.0: leave it out"):
@@ -271,15 +259,6 @@ def test_an_agent_that_fails_after_a_broken_turn_ends_with_a_name_and_a_reward(t
         policy.say(CALL)
 
 
-def test_a_call_whose_arguments_do_not_suit_the_tool_is_counted():
-    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    tool = {"type": "function", "function": {"name": "multiply", "parameters": parameters}}
-    for arguments, errors in (('{"a": 3}', 0), ('{"a": "3"}', 1), ("{}", 1)):
-        said = f'<tool_call>{{"name": "multiply", "arguments": {arguments}}}</tool_call>'
-        with Policy(asks({"messages": [USER], "tools": [tool]})) as policy:
-            assert policy.say(said).columns == {"tool_calls": 1, "tool_errors": errors}
-
-
 def test_equivalent_forms_of_the_same_history_are_accepted():
     def again(message):
         [call] = message["tool_calls"]
@@ -350,20 +329,6 @@ def test_models_endpoint_lists_the_policy():
     session.close("done")
     with pytest.raises(openai.AuthenticationError, match="names no open conversation"):
         openai.OpenAI(base_url=session.base_url, api_key=session.key).models.list()
-
-
-def test_request_with_a_wrong_key_is_rejected():
-    seen = queue.SimpleQueue()
-
-    async def agent(task, *, base_url, api_key):
-        for path in ("chat/completions", "reward"):
-            async with httpx.AsyncClient(headers={"Authorization": "Bearer wrong"}) as web:
-                seen.put((await web.post(f"{base_url}/{path}", json={"messages": [USER], "reward": 9})).status_code)
-        await asks({"messages": [USER]})(task, base_url=base_url, api_key=api_key)
-
-    with Policy(agent) as policy:
-        assert policy.say("12").reward is None
-    assert [seen.get(timeout=30), seen.get(timeout=30)] == [401, 401]
 
 
 def question(number: int) -> dict:
@@ -461,12 +426,3 @@ def is_closed(connection: socket.socket, *, within: float) -> bool:
 def test_unauthenticated_connections_are_closed_at_the_timeout(monkeypatch, first):
     monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
     assert is_closed(half_open(first), within=30)
-
-
-def test_half_open_connections_over_the_cap_evict_the_oldest(monkeypatch):
-    monkeypatch.setattr(connections, "MOST_WAITING", 3)
-    others = [half_open(b"GET /") for _ in range(6)]
-    assert [is_closed(one, within=30) for one in others[:3]] == [True] * 3
-    assert [is_closed(one, within=0.2) for one in others[3:]] == [False] * 3
-    for one in others:
-        one.close()

@@ -5,7 +5,7 @@ import queue
 import openai
 import pytest
 
-from tests.unit_tests.library.agents.test_gateway import CALL, NEXT, TOOL, USER, Policy, client
+from tests.unit_tests.library.agents.test_gateway import CALL, TOOL, USER, Policy, client
 from torchtitan_rl.library.agents.protocol import AgentError
 from torchtitan_rl.library.agents.responses import as_chat
 
@@ -100,15 +100,3 @@ def test_reasoning_items_are_the_thinking_of_their_turn(place):
     messages = as_chat({"input": items})["messages"]
     said = {"role": "assistant", "content": "12", "tool_calls": [], "reasoning_content": "I multiply."}
     assert messages[1:] == [said, USER]
-
-
-def test_chat_and_responses_continue_the_same_trace():
-    async def agent(task, *, base_url, api_key):
-        policy = client(base_url, api_key)
-        said = (await policy.responses.create(model="x", input=[USER])).output_text
-        messages = [USER, {"role": "assistant", "content": said}, NEXT]
-        await policy.chat.completions.create(model="x", messages=messages)
-
-    with Policy(agent) as policy:
-        turn = policy.say("12")
-        assert (turn.trace, turn.messages) == (0, [NEXT])

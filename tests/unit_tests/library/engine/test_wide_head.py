@@ -1,5 +1,6 @@
 """The float32 copy of a bfloat16 CPU engine's output head."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -51,3 +52,17 @@ def test_logits_come_from_the_copy_which_is_stale_until_it_is_refreshed():
     after = hidden @ engine.lm_head.weight.float().T
     torch.testing.assert_close(engine.logits_processor(engine.lm_head, hidden), after, rtol=0, atol=0)
     assert list(engine.state_dict()) == ["lm_head.weight"]  # a reload looks for no weights of the copy
+
+
+@torch.no_grad()
+def test_logits_have_the_digits_of_float32_and_other_products_keep_theirs():
+    engine, hidden = Engine(), torch.randn(64, 512).bfloat16().float()
+    engine.lm_head = nn.Linear(512, 4096, bias=False, dtype=torch.bfloat16)
+    Float32Head(engine)
+    logits = engine.logits_processor(engine.lm_head, hidden)
+    exact = hidden.double() @ engine.lm_head.weight.double().T
+    torch.testing.assert_close(logits.double(), exact, rtol=0, atol=1e-5)
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+    with pytest.raises(RuntimeError):
+        engine.logits_processor(engine.lm_head, hidden[:, :3])
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"

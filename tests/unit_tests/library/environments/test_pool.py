@@ -1,7 +1,6 @@
 """Many environments beside each other, with a policy that says what it is told to: seeds, limits, and who is closed."""
 
 import copy
-import itertools
 import threading
 import time
 
@@ -90,30 +89,6 @@ def test_every_environment_is_closed_once_when_one_fails(talk):
     assert (Counted.open, len(Counted.closes)) == (0, 4)
 
 
-def test_every_environment_is_closed_if_the_task_fails_to_make_one(talk):
-    number = itertools.count()
-
-    def make(prompt):
-        if next(number) == 2:
-            raise KeyError("by")
-        return Counted("higher", "right")
-
-    with pytest.raises(ConversationError, match="TaskWith.environment raised KeyError: 'by'"):
-        talk(make, max_open=1 + 3, num=3)
-    assert Counted.open == 0
-
-
-def test_every_environment_is_closed_when_sampling_stops(talk, monkeypatch):
-    def interrupted(self):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ScriptedEngine, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        talk(lambda prompt: Counted("higher", "right"))
-    assert Counted.closes
-    assert Counted.open == 0
-
-
 def test_in_flight_groups_with_conversations_are_refused(made):
     with pytest.raises(UserError, match=r"in_flight.prompts = 24: expected 0 with conversations, as TaskWith"):
         conversations(lambda prompt: Says("right"), made).check(prompts(made, 1), in_flight=24)
@@ -183,12 +158,6 @@ def test_each_sample_gets_its_own_seed_if_the_method_accepts_one(made, talk, mon
     conversations(None, made).check(prompts(made, 1))
 
 
-def test_a_prompt_without_an_environment_has_one_turn(talk):
-    played, _ = talk(lambda prompt: None if prompt.prompt_idx else Says("right"), num=2, prompts_of=2)
-    assert [one.in_turns for one in played] == [True, False]
-    assert [len(one.turns) for one in played] == [1, 0]
-
-
 def multiply(a: int, b: int) -> int:
     """
     Multiplies two integers.
@@ -231,17 +200,3 @@ def test_tool_limits_are_bounded_by_the_conversation_limits(talk):
     assert told[0] == "error: TimeoutError: took longer than 4.5 s"
     assert len(told[1]) <= 100
     assert played[0].finish_reason == "max_turns"
-
-
-def test_hanging_close_times_out(talk, caplog):
-    class Stuck(Says):
-        def step(self, message):
-            raise ValueError("the dice are lost")
-
-        def close(self, finish_reason):
-            time.sleep(20)
-
-    began = time.monotonic()
-    played, _ = talk(lambda prompt: Stuck("right"), num=2, max_open=1, call_seconds=0.3, on_failure="none")
-    assert time.monotonic() - began < 15
-    assert {one.finish_reason for one in played} == {"env_error"}

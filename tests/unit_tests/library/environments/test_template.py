@@ -132,12 +132,6 @@ def test_what_the_template_leaves_out_of_an_environments_messages_is_named(messa
             render()
 
 
-def test_tools_of_an_agents_request_that_the_template_leaves_out_are_named():
-    one = template("llama3.jinja", end="<|eot_id|>").with_tools(tool_schemas([multiply]))
-    with pytest.raises(ValueError, match="the chat template leaves out the tools"):
-        one.prompt([], [{"role": "user", "content": "Multiply."}])
-
-
 def test_template_that_strips_a_turn_counts_as_rewriting():
     """Llama's and Gemma's remove white space at both ends of a turn, Qwen3's with thinking newlines at its beginning."""
     strips = "{% for m in messages %}{{ m.content | trim }}<|endoftext|>{% endfor %}"

@@ -31,17 +31,6 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-async def look_up(word: str) -> dict:
-    """
-    Looks a word up.
-
-    Args:
-        word: The word.
-    """
-    await asyncio.sleep(0)
-    return {"word": word}
-
-
 def hermes(name: str, **arguments) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
@@ -113,14 +102,6 @@ def test_invalid_tool_call_is_reported_to_the_policy_and_counted(text, told):
     assert turn.messages[0]["content"].startswith("error: ")
     assert turn.columns == {"tool_calls": 1, "tool_errors": 1}
     assert not turn.done
-
-
-def test_multiple_tool_calls_are_answered_in_order():
-    turn = ToolEnvironment([multiply, look_up]).step(said(hermes("multiply", a=6, b=7) + hermes("look_up", word="x")))
-    assert turn.messages == [
-        {"role": "tool", "name": "multiply", "content": "42"},
-        {"role": "tool", "name": "look_up", "content": '{"word": "x"}'},
-    ]
 
 
 def test_a_message_without_a_call_ends_the_conversation():
@@ -201,16 +182,6 @@ def test_hanging_tool_in_a_process_is_killed(tmp_path):
     assert told == ["error: TimeoutError: took longer than 0.5 s", "42"]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert tool_schemas(tools[1:]) == tool_schemas([multiply])
-
-
-def test_hanging_calls_of_a_message_share_one_timeout():
-    def hangs():
-        time.sleep(30)
-
-    began = time.monotonic()
-    told = answers(hermes("hangs") * 7 + hermes("multiply", a=6, b=7), hangs, multiply, seconds=2)
-    assert time.monotonic() - began < 7 * 2
-    assert told == ["error: TimeoutError: took longer than 2 s"] * 7 + ["42"]
 
 
 def test_json_answer_with_a_name_field_is_not_a_tool_call():

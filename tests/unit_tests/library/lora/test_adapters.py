@@ -6,15 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from transformers import AutoModelForCausalLM
-from vllm.lora.lora_model import LoRAModel
-from vllm.lora.peft_helper import PEFTHelper
 
 from tests.integration.invariance import scored_step
 from tests.parts.lora import B
-from tests.parts.tiny import change_adapters, save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny import change_adapters, save_odd_checkpoint, save_tiny_checkpoint
 from tests.parts.tiny_trainer import tiny_trainer
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
@@ -26,16 +23,11 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import LRSchedule
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.frozen_models import Reference
-from torchtitan_rl.library.lora.adapters import adapter_rows
 from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder
-from torchtitan_rl.observability.metrics.efficiency import TokenFlops
-from torchtitan_rl.proof.shard_checksums import exported_rows
 from torchtitan_rl.resilience.checkpointer import Checkpointer
 from torchtitan_rl.resilience.safe_load import SafeReader
 from torchtitan_rl.setup import export as export_hf
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.validation import check_model
 
 
 @pytest.fixture(scope="module")
@@ -121,40 +113,6 @@ def test_reference_is_the_base_without_a_second_copy(build):
         Reference(trainer).add_logprobs(step)
     for ours, theirs in zip(*map(flat, groups), strict=True):
         np.testing.assert_allclose(ours.reference_logprobs, theirs.reference_logprobs, atol=1e-6)
-
-
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
-def test_exported_adapter_equals_the_change_of_the_merged_weight(build, tmp_path, model_type):
-    """B and A by Hugging Face's names make the difference of the merged and the plain weight, in each architecture's order of rows."""
-    save_odd_checkpoint(tmp_path, model_type)
-    trainer = build(start=tmp_path)
-    updated(trainer)
-    plain, sent = {}, {}
-    for name, tensor in trainer.hf_weights(torch.float32):
-        (sent if is_adapter(name) else plain)[name] = tensor.clone()
-    scale = trainer.lora.scale
-    with torch.no_grad():
-        for module in trainer.model.modules():
-            if hasattr(module, "lora_a"):
-                a, b = local_shard(module.lora_a.weight), local_shard(module.lora_b.weight)
-                local_shard(module.weight).add_(scale * b @ a)
-    merged = {n: t for n, t in trainer.hf_weights(torch.float32) if not is_adapter(n)}
-    changed = {name for name in plain if not torch.equal(plain[name], merged[name])}
-    assert changed == {name.replace(".lora_A", "") for name in sent if ".lora_A." in name}
-    assert len(changed) == 7 * len(trainer.model.layers)
-    for name in changed:
-        a, b = (sent[name.replace(".weight", f".lora_{one}.weight")] for one in "AB")
-        torch.testing.assert_close(merged[name] - plain[name], scale * b @ a, atol=1e-6, rtol=1e-4)
-
-
-def test_every_parameter_of_an_adapter_is_exported(build):
-    trainer = build()
-    both = (
-        *exported_rows(trainer.model, trainer.state_dict_adapter),
-        *adapter_rows(trainer.model, trainer.state_dict_adapter),
-    )
-    exported = {id(p) for p, names in both if names}
-    assert exported == {id(p) for p in trainer.model.parameters()}
 
 
 class Nothing:
@@ -252,22 +210,6 @@ def test_adapter_folder_in_peft_equals_the_policy(run, tmp_path):
     assert_computes_the_same(peft.PeftModel.from_pretrained(model, tmp_path / "adapter"), trainer)
 
 
-def test_vllm_reads_the_adapter_folder_like_a_pushed_adapter(run, tmp_path):
-    trainer, folder = run
-    export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
-    helper = PEFTHelper.from_local_dir(str(tmp_path / "adapter"), None)
-    modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    adapter = LoRAModel.from_local_checkpoint(
-        str(tmp_path / "adapter"), modules, helper, lora_model_id=1, device="cpu", dtype=torch.float32
-    )
-    sent = dict(trainer.lora.weights(torch.float32))
-    assert {f"{name}.lora_A.weight" for name in adapter.loras} == {name for name in sent if ".lora_A." in name}
-    for name, layer in adapter.loras.items():
-        assert layer.scaling == trainer.lora.scale
-        assert torch.equal(layer.lora_a, sent[f"{name}.lora_A.weight"])
-        assert torch.equal(layer.lora_b, sent[f"{name}.lora_B.weight"])
-
-
 def test_run_can_start_from_an_adapter_folder(run, build, tmp_path):
     trainer, folder = run
     export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
@@ -332,46 +274,3 @@ def test_incompatible_adapter_folder_is_refused_by_name(build, foreign, change, 
     start = foreign(change, **fields)
     with pytest.raises(UserError, match=says):
         build(adapter=start)
-
-
-def test_an_adapter_folder_is_checked_before_anything_starts(foreign, folder):
-    config = load_config("debug")
-    config.model_spec, config.trainer.lora.start = tiny_spec(), str(foreign(without_k))
-    config.trainer.lora.rank = 8
-    with pytest.raises(UserError, match="k_proj.lora_A.weight with shape"):
-        check_model(config, world_size=1)
-
-
-@pytest.mark.parametrize("activation_checkpoint", ["selective", "full"])
-def test_activation_checkpointing_gives_the_same_lora_update(build, activation_checkpoint):
-    plain, recomputed = build(), build(activation_checkpoint=activation_checkpoint)
-    for trainer in (plain, recomputed):
-        change_adapters(trainer.model, 1)
-        updated(trainer)
-    ours, theirs = copies(plain), copies(recomputed)
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
-
-
-def test_lora_update_flops_exclude_base_weight_gradients(build):
-    """torch counts the same difference, but for the first layer's input, which needs no gradient, and the norms' weights."""
-    counted, computed = [], []
-    for rank in (0, 8):
-        trainer = build(rank)
-        change_adapters(trainer.model, 1)
-        trainer.batcher.multiple, trainer.batcher.share_prompts_from = 1, 0
-        with FlopCounterMode(display=False) as counter:
-            report = updated(trainer)
-        counted.append(counter.get_total_flops())
-        computed.append(TokenFlops.of(tiny_spec().model, trainer.model).total(report.work))
-    (tokens, *_), (learning, _, scored) = report.work
-    sizes = {name: p.numel() for name, p in trainer.model.named_parameters() if name.startswith(("layers", "norm"))}
-    adapters, norms = (sum(size for name, size in sizes.items() if part in name) for part in (".lora_", "norm"))
-    base = sum(sizes.values()) - adapters - norms
-    first = (
-        sizes["layers.0.attention.qkv_linear.wqkv.weight"] + sizes["layers.0.attention.qkv_linear.wqkv.lora_a.weight"]
-    )
-    saved = 2 * learning * base + 2 * scored * trainer.model.lm_head.weight.numel()
-    saved -= (2 * tokens + 4 * learning) * adapters
-    assert counted[0] - counted[1] == pytest.approx(saved + 2 * learning * first)
-    assert computed[0] - computed[1] == pytest.approx(saved + 2 * learning * norms)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parts.algorithm import MAX_TOKENS, episodes_of, group
+from tests.parts.algorithm import MAX_TOKENS
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.library.maxent import BetaController, MetaController, TauController, maxent_class_defaults
 
@@ -36,15 +36,6 @@ def test_tau_follows_the_smoothed_entropy_in_log_space():
     assert second["maxent/weight_entropy/ema"] == pytest.approx(0.6, abs=1e-12)
     assert state(algorithm)["tau"] == pytest.approx(2 * math.exp(0.05 + 0.04), abs=1e-12)
     assert second["maxent/controller_loss"] == pytest.approx(0.5 * 0.4**2, abs=1e-12)
-
-
-def test_low_entropy_raises_tau_which_raises_the_entropy():
-    algorithm = algorithm_with(tau=0.1, tau_controller=TauController.Config(target=0.65, learning_rate=0.5))
-    for _ in range(200):
-        episodes = episodes_of(algorithm, group(0, [1.0, 0.0]))
-        measured = algorithm.group_metrics(episodes.groups)[ENTROPY].value
-        algorithm.after_update({ENTROPY: measured})
-    assert measured == pytest.approx(0.65, abs=1e-3)
 
 
 @pytest.mark.parametrize(("entropy", "expected"), [(0.0, 4.0), (50.0, 0.25)])
@@ -116,17 +107,6 @@ def test_meta_controller_moves_tau_and_beta_and_the_others_report_inactive():
     assert metrics["maxent/controller_loss"] == pytest.approx(0.5 * (0.2**2 + 0.2**2), abs=1e-12)
 
 
-def test_meta_controller_clamps_tau_and_keeps_beta_without_a_target():
-    meta = MetaController.Config(target_entropy=1.0, learning_rate=100.0, min_tau=0.5, max_tau=2.0)
-    algorithm = algorithm_with(meta_controller=meta)
-    assert algorithm.controller_inputs == (ENTROPY,)
-    assert not algorithm.needs_reference
-    algorithm.after_update({ENTROPY: 1.1})
-    assert (state(algorithm)["tau"], state(algorithm)["beta"]) == (0.5, 0.0)
-    algorithm.after_update({ENTROPY: 0.9})
-    assert state(algorithm)["tau"] == 2.0
-
-
 def test_controller_state_dict_restores_everything():
     def make():
         return algorithm_with(
@@ -141,8 +121,3 @@ def test_controller_state_dict_restores_everything():
     second.load_state_dict(first.state_dict())
     assert values(first.after_update({ENTROPY: 0.4, KL: 0.3})) == values(second.after_update({ENTROPY: 0.4, KL: 0.3}))
     assert first.state_dict() == second.state_dict()
-
-
-def test_algorithms_without_controllers_have_no_state():
-    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
-    assert (algorithm.controller_inputs, algorithm.state_dict(), algorithm.after_update({})) == ((), {"loss": {}}, {})

@@ -10,17 +10,15 @@ from tests.parts.algorithm import (
     MAX_TOKENS,
     episodes_of,
     group,
-    group_of,
     merge,
     normalizers_of,
     pack,
     policy_like,
     run_loss,
-    scored,
     spread_logprobs,
 )
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip
-from torchtitan_rl.library.maxent import MaxEnt, MetaController, maxent_class_defaults
+from torchtitan_rl.library.maxent import MetaController, maxent_class_defaults
 from torchtitan_rl.library.objectives import GroupMean, Reinforce, SeqMeanTokenMean, TokenTruncate
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
@@ -37,48 +35,6 @@ def packed(algorithm, episodes, **kwargs):
     return pack(episodes, normalizers_of(algorithm, episodes), **kwargs)
 
 
-def test_maxent_weights_and_advantages_of_a_group():
-    episodes = episodes_of(maxent(), group(0, [1.0, 0.0]))
-    assert [episode.credit.columns["mass"] for episode in episodes] == pytest.approx(
-        [SIGMOID_1, 1 - SIGMOID_1], abs=1e-12
-    )
-    assert [episode.credit.advantage for episode in episodes] == pytest.approx(
-        [SIGMOID_1 - 0.5, 0.5 - SIGMOID_1], abs=1e-12
-    )
-
-
-def test_the_loss_is_the_mean_over_groups_of_a_cross_entropy():
-    algorithm = maxent()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
-    values = policy_like(episodes, 0.4)
-    loss = run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss
-    scores = [value.detach().sum() for value in values]
-
-    def cross_entropy(rewards, own):
-        w = torch.softmax(torch.tensor(rewards, dtype=torch.float64), 0)
-        return -(w * torch.log_softmax(torch.stack(own), 0)).sum()
-
-    expected = (cross_entropy([1.0, 0.0], scores[:2]) + cross_entropy([0.0, 1.0, 2.0], scores[2:])) / 2
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
-
-
-def test_maxent_gradient_is_softmax_minus_weight_on_every_token():
-    algorithm = maxent()
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-2.0,)]))
-    values = policy_like(episodes)  # both sequences have log-probability -2: shares 1/2 and 1/2
-    run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
-    assert values[0].grad.tolist() == pytest.approx([0.5 - SIGMOID_1] * 2, abs=1e-12)
-    assert values[1].grad.tolist() == pytest.approx([SIGMOID_1 - 0.5], abs=1e-12)
-
-
-def test_length_normalisation_divides_the_sequence_logprob():
-    algorithm = maxent(normalize_policy=True)
-    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-2.0, -2.0), (-2.0,)]))
-    values = policy_like(episodes)
-    run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
-    assert values[0].grad.tolist() == pytest.approx([(0.5 - SIGMOID_1) / 2] * 2, abs=1e-12)
-
-
 def test_maxent_gradient_agrees_with_finite_differences():
     algorithm = maxent(clip_coef=0.3, tau=0.5)
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [3.0, 0.0]))
@@ -90,20 +46,6 @@ def test_maxent_gradient_agrees_with_finite_differences():
         return algorithm.loss(batch, logprobs, torch.zeros_like(logprobs)).loss
 
     assert torch.autograd.gradcheck(function, tuple(values))
-
-
-def test_clip_loss_uses_the_weights_as_advantages():
-    listwise, both = maxent(), maxent(clip_coef=0.5, clip=Clip.Config(eps_high=0.1))
-    episodes = episodes_of(both, group(0, [1.0, 0.0], logprobs=[(-1.0,), (-1.0,)]))
-    old = [[-1.0], [-1.0]]
-    values = [torch.tensor([-1 + math.log(r)], dtype=torch.float64, requires_grad=True) for r in (1.5, 1.0)]
-    losses = [
-        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)).loss.item()
-        for algorithm in (listwise, both)
-    ]
-    advantage = SIGMOID_1 - 0.5
-    clip = (-1.1 * advantage + advantage) / 2  # token mean over two tokens
-    assert losses[1] - losses[0] == pytest.approx(0.5 * clip, abs=1e-12)
 
 
 def test_reference_contributes_its_logprob_per_token():
@@ -132,27 +74,6 @@ def test_equal_rewards_have_no_gradient_by_default():
     values = policy_like(episodes, 0.5)
     run_loss(uniform, episodes, values, packed(uniform, episodes)).loss.backward()
     assert any(value.grad.any() for value in values)
-
-
-def test_excluded_completions_have_weight_zero_and_the_rest_sum_to_one():
-    episodes = episodes_of(
-        maxent(), group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0), scored(3, 5.0, logprobs=()))
-    )
-    assert [episode.credit.columns["mass"] for episode in episodes] == pytest.approx(
-        [SIGMOID_1, 0.0, 1 - SIGMOID_1, 0.0], abs=1e-12
-    )
-    assert [episode.in_loss for episode in episodes] == [True, False, True, False]
-
-
-def test_packed_completion_outside_the_loss_is_not_in_the_softmax():
-    algorithm = maxent()
-    first = group_of(0, scored(0, 1.0), scored(1, None), scored(2, 0.0))
-    with_none = episodes_of(algorithm, first, group(1, [3.0, 1.0, 0.0]))
-    values = policy_like(with_none, 0.4)
-    beside = run_loss(algorithm, with_none, values, packed(algorithm, with_none))
-    alone = run_loss(algorithm, with_none, values, packed(algorithm, with_none, order=[0, 2, 3, 4, 5]))
-    assert beside.loss.item() == pytest.approx(alone.loss.item(), abs=1e-14)
-    assert merge([beside.metrics]) == pytest.approx(merge([alone.metrics]), abs=1e-12)
 
 
 def test_losses_of_whole_group_micro_batches_add_up_and_a_split_group_is_an_error():
@@ -232,20 +153,6 @@ def test_weight_metrics_of_a_step():
         "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
     }
     assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
-
-
-def test_scores_that_spread_further_than_the_weights_push_against_the_reward():
-    scored_group = group(0, [1.0, 0.0, 1.0], logprobs=[(-0.1,), (-0.1,) * 30, (-0.1,) * 40])
-    recipe = Algorithm.Config(loss=MaxEnt.Config()).build(max_completion_tokens=MAX_TOKENS)
-    found = {}
-    for name, algorithm in {"plain": maxent(), "recipe": recipe}.items():
-        metrics = algorithm.group_metrics(episodes_of(algorithm, scored_group).groups)
-        found[name] = metrics["maxent/push_reward_correlation/mean"].value
-    w = torch.softmax(torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64), 0)
-    push = w - torch.softmax(torch.tensor([-0.1, -3.0, -4.0], dtype=torch.float64), 0)
-    plain = torch.corrcoef(torch.stack([push, w]))[0, 1].item()
-    assert plain < 0
-    assert found == pytest.approx({"plain": plain, "recipe": 1.0}, abs=1e-6)
 
 
 def test_the_clip_loss_of_sequences_is_summed_over_the_group():

@@ -25,12 +25,6 @@ def test_reward_distribution_equals_its_closed_form(rewards, temperature, floor,
     assert reward_distribution(rewards, temperature, floor) == pytest.approx(expected, abs=1e-12)
 
 
-def test_reward_distribution_sums_to_one_and_is_shift_invariant():
-    q = reward_distribution([0.3, -1.0, 7.0], 1.0, 1e-6)
-    assert sum(q) == pytest.approx(1, abs=1e-15)
-    assert reward_distribution([100.3, 99.0, 107.0], 1.0, 1e-6) == pytest.approx(q, abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("q", "reference", "tau", "beta", "expected"),
     [
@@ -50,21 +44,10 @@ def test_listwise_weights_equal_their_closed_form(q, reference, tau, beta, expec
     assert listwise_weights(q, reference, tau, beta) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("tau", [1e-300, 1e-8, 0.1, 1.0, 1e8, 1e300])
-def test_listwise_weights_sum_to_one_at_every_temperature(tau):
-    weights = listwise_weights([0.5, 0.3, 0.2], [-1.0, -900.0, 0.0], tau, 0.1)
-    assert sum(weights) == pytest.approx(1, abs=1e-12)
-    assert all(0 <= weight <= 1 for weight in weights)
-
-
 def test_infinite_temperature_is_uniform_and_zero_selects_the_maxima():
     q = reward_distribution([1.0, 1.0, 0.0, 0.5], 1.0, 1e-6)
     assert listwise_weights(q, None, 1e12, 0.0) == pytest.approx([0.25] * 4, abs=1e-9)
     assert listwise_weights(q, None, 1e-12, 0.0) == pytest.approx([0.5, 0.5, 0.0, 0.0], abs=1e-12)
-
-
-def test_beta_zero_ignores_the_reference():
-    assert listwise_weights([0.6, 0.4], [math.nan, math.nan], 1.0, 0.0) == listwise_weights([0.6, 0.4], None, 1.0, 0.0)
 
 
 def test_group_with_equal_rewards_has_exactly_uniform_weights():

@@ -84,15 +84,6 @@ def test_a_turn_is_learned_up_to_the_token_by_which_the_template_ends_it(stream,
     assert tokenizer.decode(demonstration.token_ids).endswith(end)
 
 
-@pytest.mark.parametrize(("template", "end"), [("phi3", "<|end|>"), ("glm4moe_training", "<|user|>")])
-def test_every_turn_is_learned_with_its_end(stream, tokenizer, template, end):
-    """Phi-3's template writes <|endoftext|> after the last turn alone, GLM-4's for training the next turn's token after each."""
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>", "<|end|>"]})
-    tokenizer.chat_template = (files("trl") / "chat_templates" / f"{template}.jinja").read_text()
-    found = learned(tokenizer, stream([{"messages": TALK}] * 2, demonstrations="all").at(0).demonstration)
-    assert [one[one.index("It") :] for one in found] == [f"It is 4.{end}", f"It is 6.{end}"]
-
-
 @pytest.mark.parametrize("demonstrations", ["last", "all"])
 def test_a_turn_that_only_the_next_one_ends_is_refused_by_name(stream, tokenizer, demonstrations):
     """GLM-4's template as published: the policy would not learn to stop."""
@@ -156,14 +147,6 @@ def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
         "1 with the name of a special token in their text (prompts.special_tokens) (row 5)",
     ):
         assert part in told
-
-
-@pytest.mark.parametrize("demonstrations", ["last", "all"])
-def test_a_turn_that_says_nothing_is_no_completion(stream, capsys, demonstrations):
-    silent = [USER, {"role": "assistant", "content": " "}]
-    rows = [{"messages": TALK}, {"messages": silent}, {"messages": [*TALK, *silent]}]
-    stream(rows, demonstrations=demonstrations)
-    assert "2 without a completion (rows 2, 3)" in capsys.readouterr().out
 
 
 def test_rows_of_one_prompt_are_held_out_together(stream, tmp_path):

@@ -7,14 +7,12 @@ from datetime import datetime
 
 import numpy as np
 import pytest
-import torch.distributed.checkpoint as dcp
 from tokenizers import processors
 
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import Example, SumDigits
+from torchtitan_rl.library.tasks import SumDigits
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -72,15 +70,6 @@ def test_resume_continues_at_the_exact_position(tokenizer, batches_before, read_
     assert resumed.state_dict() == whole.state_dict()
 
 
-def test_position_survives_a_distributed_checkpoint(tokenizer, tmp_path):
-    saved = stream(tokenizer)
-    saved.next_batch(5)
-    dcp.save({"dataloader": saved}, checkpoint_id=tmp_path / "step-1")
-    resumed = stream(tokenizer)
-    dcp.load({"dataloader": resumed}, checkpoint_id=tmp_path / "step-1")
-    assert contents(resumed.next_batch(4)) == contents(saved.next_batch(4))
-
-
 def test_held_out_prompts_are_fixed_and_do_not_advance_the_stream(tokenizer):
     prompts = stream(tokenizer)
     held_out = contents(prompts.held_out(10))
@@ -97,12 +86,6 @@ def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenize
     assert chat.text == f"<user>{plain.text.rstrip()}<a>"
     assert tokenizer.decode(chat.token_ids) == chat.text
     assert plain.messages is None
-
-
-def test_chat_template_receives_enable_thinking(tokenizer):
-    tokenizer.chat_template = "{{ enable_thinking }}" + CHAT_TEMPLATE
-    assert stream(tokenizer).next_batch(1)[0].text.startswith("False<user>")
-    assert stream(tokenizer, enable_thinking=True).next_batch(1)[0].text.startswith("True<user>")
 
 
 def test_chat_template_receives_the_tools_of_the_task(tokenizer):
@@ -123,20 +106,6 @@ def test_chat_template_receives_the_tools_of_the_task(tokenizer):
     with_tools = WithTools(SumDigits.Config(max_integers=2, instruction=""))
     assert stream(tokenizer, task=with_tools).next_batch(1)[0].text.startswith("[add]<user>")
     assert stream(tokenizer).next_batch(1)[0].text.startswith("<user>")
-
-
-def test_prompt_has_the_mixture_member_and_sampling_of_its_example(tokenizer):
-    sampling = SamplingConfig(n=2)
-
-    class Member(SumDigits):
-        def train_example(self, index, *, seed):
-            return dataclasses.replace(super().train_example(index, seed=seed), task="sums", sampling=sampling)
-
-        def members(self):
-            return {"": self, "sums": self}
-
-    [prompt] = stream(tokenizer, task=Member(SumDigits.Config(max_integers=2, instruction=""))).next_batch(1)
-    assert (prompt.task, prompt.sampling) == ("sums", sampling)
 
 
 def test_too_long_prompt_error_has_prompt_length_limit_and_remedy(tokenizer):
@@ -261,20 +230,6 @@ def test_a_plain_prompt_begins_with_one_bos_also_where_its_text_has_it(tokenizer
     )
     [prompt] = stream(tokenizer, task=_with(text=text), special_tokens="allow").next_batch(1)
     assert tokenizer.decode(prompt.token_ids) == "<|pad|>2+0="
-
-
-def test_prompt_keeps_example_columns_unchanged(tokenizer):
-    class WithColumns(SumDigits):
-        def train_example(self, index, *, seed):
-            return Example(
-                text="What is 1?\n", expected_answer="1", columns={"number": index, "nested": {"a": [1, 2.5]}}
-            )
-
-    prompts = stream(tokenizer, task=WithColumns(SumDigits.Config(max_integers=2, instruction="")))
-    [first, second] = prompts.next_batch(2)
-    assert first.columns == {"number": 0, "nested": {"a": [1, 2.5]}}
-    assert second.columns["number"] == 1
-    assert type(second.columns["number"]) is int
 
 
 class _Ends(SumDigits):

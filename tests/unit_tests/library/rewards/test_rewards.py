@@ -7,8 +7,8 @@ import threading
 import pytest
 from aiohttp import web
 
-from tests.parts.grading import TaskOf, grader, group, logged, rewards, score
-from torchtitan_rl.core.grading import Grader, RewardError
+from tests.parts.grading import grader, group, logged, rewards, score
+from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.library.rewards import (
     Judge,
     boxed,
@@ -24,7 +24,6 @@ from torchtitan_rl.library.rewards import (
     script,
     tags,
 )
-from torchtitan_rl.setup.build_grader import build_grader
 
 
 def of(function, *texts, expected="46"):
@@ -82,14 +81,6 @@ def test_length_repetition_and_script_rewards():
     assert of(script("cjk"), "中a") == [0.5]
     with pytest.raises(ValueError, match="'klingon' is no script"):
         script("klingon")
-
-
-def test_library_rewards_are_named_by_their_reference():
-    place = "torchtitan_rl.library.rewards"
-    config = Grader.Config(
-        rewards=[f"{place}:numeric", f"short={place}:length(target=10)", f'{place}:tags(["a", "b"])']
-    )
-    assert build_grader(config, TaskOf()).reward_names == ["numeric", "short", "tags"]
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 import json
 import logging
-import re
 from bdb import BdbQuit
 
 import pytest
 
-from tests.parts.grading import constant, grader, logged, rewards, score
+from tests.parts.grading import grader, logged, rewards, score
 
 
 def test_logged_columns_stay_with_their_completions():
@@ -30,19 +29,6 @@ def test_logged_metrics_are_returned_as_mean_and_count():
     score(graded, "wrong")
     assert logged(graded) == {"extra/accurate/accuracy": (0.75, "mean", 4)}
     assert logged(graded) == {}
-
-
-def test_conditional_logging_leaves_other_groups_without_the_column():
-    def sometimes(completions, log_extra, log_metric, **_):
-        if "odd" in completions:
-            log_extra("note", ["seen"] * len(completions))
-            log_metric("odd", 1)
-        return [0.0] * len(completions)
-
-    graded = grader(sometimes)
-    assert score(graded, "even")[0].extra == {}
-    assert logged(graded) == {}
-    assert score(graded, "odd")[0].extra == {"sometimes/note": "seen"}
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -84,25 +70,6 @@ def test_invalid_logging_loses_the_extras_and_keeps_the_scores(bad, caplog):
     assert "'careless' called log_extra('bad'" in caplog.text
 
 
-def test_non_numeric_metric_keeps_the_scores(caplog):
-    def careless(completions, log_metric, **_):
-        log_metric("mood", "good")
-        return [1.0] * len(completions)
-
-    assert rewards(score(grader(careless), "a")) == [1.0]
-    assert "Give a number" in caplog.text
-
-
-def logs(name, column):
-    def function(completions, log_extra, log_metric, **_):
-        log_extra(column, [name] * len(completions))
-        log_metric(column, 1.0 if name == "f" else 3.0)
-        return [0.0] * len(completions)
-
-    function.__name__ = name
-    return function
-
-
 def test_logged_metric_is_weighted_by_group_size():
     def share(completions, log_metric, **_):
         log_metric("right", sum(text == "right" for text in completions) / len(completions))
@@ -112,17 +79,6 @@ def test_logged_metric_is_weighted_by_group_size():
     score(graded, "right", "right", "right", "wrong")
     score(graded, "wrong", "wrong")
     assert logged(graded) == {"extra/share/right": (0.5, "mean", 6)}
-
-
-def test_logged_names_are_prefixed_with_their_function():
-    graded = grader(logs("f", "note"), logs("g", "note"), logs("h", "own"))
-    assert score(graded, "a")[0].extra == {"f/note": "f", "g/note": "g", "h/own": "h"}
-    metrics = logged(graded)
-    assert metrics["extra/f/note"] == (1.0, "mean", 1)
-    assert metrics["extra/g/note"] == (3.0, "mean", 1)
-    alone = grader(logs("f", "note"))
-    assert score(alone, "a")[0].extra == {"f/note": "f"}
-    assert list(logged(alone)) == ["extra/f/note"]
 
 
 def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
@@ -139,17 +95,6 @@ def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
     }
 
 
-def test_extras_logged_before_a_failure_are_kept():
-    def fails_late(completions, log_extra, **_):
-        log_extra("seen", list(completions))
-        raise RuntimeError("later")
-
-    scored = score(grader(fails_late, on_failure="none"), "a")
-    assert scored[0].extra["fails_late/seen"] == "a"
-    error = scored[0].extra["error/fails_late"]
-    assert re.fullmatch(r"RuntimeError: later \(.*test_reward_log\.py, line \d+\)", error)
-
-
 def test_a_breakpoint_is_said_with_the_users_line():
     def stops(completions, **_):
         raise BdbQuit  # as breakpoint() does where no terminal is
@@ -158,10 +103,3 @@ def test_a_breakpoint_is_said_with_the_users_line():
     assert "breakpoint() needs a terminal, and there is none (" in failed.extra["error/stops"]
     parsed = score(grader(lambda completions: [json.loads(c) for c in completions], on_failure="none"), "{")
     assert "test_reward_log.py, line" in str(parsed[0].extra)  # and not a line of json's
-
-
-def test_grading_needs_no_process_group():
-    import torch.distributed
-
-    assert not torch.distributed.is_initialized()
-    assert rewards(score(grader(constant(1.0)), "a")) == [1.0]

@@ -25,9 +25,3 @@ def test_any_text_round_trips_through_the_tokenizer(loaded, text):
 def test_frequent_words_are_single_tokens_and_the_vocabulary_has_the_requested_size(loaded):
     assert len(loaded("ANSWER")["input_ids"]) == 1
     assert len(loaded) == 320
-
-
-def test_special_tokens_have_the_first_ids_and_are_not_added_automatically(loaded):
-    assert (loaded.eos_token_id, loaded.pad_token_id) == (0, 1)
-    assert 0 not in loaded(TEXTS[0])["input_ids"]
-    assert loaded("<|endoftext|>")["input_ids"] == [0]

@@ -9,9 +9,8 @@ from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library import rewards
-from torchtitan_rl.library.answers import last_boxed
 from torchtitan_rl.library.math_answers import MathJudge
-from torchtitan_rl.library.tasks.countdown import Countdown, evaluate, reaches
+from torchtitan_rl.library.tasks.countdown import Countdown, reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
 from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
@@ -42,12 +41,6 @@ def test_gsm8k_reads_the_published_columns_and_compares_the_final_number(tmp_pat
     assert held_out.expected_answer == "1,004"
     for text, right in (("so #### 1004", True), ("#### 1,004.", True), ("1004", False), ("#### 5 #### 1004.0", True)):
         assert task.judge(task.extract_answer(text), prompt_of(held_out)) == right
-
-
-def test_last_boxed_answer_is_parsed_with_nested_braces():
-    assert last_boxed(r"\boxed{1} so \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
-    assert last_boxed(r"\boxed{1") is None
-    assert last_boxed("1") is None
 
 
 def test_math_compares_latex_by_value(tmp_path):
@@ -102,15 +95,6 @@ def test_countdown_takes_expressions_that_use_each_number_once(expression, right
     assert reaches(expression, [3, 1, 2], 9) == right
 
 
-def test_countdown_evaluates_exactly_and_in_bounded_time():
-    assert evaluate("1/3 + 1/3 + 1/3")[0] == 1
-    started = time.process_time()
-    assert evaluate("9**9**9") is None
-    assert evaluate("9" * 10_000) is None
-    assert evaluate("True + 1") is None
-    assert time.process_time() - started < 0.1
-
-
 def test_countdown_targets_are_reachable_and_splits_are_disjoint():
     task = Countdown.Config().build()
     held_out = {(tuple(sorted(e.columns["numbers"])), e.columns["target"]) for e in task.held_out_examples(200)}
@@ -142,21 +126,3 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
         assert (
             task.score(completions=[f"<answer>{answer}</answer>", ""], entry=[example.columns["entry"]] * 2)[0] == 1.0
         )
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"tasks": [("spel_backward", 1.0)]}, "task.tasks = 'spel_backward'.*Did you mean spell_backward"),
-        ({"tasks": [("gcd", 0.0)]}, "task.tasks gcd = 0.0: expected a weight above 0"),
-        (
-            {"tasks": [("gcd", 1.0)], "settings": [("gcd.terms", "1")]},
-            "task.settings = {'terms': 1}: expected valid settings for gcd",
-        ),
-        ({"settings": [("lcm.terms", "1")]}, r"task.settings = \['lcm'\]"),
-    ],
-)
-def test_unknown_reasoning_gym_tasks_and_settings_are_errors_with_a_remedy(config, message):
-    pytest.importorskip("pycosat", reason="reasoning_gym needs it, and a C compiler to install it")
-    with pytest.raises(UserError, match=message):
-        ReasoningGym.Config(**config).build()

@@ -15,8 +15,6 @@ from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.library.tasks.countdown import Countdown
 from torchtitan_rl.library.tasks.mixture import Mixture, Share
 from torchtitan_rl.observability.metrics.reward_stats import groups_by_task, task_metrics
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.validation import validate
 
 SHORT = SamplingConfig(n=4, max_tokens=16)
 
@@ -48,13 +46,6 @@ def test_mixture_members_are_drawn_by_weight_from_their_own_streams():
         ]
 
 
-def test_mixture_stream_is_a_pure_function_of_seed_and_position():
-    places = [0, 4095, 4096, 9000, 17]
-    once = [mixture().train_example(place, seed=3).text for place in places]
-    assert once == [mixture().train_example(place, seed=3).text for place in reversed(places)][::-1]
-    assert once != [mixture().train_example(place, seed=4).text for place in places]
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_mixture_resumes_at_the_exact_position_on_any_number_of_ranks(tokenizer, ranks):
     def stream():
@@ -68,17 +59,6 @@ def test_mixture_resumes_at_the_exact_position_on_any_number_of_ranks(tokenizer,
         resumed = stream()
         resumed.load_state_dict(state)
         assert [(p.task, p.text, p.sampling) for p in resumed.next_batch(20)] == expected
-
-
-def test_sampling_of_a_member_applies_only_to_its_prompts(tokenizer):
-    prompts = PromptStream.Config(read_ahead=0).build(task=mixture(), tokenizer=tokenizer, seed=0).next_batch(40)
-    assert {prompt.task: prompt.sampling for prompt in prompts} == {"sums": None, "countdown": SHORT}
-
-
-def test_held_out_prompts_are_split_evenly_over_members():
-    held_out = mixture().held_out_examples(9)
-    assert Counter(example.task for example in held_out) == {"sums": 5, "countdown": 4}
-    assert mixture().held_out_examples(1)[0].task == "sums"
 
 
 def test_mixture_uses_the_warm_start_of_its_first_member_with_one(tmp_path, monkeypatch):
@@ -97,24 +77,6 @@ def test_invalid_members_are_errors_with_a_remedy():
         mixture(**{"a/b": sums()})
     with pytest.raises(UserError, match="expected one task or more"):
         Mixture.Config().build()
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        (
-            SamplingConfig(n=8, max_tokens=32, temperature=0.5),
-            "sampling.temperature = 0.5: expected sampling.temperature 1.0",
-        ),
-        (SamplingConfig(n=8, max_tokens=33), "sampling.max_tokens = 33: expected .* most"),
-        (SamplingConfig(n=1, max_tokens=32), "sampling.n = 1"),
-    ],
-)
-def test_a_members_sampling_is_checked_before_anything_starts(own, message):
-    config = load_config("debug")
-    config.task = Mixture.Config(tasks={"sums": Share(task=config.task, sampling=own)})
-    with pytest.raises(UserError, match=message):
-        validate(config, world_size=1)
 
 
 def test_metrics_are_split_by_mixture_member(tokenizer):

@@ -1,13 +1,11 @@
 """rows: which rows become examples, in which order, and what is said of the others."""
 
 import json
-import os
 
 import numpy as np
 import pyarrow
 import pytest
 from datasets import Dataset, DatasetDict
-from pyarrow import parquet
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader
@@ -385,13 +383,6 @@ def test_skipped_rows_are_reported_with_their_numbers(build, capsys):
     )
 
 
-def test_training_rows_that_are_also_held_out_are_skipped_and_reported(build, tmp_path, capsys):
-    (tmp_path / "test.jsonl").write_bytes(lines(*sums(6)[4:]))
-    task = build(sums(6), held_out_path=str(tmp_path / "test.jsonl"))
-    assert "4 rows for training; left out: 2 also held out (rows 5, 6)" in told(task, capsys)
-    assert sorted(texts(task, 4)) == [f"{i} + 1?" for i in range(4)]
-
-
 def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsys):
     for name, rows in (("easy", sums(4)), ("hard", [{"prompt": f"{i} * 2?", "answer": 2 * i} for i in range(9)])):
         (tmp_path / f"{name}.jsonl").write_bytes(lines(*rows))
@@ -514,48 +505,6 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         Rows.Config(path=str(tmp_path / "empty")).build()
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (pyarrow.table({}), "expected at least one row, but it is empty"),
-        (pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())}), "expected at least one row, but it is empty"),
-        (pyarrow.table([pyarrow.array(["a"])] * 2, names=["prompt", "prompt"]), "but: Multiple matches for .*prompt"),
-    ],
-)
-def test_parquet_without_rows_or_with_a_column_twice_is_an_error_that_says_so(tmp_path, rows, message):
-    parquet.write_table(rows, tmp_path / "rows.parquet")
-    with pytest.raises(UserError, match=f"task.path = .*{message}"):
-        Rows.Config(path=str(tmp_path / "rows.parquet")).build()
-
-
-def test_a_path_that_is_neither_file_nor_data_set_is_an_error_that_says_so(tmp_path):
-    os.mkfifo(tmp_path / "rows.jsonl")
-    with pytest.raises(UserError, match="expected a file or a folder, but it is neither"):
-        Rows.Config(path=str(tmp_path / "rows.jsonl")).build()
-    (tmp_path / "state.json").write_text("{}")
-    with pytest.raises(UserError, match="expected rows that can be read, but: Directory .* is neither a `Dataset`"):
-        Rows.Config(path=str(tmp_path)).build()
-
-
-def test_held_out_rows_without_answers_are_an_error_where_the_training_rows_have_some(build, tmp_path):
-    (tmp_path / "held_out.jsonl").write_bytes(lines({"prompt": "z"}))
-    with pytest.raises(UserError, match="task.held_out_path = .*held_out.jsonl': expected an answer column"):
-        build(sums(4), held_out_path=str(tmp_path / "held_out.jsonl"))
-
-
-def test_a_template_makes_the_prompt_also_where_rows_have_messages(build):
-    rows = [{"messages": [{"role": "user", "content": f"{i} + 1?"}], "a": i, "answer": i + 1} for i in range(4)]
-    task = build(rows, template="What follows {a}?")
-    assert all(text.startswith("What follows") for text in texts(task, 3))
-
-
-def test_a_template_that_no_row_can_fill_is_named_as_what_to_correct(build):
-    with pytest.raises(
-        UserError, match="cannot be filled: Unknown format code 'd'.*Correct task.template, or delete them"
-    ):
-        build(sums(4), template="{prompt:d}")
-
-
 def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys):
     rows = [*sums(99), {"prompt": "a", "answer": "blue"}]
     left_out = "98 rows for training; left out: 1 no answer that can be read in 'answer': expected a number alone, with a point before decimals (row 100)"
@@ -565,15 +514,6 @@ def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys)
         UserError, match="2 rows that cannot be used. rows 100, 101: no answer that can be read in 'answer'"
     ):
         build([*rows, rows[-1] | {"prompt": "b"}], answer_kind="number")
-
-
-def test_answer_not_parsable_as_its_kind_is_an_error(build, capsys):
-    with pytest.raises(UserError, match="row 3: no answer that can be read in 'answer'"):
-        build([*sums(2), {"prompt": "a", "answer": "blue"}], answer_kind="number")
-    with pytest.raises(UserError, match="expected a number alone, with a point before decimals"):
-        build([*sums(2), {"prompt": "49/2", "answer": "24,5"}], answer_kind="number")
-    rows = [*sums(3), {"prompt": "a", "answer": float("nan")}, {"prompt": "b", "answer": " "}]
-    assert "left out: 2 without an answer (rows 4, 5)" in told(build(rows), capsys)
 
 
 def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):

@@ -23,23 +23,6 @@ def test_accuracy_has_the_exact_binomial_interval(right):
     assert interval([True] * right + [False] * (40 - right)) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 4, 8])
-def test_additional_right_sample_lowers_neither_end_of_the_interval(num_samples):
-    """From all wrong to all right: by samples in random order, and by one prompt after another."""
-    rng = np.random.default_rng(num_samples)
-    for num_prompts in (2, 4, 16, 64):
-        whole_prompts = np.repeat(rng.permutation(num_prompts), num_samples)
-        for order in (rng.permutation(whole_prompts), whole_prompts):
-            right = np.zeros(num_prompts)
-            before = interval(right)
-            for prompt in order:
-                right[prompt] += 1
-                ends = interval(right / num_samples)
-                assert ends[0] >= before[0] - 1e-9
-                assert ends[1] >= before[1] - 1e-9
-                before = ends
-
-
 @pytest.mark.parametrize("correlation", [0.0, 0.1, 0.5, 1.0])
 def test_interval_of_clustered_samples_has_its_stated_coverage(correlation):
     """Prompts whose chances differ: a beta distribution with this correlation of two samples of a prompt.

@@ -22,13 +22,6 @@ def test_missing_signal_is_reported_after_one_and_three_steps_in_a_row(caplog):
     assert "every advantage is 0. No completion is correct" in caplog.messages[0]
 
 
-def test_turn_advantages_count_as_signal_with_equal_totals(caplog):
-    notice = IdleNotice()
-    for _ in range(3):
-        notice.see([group(0, sample(0, turn_advantages=(0.0, 0.5)), sample(1, turn_advantages=(0.0, -0.5)))])
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [

@@ -58,24 +58,6 @@ OF_TWO_RUNS = ({}, {"view": "compare"})
 """What a page of two runs shows in another way than a page of one."""
 
 
-def test_nothing_moves_under_the_pointer(browser, one, two):
-    for page in (one[0], two[0]):
-        for width in (1400, 390):
-            browser.open(page, width=width)
-            browser.run(
-                "(async () => { for (const f of document.querySelectorAll('figure')) { f.scrollIntoView(); await new Promise(r => setTimeout(r, 50)); } })()"
-            )
-            browser.wait("[...document.querySelectorAll('.plot')].filter(p => p.plot).length >= 6")
-            sizes = "JSON.stringify([...document.querySelectorAll('figure')].map(f => [f.offsetTop, f.offsetHeight]))"
-            before = browser.run(sizes)
-            moved = browser.run(
-                f"""(() => {{ const seen = new Set([{sizes}]); for (const p of document.querySelectorAll('.plot')) if (p.plot)
-                for (let i = 0; i < p.plot.data[0].length; i++) {{ p.plot.setCursor({{ left: p.plot.valToPos(p.plot.data[0][i], 'x'), top: 10 }}); seen.add({sizes}); }}
-                return seen.size; }})()"""
-            )
-            assert moved == 1, (page, width, before)
-
-
 STATES = (
     {}, {"view": "samples", "open": "train/1/0/0", "paint": "logprob"}, {"view": "samples", "open": "train/1/0/1", "tokensOpen": True},
     {"view": "samples", "open": "train/1/0/1", "tab": "siblings"}, {"view": "samples", "open": "train/1/0/1", "tab": "history"},

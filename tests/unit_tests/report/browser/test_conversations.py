@@ -42,34 +42,6 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
     assert clean(browser), browser.errors
 
 
-def test_conversations_are_compared_by_what_was_asked_and_said(browser, tmp_path):
-    folders = []
-    for name in ("a", "b"):
-        folder = write_run(tmp_path / name, steps=1, prompts=1, siblings=2)
-        rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-        for row in rows:
-            said = [
-                {"role": "assistant", "content": "call"},
-                {"role": "tool", "name": "multiply", "content": f"result {name}"},
-            ]
-            row |= {
-                "prompt": "<|im_start|>system",
-                "messages": [{"role": "user", "content": "what was asked"}],
-                "conversation": said,
-            }
-        (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        folders.append(folder)
-    write_report(folders, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="compare"))
-    assert "what was asked" in browser.run("document.querySelector('tr[data-outcome]').innerText")
-    texts = browser.run("[...document.querySelectorAll('.pair .sibling .text')].map(e => e.innerText)")
-    assert texts[0] == "assistant: call\ntool multiply: result a"
-    assert browser.run("[...document.querySelectorAll('.pair mark')].map(e => e.innerText)") == ["b"]
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
-    assert "tool multiply: result a" in browser.run("document.querySelector('.siblings').innerText")
-    assert clean(browser), browser.errors
-
-
 def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_came(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
     row = json.loads((folder / "samples.jsonl").read_text())

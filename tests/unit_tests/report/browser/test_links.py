@@ -10,7 +10,6 @@ from tests.parts.report_page import at, clean
 from tests.parts.report_runs import write_run
 from torchtitan_rl.report import write_report
 
-SHOWN = "document.querySelector('.detail .facts').innerText"
 LARGE = {"prompts": 40, "text": "word " * 400}
 """Its samples do not fit into a page of 0.9 MB."""
 
@@ -44,12 +43,6 @@ def test_links_survive_growth(browser, tmp_path, number):
     assert clean(browser), browser.errors
 
 
-@pytest.mark.parametrize("run", ["a", "b"])
-def test_a_link_names_its_run(browser, two, run):
-    browser.open(at(two[0], view="samples", open="train/3/1/2", of=run))
-    assert browser.run(SHOWN).startswith(f"{run} · {words_of('train/3/1/2')}")
-
-
 def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser, tmp_path, one):
     browser.open(at(one[0], view="samples", open="train/77/0/0"))
     said = browser.run("document.querySelector('.detail').innerText")
@@ -65,19 +58,3 @@ def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser,
     assert "It may not fit: write the page with a larger --size" in browser.run(
         "document.querySelector('.detail').innerText"
     )
-
-
-def test_back_and_an_edited_address_lead_where_they_say(browser, one):
-    browser.open(at(one[0], view="samples", sort="step", down=False))
-    browser.call("Page.resetNavigationHistory")  # of over 50 entries, those made without a real click are dropped
-    opened = "document.querySelector('tr.open').dataset.row"
-    browser.run("document.querySelectorAll('tr[data-row]')[3].click()")
-    browser.run("document.querySelectorAll('tr[data-row]')[5].click()")
-    browser.run("document.querySelector('nav [data-view=health]').click()")
-    browser.run("history.back()")
-    browser.wait(f"document.querySelector('main').dataset.view === 'samples' && {opened} === '5'")
-    browser.run("history.back()")
-    browser.wait(f"{opened} === '3'")
-    follow(browser, open="train/2/0/1", sort="step", down=False)
-    browser.wait(f"{opened} === '17'")
-    assert clean(browser), browser.errors

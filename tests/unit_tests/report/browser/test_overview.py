@@ -1,7 +1,6 @@
 """The overview in a browser: verdicts, charts, and how a run ended."""
 
 import json
-import os
 import random
 import re
 
@@ -42,20 +41,6 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     shares = [float(share) for share in re.findall(r"([0-9.]+) %", where)]
     assert sum(shares) == pytest.approx(100, abs=0.3)
     assert clean(browser), browser.errors
-
-
-def test_a_live_run_says_its_step_and_the_time_left(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=7, num_steps=50)
-    write_report([folder], tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
-    said = browser.run("document.querySelector('.ending').innerText")
-    assert said.startswith("Running: step 7 of 50, about 1 min 26 s left, the last at ")
-    old = 1.7e9
-    for path in folder.rglob("*"):
-        os.utime(path, (old, old))
-    write_report([folder], tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
-    assert "its files have stopped growing" in browser.run("document.querySelector('.ending').innerText")
 
 
 def unfinished_rows(folder, step, prompts=3, siblings=4):
