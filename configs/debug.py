@@ -1,13 +1,13 @@
 """Runs for any machine, with or without a GPU. They need no download: the first run trains a 2.4M-parameter Qwen3."""
 
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.gate import LogprobGate
 from torchtitan_rl.core.trainer.optimizer import AdamW
-from torchtitan_rl.core.trainer.trainer_config import LRSchedule, TrainerConfig
+from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig, LRSchedule, TrainerConfig
 from torchtitan_rl.library.named_models import small_qwen3
+from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.observability import Recorder
@@ -35,7 +35,7 @@ def debug() -> RunConfig:
             mixed_precision_param="float32",
             max_tokens_per_microbatch=8192,
             # In float32 they agree to 1e-5 on almost all tokens; the maximum over 6,400 completions was 1.4e-4.
-            logprob_gate=LogprobGate.Config(max_diff=1e-3),
+            logprob_gate=LogprobGateConfig(max_diff=1e-3),
         ),
         evaluation=Evaluation.Config(
             every=10,

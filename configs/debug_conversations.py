@@ -1,8 +1,9 @@
 """debug with multi-turn conversations, a tool and a game, for any machine. They need no download."""
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.library.agents.calculator_agent import AgentCalculator
+from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.tasks import Calculator, GuessNumber, RunningSum
 from torchtitan_rl.setup.run_config import RunConfig
 

@@ -4,9 +4,10 @@ Each trains a small starting policy with a habit to unlearn.
 """
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import Algorithm, TokenTruncate
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.library.demonstrations import Nll
 from torchtitan_rl.library.distillation import ExactDistill
+from torchtitan_rl.library.objectives import TokenTruncate
 from torchtitan_rl.library.tasks import Rows, Task
 from torchtitan_rl.library.tasks.counting import Counting
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym

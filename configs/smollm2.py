@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import TokenTruncate
 from torchtitan_rl.library.answers import KINDS
+from torchtitan_rl.library.objectives import TokenTruncate
 from torchtitan_rl.library.task import RewardFunction
 from torchtitan_rl.library.tasks.sum_digits import SumDigits
 from torchtitan_rl.setup.run_config import RunConfig

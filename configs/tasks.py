@@ -11,13 +11,14 @@ train.jsonl and test.jsonl. No GPU has run these configs.
 """
 
 from torchtitan_rl.core import device
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean, TokenTruncate
+from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.optimizer import AdamW
 from torchtitan_rl.core.trainer.trainer_config import LRSchedule, TrainerConfig
 from torchtitan_rl.library.demonstrations import Nll
+from torchtitan_rl.library.objectives import GroupMean, TokenTruncate
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.library.tasks.countdown import Countdown

@@ -7,11 +7,22 @@ Counting tells objectives apart, where the sums do not: it begins at about 20 % 
 import os
 
 from configs.debug_tasks import debug_in_flight
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, Grpo, SeqMeanTokenMean, SeqSumConst, TokenMean
-from torchtitan_rl.core.algorithm.mismatch import TokenTruncate
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, TokenMean
 from torchtitan_rl.library.maxent import MaxEnt, maxent_class_defaults
 from torchtitan_rl.library.modifiers import SquaredLogRatio
-from torchtitan_rl.library.objectives import Cispo, Dppo, Gdpo, Gspo, MaxRl, Rloo, Sapo
+from torchtitan_rl.library.objectives import (
+    Cispo,
+    Dppo,
+    Gdpo,
+    GroupMean,
+    Gspo,
+    MaxRl,
+    Rloo,
+    Sapo,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    TokenTruncate,
+)
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_config import RunConfig

@@ -241,7 +241,7 @@ def build_run(
         recorder=recorder,
         evaluation=evaluation,
         in_flight=in_flight,
-        logprob_gate=parts.trainer.logprob_gate,
+        logprob_gate=parts.trainer.checks,
     )
     checkpointer = _build_checkpointer(config, parts.trainer, parts.prompts, state, run_folder)
     if resume is not None:

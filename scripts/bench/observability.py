@@ -109,7 +109,7 @@ def _measure(options: argparse.Namespace, folder: Path, groups: list) -> tuple[d
     from torchtitan_rl.observability.metrics.step import record_step
 
     update = SimpleNamespace(
-        grad_norm=0.5, clipped_fraction=0.0, update_ratio=1e-3, learning_rate=1e-6, work=((1, 1, 1), (1, 1, 1)),
+        grad_norm=0.5, clipped_fraction=0.0, learning_rate=1e-6, work=((1, 1, 1), (1, 1, 1)),
         rank_tokens=[1], trained_tokens=1, forward_only_tokens=0, packed_tokens=1, padding_tokens=0, metrics=[],
     )  # fmt: skip
     algorithm = Algorithm.Config().build(max_completion_tokens=16)

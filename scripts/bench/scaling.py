@@ -1,4 +1,4 @@
-"""A step from 1 to 1,024 H100 by parts, each with its best layout: the table of docs/performance.md.
+"""A step from 1 to 1,024 H100 by parts, each with its best layout (docs/performance.md, "Scaling, on paper").
 
     python -m scripts.bench.scaling 8B --completion-tokens 2048 --sequences 4096 --prompt-tokens 256
 

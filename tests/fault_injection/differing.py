@@ -5,7 +5,8 @@ import random
 from dataclasses import dataclass
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean, RewardedGroup
+from torchtitan_rl.core.algorithm import Algorithm, RewardedGroup
+from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.task import Example
 from torchtitan_rl.library.tasks import SumDigits
 

@@ -35,14 +35,17 @@ from tests.parts.hf_decoders import save_hf_family  # noqa: E402
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl.core.algorithm import KL, Algorithm  # noqa: E402
 from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.core.trainer import attention, logprobs  # noqa: E402
+from torchtitan_rl.core.trainer import logprobs  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
 from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.library.models import (
+    attention,  # noqa: E402
+    spec_from_folder,  # noqa: E402
+)
 from torchtitan_rl.library.models import build as build_module  # noqa: E402
-from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 
 LONGEST = 64
 SIZES = [(4, 4, 3, 20), (2, 4, 10, 60), (6, 4, 3, 64), (1, 2, 3, 10), (3, 8, 20, 64), (5, 4, 1, 30)]

@@ -29,8 +29,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
-from torchtitan_rl.core.trainer.attention import attention_masks
-from torchtitan_rl.core.trainer.score import HeadReader, TokenScores
+from torchtitan_rl.core.trainer.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 from torchtitan_rl.library.distillation import Teacher

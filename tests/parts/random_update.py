@@ -13,19 +13,7 @@ import numpy as np
 import torch
 
 from tests.parts.dense_update import Tensors, dense_updates, logits_of
-from torchtitan_rl.core.algorithm import (
-    KL,
-    Algorithm,
-    Clip,
-    GroupMean,
-    Grpo,
-    NoCorrection,
-    SeqMeanTokenMean,
-    SeqSumConst,
-    TokenMean,
-    TokenTruncate,
-    Truncation,
-)
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, NoCorrection, TokenMean, Truncation
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
@@ -40,14 +28,18 @@ from torchtitan_rl.library.objectives import (
     Dppo,
     Gdpo,
     Gmpo,
+    GroupMean,
     Gspo,
     MaxRl,
     Reinforce,
     Rloo,
     Sapo,
+    SeqMeanTokenMean,
+    SeqSumConst,
     SequenceMask,
     SequenceTruncate,
     TokenMask,
+    TokenTruncate,
     Vespo,
 )
 from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from configs.debug_conversations import debug_guess
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, SeqMeanTokenMean, Truncation
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, Truncation
 from torchtitan_rl.library.agents import AgentEnvironment
 from torchtitan_rl.library.agents.calculator_agent import openai_client
 from torchtitan_rl.library.environments import Context, Environment, Turn
 from torchtitan_rl.library.maxent import MaxEnt, TauController
 from torchtitan_rl.library.models import new_hf_model, small_qwen3
+from torchtitan_rl.library.objectives import SeqMeanTokenMean
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import GuessNumber
 

@@ -15,8 +15,8 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from scripts.make_random_checkpoint import small_model
 from torchtitan_rl.core.generator.generator import Generator
+from torchtitan_rl.core.trainer.hf import local_shard
 from torchtitan_rl.core.trainer.lora import is_adapter
-from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.types import Completion, Group, Prompt
 from torchtitan_rl.library.lora.adapters import Lora, own_part
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder

@@ -175,7 +175,7 @@ def _config_file(text: str) -> Cause:
 
 def _assigned(line: str) -> Cause:
     """A config function that assigns this to debug's config `c`."""
-    before = "from configs.debug import debug\nfrom torchtitan_rl.core.algorithm import GroupMean\n"
+    before = "from configs.debug import debug\nfrom torchtitan_rl.library.objectives import GroupMean\n"
 
     def cause(folder: Path) -> None:
         file = folder / "my_configs.py"

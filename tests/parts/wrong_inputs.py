@@ -192,6 +192,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "algorithm.truncation.cut = ('stop', 'length'): expected reasons other than \"stop\", by which a completion ends that was not cut.",
         ),
         WrongInput(
+            "--algorithm.truncation.mode penalty --algorithm.truncation.cache-tokens 99",
+            "algorithm.truncation.cache_tokens = 99: expected at most the longest completion",
+        ),
+        WrongInput(
             "--task.path data.jsonl", "--task.path: expected a field of task, here SumDigits with ['warm_start', "
         ),
         WrongInput(

@@ -58,24 +58,6 @@ class Evaluation(Configurable):
         self.best_step: int | None = None
         """The step of the best results so far."""
         self._worse = 0
-        named = bool(config.best_by) or not config.stop_after
-        expect(
-            named,
-            "evaluation.best_by",
-            "",
-            "a metric, as evaluation.stop_after asks",
-            "Use evaluation/accuracy; for demonstrations, -evaluation/loss.",
-        )
-        known = config.best_by.removeprefix("-").startswith("evaluation/") or not config.best_by
-        expect(
-            known,
-            "evaluation.best_by",
-            config.best_by,
-            "a metric of the evaluation",
-            "Use evaluation/accuracy.",
-        )
-        on = bool(config.every) or not config.best_by
-        expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
 
     def due(self, step: int, num_steps: int) -> bool:
         """Whether to evaluate after `step` (0: before the first)."""

@@ -1,7 +1,7 @@
-"""Advantages, losses and corrections that one picks by name beside the core's own.
+"""Advantages, losses, aggregations and corrections that one picks by name beside the core's own.
 
-Advantages: BatchStd, Rloo, MaxRl, Gdpo. Losses: Gspo, Gmpo, Cispo, Dppo, Sapo, Vespo, Reinforce. Corrections: SequenceTruncate,
-TokenMask, SequenceMask. library/modifiers.py has masks, penalties and baselines on top of a loss.
+Advantages: GroupMean, BatchStd, Rloo, MaxRl, Gdpo. Losses: Gspo, Gmpo, Cispo, Dppo, Sapo, Vespo, Reinforce. Aggregations:
+SeqMeanTokenMean, SeqSumConst. Corrections: TokenTruncate, SequenceTruncate, TokenMask, SequenceMask. library/modifiers.py has masks, penalties and baselines on top of a loss.
 """
 
 import math
@@ -20,14 +20,29 @@ from torchtitan_rl.core.algorithm.advantages import (
     sample_std,
     scaled,
 )
-from torchtitan_rl.core.algorithm.losses import LOG_RATIO_LIMIT, Clip, LossInputs, Sequences, TokenLoss, safe_exp
-from torchtitan_rl.core.algorithm.mismatch import Correction, Mismatch, TokenTruncate
+from torchtitan_rl.core.algorithm.losses import (
+    LOG_RATIO_LIMIT,
+    Aggregation,
+    Clip,
+    LossInputs,
+    Sequences,
+    TokenLoss,
+    safe_exp,
+)
+from torchtitan_rl.core.algorithm.mismatch import Correction, Mismatch
 from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
+
+
+class GroupMean(Advantage):
+    """A_i = r_i - mean(r). Dr.GRPO, arXiv 2503.20783; TorchTitan's default."""
+
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        return centered(group.rewards)
 
 
 class BatchStd(Grpo):
@@ -300,6 +315,40 @@ class Reinforce(TokenLoss):
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -inputs.advantages * inputs.logprobs  # [T]
+
+
+class SeqMeanTokenMean(Aggregation):
+    """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the S sequences of the optimizer step. GRPO, arXiv
+    2402.03300."""
+
+    def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
+        means = inputs.sequences.mean(token_losses)  # [S]
+        return means.sum() / max(inputs.normalizers.num_sequences, 1)
+
+
+class SeqSumConst(Aggregation):
+    """L = sum_i sum_t l_it / (S * longest completion allowed). Dr.GRPO, arXiv 2503.20783.
+
+    The divisor does not depend on the sampled lengths, so a completion's weight grows linearly with its length.
+    """
+
+    def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
+        sequences = max(inputs.normalizers.num_sequences, 1)
+        return (token_losses * inputs.mask).sum() / (sequences * inputs.normalizers.max_completion_tokens)
+
+
+class TokenTruncate(Mismatch):
+    """min(w_t, cap): truncated importance sampling (TIS)."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Mismatch.Config):
+        cap: float = number(2.0, above=0, most=math.inf)
+        """The largest weight."""
+
+    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
+        weight = safe_exp(log_weight)  # [T]
+        truncated = weight.clamp(max=self.config.cap)  # [T]
+        return Correction(truncated, weight > self.config.cap)
 
 
 class SequenceTruncate(TokenTruncate):

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torchtitan.models.common.attention import VarlenMetadata
 
-from torchtitan_rl.core.trainer.attention import FlashVarlen
 from torchtitan_rl.core.trainer.minibatches import Item, Plan, plan_microbatches
 from torchtitan_rl.core.trainer.packing import count_work
 from torchtitan_rl.core.types import Member, SegmentLayout
+from torchtitan_rl.library.attention import FlashVarlen
 
 
 class SharedKeys(NamedTuple):

@@ -12,9 +12,8 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.core import comm
-from torchtitan_rl.core.trainer.hf import blocks_of, to_hf
+from torchtitan_rl.core.trainer.hf import blocks_of, local_shard, to_hf
 from torchtitan_rl.core.trainer.lora import is_adapter
-from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.proof.checksum import checksums, place_weights
 
 

@@ -51,16 +51,10 @@ def differ(share_a: float, n_a: int, share_b: float, n_b: int) -> float:
 
     Example: differ(0.5, 100, 0.7, 100) is 0.006
     """
+    from scipy.stats import fisher_exact
+
     right_a, right_b = round(share_a * n_a), round(share_b * n_b)
-    right = right_a + right_b
-    fewest, most = max(0, right - n_b), min(n_a, right)
-    ways = math.comb(n_a, fewest) * math.comb(n_b, right - fewest)
-    of_a = {}  # number of right answers in a: ways to choose them, all as likely
-    for k in range(fewest, most + 1):
-        of_a[k] = ways
-        ways = ways * (n_a - k) * (right - k) // ((k + 1) * (n_b - right + k + 1))
-    as_far = sum(ways for ways in of_a.values() if ways <= of_a[right_a])
-    return as_far / math.comb(n_a + n_b, right)
+    return float(fisher_exact([[right_a, n_a - right_a], [right_b, n_b - right_b]]).pvalue)
 
 
 def differ_paired(only_a: int, only_b: int) -> float:
@@ -71,8 +65,10 @@ def differ_paired(only_a: int, only_b: int) -> float:
 
     Example: differ_paired(1, 8) is 0.039
     """
-    n, fewer = only_a + only_b, min(only_a, only_b)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
+    from scipy.stats import binomtest
+
+    n = only_a + only_b
+    return float(binomtest(only_a, n).pvalue) if n else 1.0
 
 
 def _limit(table: tuple[tuple[int, float], ...], n: int) -> float:

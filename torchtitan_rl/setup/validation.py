@@ -102,6 +102,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     with correctable("algorithm: building its parts raised"):
         config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     _check_evaluates(config)
+    _check_best(config)
     check_parser_name(config.conversations.tool_call_parser)
     check_layout(config, world_size)
     _check_sampling(config)
@@ -113,14 +114,32 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_training(config)
     _check_used(config)
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
+    cut, cache = config.algorithm.truncation.cut, config.algorithm.truncation.cache_tokens
+    ends = 'reasons other than "stop", by which a completion ends that was not cut'
+    expect("stop" not in cut, "algorithm.truncation.cut", cut, ends, "Leave it out.")
     for sampling in (config.sampling, *config.task.samplings().values()):
+        longest = f"at most the longest completion ({sampling.max_tokens} tokens)"
+        fits = cache is None or cache <= sampling.max_tokens
+        expect(fits, "algorithm.truncation.cache_tokens", cache, longest, "Lower it or allow longer completions.")
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     check_asked(config)
     if config.model_spec is not None:
         check_model(config, world_size=world_size)
-    used = config.checkpoint.enable or config.evaluation.stop_after or not config.evaluation.best_by
+
+
+def _check_best(config: "RunConfig") -> None:
+    """Check that `evaluation.best_by` names a metric of an evaluation that takes place, and that something uses it."""
+    best_by, stops = config.evaluation.best_by, config.evaluation.stop_after
+    asked = "a metric, as evaluation.stop_after asks"
+    remedy = f"Use evaluation/accuracy; for demonstrations, -{HELD_OUT_LOSS}."
+    expect(bool(best_by or not stops), "evaluation.best_by", "", asked, remedy)
+    known = not best_by or best_by.removeprefix("-").startswith("evaluation/")
+    expect(known, "evaluation.best_by", best_by, "a metric of the evaluation", "Use evaluation/accuracy.")
+    on = bool(config.evaluation.every) or not best_by
+    expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
     kept = "one that something uses: with checkpoint.enable False and stop_after 0 there is no best checkpoint to keep"
-    expect(bool(used), "evaluation.best_by", config.evaluation.best_by, kept, "Leave it out, or save checkpoints.")
+    used = config.checkpoint.enable or stops or not best_by
+    expect(bool(used), "evaluation.best_by", best_by, kept, "Leave it out, or save checkpoints.")
 
 
 def _check_whole(config: Any, path: str = "") -> None:

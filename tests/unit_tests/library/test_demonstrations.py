@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
-from torchtitan_rl.core.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, Truncation
+from torchtitan_rl.core.algorithm import Algorithm, Truncation
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.lora import LoraConfig
@@ -14,6 +14,7 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
 from torchtitan_rl.library.demonstrations import Demonstrations, Nll
 from torchtitan_rl.library.frozen_models import held_out_loss
+from torchtitan_rl.library.objectives import SeqMeanTokenMean, TokenTruncate
 
 MAX_TOKENS = 24
 ROWS = [

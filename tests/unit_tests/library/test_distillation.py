@@ -11,7 +11,7 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
-from torchtitan_rl.core.algorithm import Algorithm, Loss, TokenTruncate
+from torchtitan_rl.core.algorithm import Algorithm, Loss
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
 from torchtitan_rl.core.errors import UserError
@@ -21,6 +21,7 @@ from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.models import new_hf_model, small_qwen3, spec_from_folder
+from torchtitan_rl.library.objectives import TokenTruncate
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 TEACHER = [(-0.5, -2.0), (-1.5, -0.1)]

@@ -11,12 +11,23 @@ import pytest
 import torch
 
 from tests.parts.algorithm import group, loss_inputs, prompt
-from torchtitan_rl.core.algorithm import Algorithm, Clip, SeqMeanTokenMean, SeqSumConst, TokenMean
+from torchtitan_rl.core.algorithm import Algorithm, Clip, TokenMean
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Group, flat
 from torchtitan_rl.library.modifiers import OffPolicyMask, RoleBaseline, SquaredLogRatio, TargetEntropy, TopEntropy
-from torchtitan_rl.library.objectives import Dppo, Gdpo, Gmpo, Gspo, MaxRl, Reinforce, Sapo, Vespo
+from torchtitan_rl.library.objectives import (
+    Dppo,
+    Gdpo,
+    Gmpo,
+    Gspo,
+    MaxRl,
+    Reinforce,
+    Sapo,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    Vespo,
+)
 from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
 
 OLD = [-1.2, -0.3, -2.5, -0.05, -0.7, -1.6, -0.2, -3.0, -0.9]

@@ -6,7 +6,7 @@ from tests.integration.invariance import scored_step
 from tests.parts.tiny import save_tiny_checkpoint
 from tests.parts.tiny_trainer import tiny_trainer
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer.attention import attention_masks
+from torchtitan_rl.core.trainer.score import attention_masks
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, Collisions
 

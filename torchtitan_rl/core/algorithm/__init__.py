@@ -4,7 +4,7 @@
 Everything here is a pure function or a small object. Nothing imports vLLM or communicates between ranks.
 """
 
-from torchtitan_rl.core.algorithm.advantages import Advantage, GroupMean, Grpo, RewardedGroup
+from torchtitan_rl.core.algorithm.advantages import Advantage, Grpo, RewardedGroup
 from torchtitan_rl.core.algorithm.algorithm import Algorithm, LossOutput
 from torchtitan_rl.core.algorithm.episodes import set_token_advantages
 from torchtitan_rl.core.algorithm.group_filter import GroupFilter
@@ -14,8 +14,6 @@ from torchtitan_rl.core.algorithm.losses import (
     Clip,
     Loss,
     LossInputs,
-    SeqMeanTokenMean,
-    SeqSumConst,
     Sequences,
     TokenLoss,
     TokenMean,
@@ -24,7 +22,6 @@ from torchtitan_rl.core.algorithm.mismatch import (
     Correction,
     Mismatch,
     NoCorrection,
-    TokenTruncate,
 )
 from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError
 from torchtitan_rl.core.algorithm.truncation import Truncation

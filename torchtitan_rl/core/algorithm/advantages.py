@@ -105,13 +105,6 @@ def scaled(rewards: Sequence[float], std: float, std_eps: float) -> list[float]:
     return [difference / (std + std_eps) for difference in centered(rewards)]
 
 
-class GroupMean(Advantage):
-    """A_i = r_i - mean(r). Dr.GRPO, arXiv 2503.20783; TorchTitan's default."""
-
-    def of_group(self, group: RewardedGroup) -> list[float]:
-        return centered(group.rewards)
-
-
 class Grpo(Advantage):
     """A_i = (r_i - mean(r)) / (s + std_eps), s the group's standard deviation with N - 1. GRPO, arXiv 2402.03300."""
 

@@ -166,12 +166,10 @@ class Algorithm(OwnConfig):
         """Keys of the merged metrics that `after_update` reads; empty without controllers."""
 
     def validate_sampling(self, n: int) -> None:
-        """Raise UserError if the objective does not work with n completions per prompt or with the longest
-        completion."""
+        """Raise UserError if the objective does not work with n completions per prompt."""
         if self.policy_loss.uses_rewards:
             baseline = "at least 2 completions per prompt, because the group is its own baseline"
             expect(n >= 2, "sampling.n", n, baseline, "Use 4 or more; 8 and 16 are common.")
-        self.credit.truncation.validate_length(self.max_completion_tokens)
         self.policy_loss.validate_group_size(n)
 
     def zero_gradient(self, episode: Episode) -> bool:

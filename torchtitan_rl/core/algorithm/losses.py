@@ -122,28 +122,6 @@ class TokenMean(Aggregation):
         return (token_losses * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)
 
 
-class SeqMeanTokenMean(Aggregation):
-    """L = (1 / S) sum_i (1 / T_i) sum_t l_it, over the S sequences of the optimizer step. GRPO, arXiv
-    2402.03300."""
-
-    def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        means = inputs.sequences.mean(token_losses)  # [S]
-        return means.sum() / max(inputs.normalizers.num_sequences, 1)
-
-
-class SeqSumConst(Aggregation):
-    """L = sum_i sum_t l_it / (S * longest completion allowed). Dr.GRPO, arXiv 2503.20783.
-
-    The divisor does not depend on the sampled lengths, so a completion's weight grows linearly with its length.
-    """
-
-    def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
-        sequences = max(inputs.normalizers.num_sequences, 1)
-        return (token_losses * inputs.mask).sum() / (
-            sequences * inputs.normalizers.max_completion_tokens
-        )
-
-
 class Loss(OwnConfig, ABC):
     """The base of `algorithm.loss`, and the seam for objectives of every kind. In the order of a step a loss says
 

@@ -4,16 +4,13 @@ The sampler (vLLM) and the trainer run different kernels, so tokens are sampled 
 multiplies each token's loss by a weight made from w = pi_old / mu, without gradient.
 """
 
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm.losses import Sequences, safe_exp
-from torchtitan_rl.core.config import number
+from torchtitan_rl.core.algorithm.losses import Sequences
 from torchtitan_rl.core.own_config import OwnConfig
 
 
@@ -40,17 +37,3 @@ class NoCorrection(Mismatch):
     def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
         changed = torch.zeros_like(log_weight, dtype=torch.bool)  # [T]
         return Correction(torch.ones_like(log_weight), changed)
-
-
-class TokenTruncate(Mismatch):
-    """min(w_t, cap): truncated importance sampling (TIS)."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Mismatch.Config):
-        cap: float = number(2.0, above=0, most=math.inf)
-        """The largest weight."""
-
-    def __call__(self, log_weight: Tensor, sequences: Sequences) -> Correction:
-        weight = safe_exp(log_weight)  # [T]
-        truncated = weight.clamp(max=self.config.cap)  # [T]
-        return Correction(truncated, weight > self.config.cap)

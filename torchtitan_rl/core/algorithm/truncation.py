@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.own_config import OwnConfig
 from torchtitan_rl.core.types import Completion, FinishReason
 
@@ -28,30 +27,6 @@ class Truncation(OwnConfig):
         cache_tokens: int | None = number(None, above=0)
         """C in tokens; None: a fifth of the longest completion, as in DAPO (4096 of 20480). At most the longest of
         the prompt."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        expected = 'reasons other than "stop", by which a completion ends that was not cut'
-        expect(
-            "stop" not in config.cut,
-            "algorithm.truncation.cut",
-            config.cut,
-            expected,
-            "Leave it out.",
-        )
-
-    def validate_length(self, max_completion_tokens: int) -> None:
-        """Raise UserError if the cache is longer than the longest completion."""
-        cache = self.config.cache_tokens
-        fits = cache is None or cache <= max_completion_tokens
-        expected = f"at most the longest completion ({max_completion_tokens} tokens)"
-        expect(
-            fits,
-            "algorithm.truncation.cache_tokens",
-            cache,
-            expected,
-            "Lower it or allow longer completions.",
-        )
 
     def masks(self, completion: Completion) -> bool:
         """Whether the completion is masked from the loss."""

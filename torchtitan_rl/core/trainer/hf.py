@@ -86,3 +86,10 @@ def gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns the full tensor in `dtype` on every rank. Collective."""
     cast = parameter.detach().to(dtype)
     return cast.full_tensor() if isinstance(cast, DTensor) else cast
+
+
+def local_shard(t: Tensor) -> Tensor:
+    """Returns this rank's shard of a DTensor, detached; the whole of a plain tensor."""
+    if isinstance(t, DTensor):
+        t = t.to_local()
+    return t.detach()

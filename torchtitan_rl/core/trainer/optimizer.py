@@ -51,8 +51,6 @@ class UpdateReport:
     """Gradient norm of the last optimizer step, before clipping."""
     clipped_fraction: float
     """Fraction of the optimizer steps with a gradient norm over `max_norm`."""
-    update_ratio: float
-    """‖update‖ / ‖weights‖ of the last optimizer step; of Adam and AdamW without weight decay."""
     learning_rate: float
     optimizer_steps: int
     work: FloatArray

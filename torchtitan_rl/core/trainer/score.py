@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
-from torchtitan_rl.core.trainer.attention import attention_masks
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
 from torchtitan_rl.core.trainer.packing import completion_values
 from torchtitan_rl.core.types import Episode, Group, Metric, SegmentLayout, TrainBatch
@@ -237,6 +236,16 @@ def run_model(
     # The decoder ends with `return lm_head(hidden)`. Inside `computing` that is of_head(HeadInput(...)).
     with model.lm_head.computing(of_head):
         return model(token_ids[None], layout.positions[None], masks)
+
+
+def attention_masks(model: Decoder, layout: SegmentLayout) -> NamedTuple:
+    """Returns the `attention_masks` argument of the model's forward for a layout."""
+    return model.config.first_attention.inner_attention.masks(layout)
+
+
+def shortest_shared_prompt(model: Decoder) -> int:
+    """Returns the tokens from which on segments may share their prompt (see SegmentLayout); 0: never."""
+    return model.config.first_attention.inner_attention.share_prompts_from
 
 
 def on_one_row(columns: dict[str, Tensor]) -> Tensor:

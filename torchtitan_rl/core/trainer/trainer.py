@@ -1,6 +1,6 @@
 """The trainer: turns a step's episodes into an update of the sharded policy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
@@ -21,14 +22,12 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.algorithm import LossOutput
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import advanced
-from torchtitan_rl.core.trainer.attention import shortest_shared_prompt
-from torchtitan_rl.core.trainer.gate import (
-    LogprobDiffs,
+from torchtitan_rl.core.trainer.hf import hf_weights
+from torchtitan_rl.core.trainer.logprob_diff import (
     diff_rows,
     fill_logprob_diff,
     share_logprob_diffs,
 )
-from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import (
     Batcher,
@@ -36,7 +35,6 @@ from torchtitan_rl.core.trainer.minibatches import (
     PlanMicrobatches,
     split_groups,
 )
-from torchtitan_rl.core.trainer.norms import FiniteUpdates, StepNorms
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.score import (
     Companion,
@@ -47,6 +45,7 @@ from torchtitan_rl.core.trainer.score import (
     on_one_row,
     score,
     score_only,
+    shortest_shared_prompt,
 )
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
@@ -101,6 +100,33 @@ class Models(Protocol):
         """The cost of attending to one token, relative to one token's other work."""
 
 
+class UpdateChecks(Protocol):
+    """What may stop an update, and is remembered for that in checkpoints: `proof.step_checks.StepChecks`. Collective."""
+
+    def check_logprobs(self, differences: Sequence[FloatArray]) -> None:
+        """Raise SamplerFault if trainer and sampler disagree. Called before the first optimizer step.
+
+        Args:
+            differences: of this rank's fresh tokens, by micro-batch: |log pi - log mu|, [fresh loss tokens] each.
+        """
+
+    def allows(self, loss: float, grad_norm: float) -> bool:
+        """Whether to apply the update; both values are the same on every rank. Raises TrainingStopped instead of skipping
+        too many."""
+
+    def check_weights(self) -> None:
+        """Raise TrainingStopped if an updated weight is not finite."""
+
+    def check_loaded(self) -> None:
+        """Raise TrainingStopped if loaded weights or moments are not finite."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to check as this one."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
 class Trainer(Configurable):
     """The sharded policy with its optimizer and schedule."""
 
@@ -115,7 +141,7 @@ class Trainer(Configurable):
         algorithm: Algorithm,
         num_steps: int,
         temperature: float,
-        generator_dtype: str,
+        checks: Callable[[Decoder, OptimizersContainer], UpdateChecks],
         policy_lora: PolicyLora | None = None,
     ) -> None:
         """Load the policy. `library.models.build.build_trainer` makes `models`.
@@ -123,7 +149,7 @@ class Trainer(Configurable):
         Args:
             num_steps: steps of the controller, for the schedule.
             temperature: the sampling temperature of the episodes.
-            generator_dtype: the dtype in which the engine computes, for the gate.
+            checks: makes the checks of the updates.
             policy_lora: the adapters of `config.lora`; None for rank 0.
         """
         assert (policy_lora is not None) == (config.lora.rank > 0)
@@ -135,9 +161,6 @@ class Trainer(Configurable):
         self.models = models
         self.pad_multiple = models.pad_multiple
         self.state_dict_adapter = models.state_dict_adapter
-        self.logprob_gate = config.logprob_gate.build(
-            dtypes={config.mixed_precision_param, generator_dtype}
-        )
         self.model = models.policy()
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
@@ -145,8 +168,7 @@ class Trainer(Configurable):
         """Set by whoever builds a loss that reads the divergence from it (`Loss.divergence_beta`)."""
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
-        self._norms = StepNorms(self.optimizer)
-        self.finite = FiniteUpdates(self.model, self.optimizer, skip=config.skip_nonfinite_updates)
+        self.checks = checks(self.model, self.optimizer)
         self.scheduler = config.lr_scheduler.build(
             optimizers=self.optimizer, training_steps=num_steps
         )
@@ -197,10 +219,10 @@ class Trainer(Configurable):
         by default).
 
         Raises:
-            LogprobGateError: before the first optimizer step, on every rank.
+            SamplerFault: before the first optimizer step, on every rank.
             NonFiniteError: before an optimizer step, on the rank whose token is not finite.
-            NonFiniteLossError: before an optimizer step with such a loss or gradient, unless `skip_nonfinite_updates`
-                allows it, and after the last for a weight; on every rank.
+            TrainingStopped: before an optimizer step with a loss or gradient that is not finite, unless
+                `skip_nonfinite_updates` allows it, and after the last for a weight; on every rank.
         """
         config = self.config
         minibatches = [
@@ -221,8 +243,8 @@ class Trainer(Configurable):
                 norms.append(step.grad_norm)
                 num_clipped += step.grad_norm > config.max_norm
                 num_applied += step.applied
-        update_norm, weight_norm = self._norms.update_and_weight_norm() if norms else (0.0, 0.0)
-        self.finite.check_weights(weight_norm)
+        if norms:
+            self.checks.check_weights()
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
         if isinstance(self.model, SeesPacks):
@@ -233,7 +255,6 @@ class Trainer(Configurable):
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=num_clipped / max(len(norms), 1),
-            update_ratio=update_norm / weight_norm if weight_norm else 0.0,
             learning_rate=learning_rate,
             optimizer_steps=num_applied,
             metrics=metrics if self.is_tp_leader else [],
@@ -274,10 +295,10 @@ class Trainer(Configurable):
         self, batches: Sequence[TrainBatch], rows: Sequence[Tensor], others: Sequence[str] = ()
     ) -> None:
         """Set `logprob_diff` of the batches' episodes from each batch's `diff_rows`, and check those of all ranks."""
-        diffs = LogprobDiffs()
+        differences: list[FloatArray] = []  # [fresh loss tokens] each
         for batch, values in zip(batches, rows, strict=True):
-            diffs.add(fill_logprob_diff(batch, values.numpy(), others))
-        self.logprob_gate.check(diffs.merged())
+            differences.append(fill_logprob_diff(batch, values.numpy(), others))
+        self.checks.check_logprobs(differences)
 
     def _optimizer_step(self, minibatch: MiniBatch, *, check_logprobs: bool) -> _Step:
         """Run forward and backward over a mini-batch, then the optimizer.
@@ -320,7 +341,7 @@ class Trainer(Configurable):
             )
         if check_logprobs:
             self._check_logprobs(minibatch.batches, rows_on_host, ["entropy"])
-        applied = self.finite.allows(total_loss, grad_norm)
+        applied = self.checks.allows(total_loss, grad_norm)
         if applied:
             self.optimizer.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
@@ -375,7 +396,7 @@ class Trainer(Configurable):
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
 
-        Raises NonFiniteLossError if loaded weights or moments are not finite.
+        Raises TrainingStopped if loaded weights or moments are not finite.
         """
         for group, settings in zip(self.param_groups(), self._settings, strict=True):
             group.update(settings)
@@ -383,7 +404,7 @@ class Trainer(Configurable):
             groups = scheduler.optimizer.param_groups
             for group, learning_rate in zip(groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = learning_rate
-        self.finite.check_loaded()
+        self.checks.check_loaded()
 
     def param_groups(self) -> list[dict[str, Any]]:
         """The optimizers' parameter groups, with parameters and settings."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 from torchtitan.config import Configurable, ParallelismConfig
 
 from torchtitan_rl.core.config import number
-from torchtitan_rl.core.trainer.gate import LogprobGate
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.optimizer import AdamW
 
@@ -47,6 +46,22 @@ class LRSchedule(Configurable.Config):
         return LRSchedulersContainer.Config(**asdict(self)).build(
             optimizers=optimizers, training_steps=training_steps
         )
+
+
+@dataclass(kw_only=True, slots=True)
+class LogprobGateConfig:
+    """The limits of `proof.gate.LogprobGate`."""
+
+    max_diff: float | None = number(
+        None, above=0, remedy="Leave it out for no limit on single tokens."
+    )
+    """Largest allowed difference of one token's log-probability. None: no limit. fp32 stays under 1e-4; bf16
+    differs by tenths on rare tokens."""
+
+    distribution: bool = True
+    """Stop if the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20
+    steps and over the dtype's floor (FLOORS in proof/gate.py). With any dtype, it means that weights or a cache are no
+    longer the policy's."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -107,5 +122,5 @@ class TrainerConfig(Configurable.Config):
     logprob_chunk_tokens: int = number(1024, least=1)
     """Tokens whose logits exist at once, for a few thousand rows of the vocabulary (see trainer/logprobs.py)."""
 
-    logprob_gate: LogprobGate.Config = field(default_factory=LogprobGate.Config)
+    logprob_gate: LogprobGateConfig = field(default_factory=LogprobGateConfig)
     """The limits on the difference between trainer and sampler."""

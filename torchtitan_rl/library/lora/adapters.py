@@ -18,9 +18,8 @@ from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.trainer.hf import blocks_of, gather
+from torchtitan_rl.core.trainer.hf import blocks_of, gather, local_shard
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
-from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.library.lora.folder import read_adapter
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, rows_of

@@ -22,13 +22,14 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.events import progress
-from torchtitan_rl.core.trainer.attention import FlashVarlen, attention_config, describe_attention
 from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import PlanMicrobatches
 from torchtitan_rl.core.trainer.score import LogprobHead
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
+from torchtitan_rl.library.attention import FlashVarlen, attention_config, describe_attention
 from torchtitan_rl.library.shared_prompts import SharedFlash, plan_with_siblings
+from torchtitan_rl.proof.step_checks import StepChecks
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
 
@@ -127,11 +128,16 @@ def build_trainer(
     parallel_dims: ParallelDims,
     max_model_len: int,
     dump_folder: str = "",
+    generator_dtype: str,
     policy_lora: PolicyLora | None = None,
     router_replay: bool = False,
     **others: Any,
 ) -> Trainer:
-    """Returns the trainer of a policy that starts with a folder's weights. Collective. `others`: see `Trainer`."""
+    """Returns the trainer of a policy that starts with a folder's weights. Collective. `others`: see `Trainer`.
+
+    Args:
+        generator_dtype: the dtype in which the engine computes, for the gate.
+    """
     models = ModelLoader(
         config,
         model_spec=model_spec,
@@ -142,7 +148,8 @@ def build_trainer(
         lora=policy_lora,
         router_replay=router_replay,
     )
-    return config.build(models=models, parallel_dims=parallel_dims, policy_lora=policy_lora, **others)
+    checks = partial(StepChecks, config, {config.mixed_precision_param, generator_dtype})
+    return config.build(models=models, parallel_dims=parallel_dims, checks=checks, policy_lora=policy_lora, **others)
 
 
 def build_policy(

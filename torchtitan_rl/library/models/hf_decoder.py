@@ -25,9 +25,9 @@ from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.trainer.attention import PackedRows
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.core.trainer.score import LogprobHead
+from torchtitan_rl.library.attention import PackedRows
 from torchtitan_rl.library.models.linear_layers import LINEAR, check_linear, each_sequence, run_on_sequences
 from torchtitan_rl.library.models.lora_layers import add_adapters
 from torchtitan_rl.library.models.multimodal import TextReader

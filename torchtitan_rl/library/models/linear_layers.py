@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchtitan.models.common.attention import VarlenMetadata
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.trainer.attention import PackedRows
+from torchtitan_rl.library.attention import PackedRows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -141,7 +141,6 @@ def optimizer_metrics(update: "UpdateReport", state: "RunState") -> dict[str, Me
     values = {
         "grad_norm": update.grad_norm,
         "clipped_fraction": update.clipped_fraction,
-        "update_ratio": update.update_ratio,
         "learning_rate": update.learning_rate,
         "step": state.optimizer_steps,
         "prompts_seen": state.prompts_seen,

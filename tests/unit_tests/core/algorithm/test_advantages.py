@@ -3,9 +3,9 @@
 import pytest
 
 from tests.parts.algorithm import group
-from torchtitan_rl.core.algorithm import GroupMean, Grpo
+from torchtitan_rl.core.algorithm import Grpo
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.library.objectives import BatchStd, Rloo
+from torchtitan_rl.library.objectives import BatchStd, GroupMean, Rloo
 
 ALL = [GroupMean.Config(), Grpo.Config(), BatchStd.Config(), Rloo.Config()]
 IDS = ["group_mean", "grpo", "batch_std", "rloo"]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.parts.algorithm import MAX_TOKENS, loss_inputs
-from torchtitan_rl.core.algorithm import SeqMeanTokenMean, SeqSumConst, TokenMean
+from torchtitan_rl.core.algorithm import TokenMean
+from torchtitan_rl.library.objectives import SeqMeanTokenMean, SeqSumConst
 
 LOSSES = [1.0, 2.0, 3.0, 10.0]  # a sequence of three tokens and one of one token
 IDS = [0, 0, 0, 1]

@@ -7,17 +7,10 @@ import sys
 import pytest
 
 from torchtitan_rl.common.field_limits import check_fields
-from torchtitan_rl.core.algorithm import (
-    KL,
-    Algorithm,
-    Clip,
-    Grpo,
-    TokenTruncate,
-    Truncation,
-)
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, Truncation
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.maxent import BetaController, MaxEnt
-from torchtitan_rl.library.objectives import BatchStd, Cispo, SequenceMask, TokenMask
+from torchtitan_rl.library.objectives import BatchStd, Cispo, SequenceMask, TokenMask, TokenTruncate
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 NAN, INF = float("nan"), float("inf")

@@ -15,18 +15,21 @@ from tests.parts.algorithm import (
     policy_like,
     run_loss,
 )
-from torchtitan_rl.core.algorithm import (
-    KL,
-    Algorithm,
-    Clip,
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Truncation
+from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.objectives import (
+    BatchStd,
+    Cispo,
     GroupMean,
+    Gspo,
+    Reinforce,
+    Rloo,
     SeqMeanTokenMean,
     SeqSumConst,
+    SequenceTruncate,
+    TokenMask,
     TokenTruncate,
-    Truncation,
 )
-from torchtitan_rl.library.maxent import MaxEnt
-from torchtitan_rl.library.objectives import BatchStd, Cispo, Gspo, Reinforce, Rloo, SequenceTruncate, TokenMask
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 ALGORITHMS = {

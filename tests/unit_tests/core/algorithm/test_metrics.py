@@ -15,8 +15,9 @@ from tests.parts.algorithm import (
     pack,
     run_loss,
 )
-from torchtitan_rl.core.algorithm import Algorithm, Clip, GroupMean
+from torchtitan_rl.core.algorithm import Algorithm, Clip
 from torchtitan_rl.core.algorithm.loss_metrics import Tally
+from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 

@@ -18,9 +18,9 @@ from tests.parts.algorithm import (
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Grpo, NonFiniteError
+from torchtitan_rl.core.algorithm import Algorithm, Grpo, NonFiniteError
 from torchtitan_rl.library.maxent import MaxEnt
-from torchtitan_rl.library.objectives import BatchStd, Gspo
+from torchtitan_rl.library.objectives import BatchStd, GroupMean, Gspo
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 NAN, INF = math.nan, math.inf

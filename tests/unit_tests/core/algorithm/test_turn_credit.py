@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
-from torchtitan_rl.core.algorithm import Algorithm, GroupMean, Truncation
+from torchtitan_rl.core.algorithm import Algorithm, Truncation
 from torchtitan_rl.core.trainer.packing import token_advantages
 from torchtitan_rl.core.types import Completion, ScoredCompletion, TurnRecord
+from torchtitan_rl.library.objectives import GroupMean
 
 
 def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str = "stop") -> ScoredCompletion:

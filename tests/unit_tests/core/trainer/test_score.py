@@ -6,8 +6,7 @@ import torch
 from tests.parts.tiny import save_tiny_checkpoint
 from tests.parts.tiny_trainer import tiny_trainer
 from torchtitan_rl.core.trainer import logprobs
-from torchtitan_rl.core.trainer.attention import attention_masks
-from torchtitan_rl.core.trainer.score import score
+from torchtitan_rl.core.trainer.score import attention_masks, score
 from torchtitan_rl.core.types import SegmentLayout
 
 T = 13

@@ -10,15 +10,25 @@ from torch import Tensor
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.kl import KL
-from torchtitan_rl.core.algorithm.losses import Clip, SeqMeanTokenMean, SeqSumConst, TokenMean
-from torchtitan_rl.core.algorithm.mismatch import NoCorrection, TokenTruncate
+from torchtitan_rl.core.algorithm.losses import Clip, TokenMean
+from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.trainer.gate import diff_rows, fill_logprob_diff
+from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.minibatches import items_of, num_tokens, plan_microbatches
 from torchtitan_rl.core.trainer.packing import count_work, label_places, pack, token_advantages
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord, flat
 from torchtitan_rl.library.maxent import MaxEnt
-from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce, SequenceMask, SequenceTruncate, TokenMask
+from torchtitan_rl.library.objectives import (
+    Cispo,
+    Gspo,
+    Reinforce,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
+)
 
 VOCAB = 11
 AGGREGATIONS = [TokenMean, SeqMeanTokenMean, SeqSumConst]

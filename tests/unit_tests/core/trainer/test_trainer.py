@@ -74,7 +74,7 @@ def test_step_without_signal_leaves_weights_unchanged(build):
         episode.credit.left_out = "no reward"
     report = trainer.update(groups)
     assert torch.equal(weights(trainer), before)
-    assert (report.optimizer_steps, report.trained_tokens, report.update_ratio) == (0, 0, 0.0)
+    assert (report.optimizer_steps, report.trained_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
@@ -115,17 +115,6 @@ def test_only_an_objective_of_the_advantage_alone_has_zero_gradient_without_it(b
     assert not algorithm.build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
 
-def test_update_ratio_equals_the_relative_change_of_weights(build):
-    trainer = build()
-    trainer.check_loaded()
-    for group in trainer.optimizer.optimizers[0].param_groups:
-        group["lr"] = 1e-2  # large against float32's rounding of the weights
-    before = weights(trainer)
-    report = trainer.update(credited(trainer))
-    after = weights(trainer)
-    assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
-
-
 def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
     """docs/extending.md's optimizer: matrices by torch.optim.Muon, whose state has no step and one moment."""
     [code] = re.findall(r"```python\n# my_muon.py\n(.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
@@ -138,9 +127,8 @@ def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
         group["lr"] = 1e-2  # without the warm-up
     for _ in range(2):
         before = weights(trainer)
-        report = trainer.update(credited(trainer))
-        after = weights(trainer)
-        assert report.update_ratio == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-3)
+        trainer.update(credited(trainer))
+        assert not torch.equal(weights(trainer), before)
     saved = {"optimizer": trainer.optimizer, **policy_state(trainer.model)}
     dcp.save(saved, checkpoint_id=tmp_path / "saved")
     dcp.load({"optimizer": other.optimizer, **policy_state(other.model)}, checkpoint_id=tmp_path / "saved")

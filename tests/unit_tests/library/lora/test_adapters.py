@@ -16,8 +16,8 @@ from tests.parts.tiny_trainer import tiny_trainer
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.hf import local_shard
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
-from torchtitan_rl.core.trainer.norms import local_shard
 from torchtitan_rl.core.trainer.optimizer import AdamW
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import LRSchedule

@@ -9,7 +9,7 @@ from tests.integration.parity import SEQUENCES
 from tests.parts.lora import A, AdapterPair, B
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.trainer.norms import local_shard
+from torchtitan_rl.core.trainer.hf import local_shard
 from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.lora.proof import MISSING, SCALED, STALE
 from torchtitan_rl.proof.weight_proof import NOT_SENT, OTHER_VALUES

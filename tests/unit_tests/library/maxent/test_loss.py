@@ -17,9 +17,9 @@ from tests.parts.algorithm import (
     run_loss,
     spread_logprobs,
 )
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, GroupMean, SeqMeanTokenMean, TokenTruncate
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip
 from torchtitan_rl.library.maxent import MetaController, maxent_class_defaults
-from torchtitan_rl.library.objectives import Reinforce
+from torchtitan_rl.library.objectives import GroupMean, Reinforce, SeqMeanTokenMean, TokenTruncate
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
 SIGMOID_1 = math.e / (math.e + 1)

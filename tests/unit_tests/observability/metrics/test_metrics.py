@@ -27,7 +27,7 @@ from torchtitan_rl.observability.metrics.reward_stats import (
 from torchtitan_rl.observability.metrics.step import record_evaluation, record_step
 
 UPDATE = SimpleNamespace(
-    grad_norm=0.5, clipped_fraction=0.25, update_ratio=1e-3, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
+    grad_norm=0.5, clipped_fraction=0.25, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
     rank_tokens=[500, 700], trained_tokens=1200, forward_only_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
 )  # fmt: skip
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
@@ -187,7 +187,6 @@ def test_optimizer_and_perf_metrics_follow_their_formulas():
     assert values(optimizer_metrics(UPDATE, STATE)) == {
         "optimizer/grad_norm": 0.5,
         "optimizer/clipped_fraction": 0.25,
-        "optimizer/update_ratio": 1e-3,
         "optimizer/learning_rate": 1e-5,
         "optimizer/step": 7,
         "optimizer/prompts_seen": 9,

@@ -7,16 +7,17 @@ from torch.nn.attention import _registry
 from torchtitan.models.common.attention import VarlenMetadata
 
 from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
-from torchtitan_rl.core.trainer import attention
-from torchtitan_rl.core.trainer.attention import (
+from torchtitan_rl.core.trainer.score import attention_masks
+from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.attention import (
     FlashVarlen,
     PackedRows,
     PackedSDPA,
+    attention_config,
     describe_attention,
     flash_attention,
     similar_lengths,
 )
-from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.shared_prompts import SharedFlash, SharedKeys
 
 
@@ -90,7 +91,7 @@ def gpu(monkeypatch):
 )
 def test_flash_attention_2_is_the_default_on_every_gpu(gpu, capability, missing):
     gpu(capability)
-    built = attention.attention_config(float32=False).build()
+    built = attention_config(float32=False).build()
     assert isinstance(built, FlashVarlen)
     assert built.window_size == (-1, 0)
     assert flash_attention() == ("FA2", missing)
@@ -117,7 +118,7 @@ def test_newer_flash_attention_is_used_if_installed_for_the_gpu(gpu, capability,
 
 def test_float32_uses_sdpa_on_a_gpu(gpu):
     gpu((9, 0))
-    config = attention.attention_config(float32=True)
+    config = attention_config(float32=True)
     assert isinstance(config, PackedSDPA.Config)
     assert "SDPA" in describe_attention(config)
 
@@ -130,7 +131,7 @@ def test_flash_attention_takes_packs_with_and_without_shared_prompts(gpu, shared
     model = SimpleNamespace(
         config=SimpleNamespace(first_attention=SimpleNamespace(inner_attention=SharedFlash.Config()))
     )
-    masks = attention.attention_masks(model, SegmentLayout.of([5, 2, 3], shared, device="cpu"))
+    masks = attention_masks(model, SegmentLayout.of([5, 2, 3], shared, device="cpu"))
     assert isinstance(masks, kind)
     torch.manual_seed(0)
     qkv = [torch.randn(1, 10, heads, 8) for heads in (4, 2, 2)]

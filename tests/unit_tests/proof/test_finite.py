@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from torchtitan_rl.core import comm
-from torchtitan_rl.core.trainer import norms
-from torchtitan_rl.core.trainer.norms import FiniteUpdates, NonFiniteLossError, fault_in
+from torchtitan_rl.proof import finite
+from torchtitan_rl.proof.finite import FiniteUpdates, NonFiniteLossError, fault_in
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one(parts)
 
 def test_skipped_update_counts_once_over_all_ranks(parts, monkeypatch):
     recorded = []
-    monkeypatch.setattr(norms, "record_metric", lambda key, value, reduction: recorded.append((value, reduction)))
+    monkeypatch.setattr(finite, "record_metric", lambda key, value, reduction: recorded.append((value, reduction)))
     for is_rank_0 in (True, False):
         monkeypatch.setattr(comm, "is_rank_0", lambda is_rank_0=is_rank_0: is_rank_0)
         updates = FiniteUpdates(*parts, skip=9)
@@ -61,8 +61,11 @@ def test_skipped_update_counts_once_over_all_ranks(parts, monkeypatch):
 
 def test_non_finite_weights_always_stop_training(parts):
     model, _ = parts
+    FiniteUpdates(*parts, skip=9).check_weights()
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
+    with pytest.raises(NonFiniteLossError, match="the update left the weights of 0.weight not finite"):
+        FiniteUpdates(*parts, skip=9).check_weights()
     with pytest.raises(
         NonFiniteLossError, match="the weights of 0.weight not finite; the update was not applied. Go on from"
     ):

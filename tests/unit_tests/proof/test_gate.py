@@ -7,8 +7,10 @@ import torch
 
 from tests.unit_tests.core.trainer.test_packing import COUNTS, member
 from torchtitan_rl.core.state import RunState
-from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, LogprobGateError, diff_rows, fill_logprob_diff
+from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.packing import pack
+from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
+from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate, LogprobGateError
 
 
 def diffs_of(values) -> LogprobDiffs:
@@ -69,17 +71,17 @@ def test_gate_stops_with_the_likely_causes(diff):
     with pytest.raises(
         LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*truncation"
     ):
-        LogprobGate.Config(max_diff=0.1).build(dtypes={"float32"}).check(diffs_of([diff]))
+        LogprobGate(LogprobGateConfig(max_diff=0.1), dtypes={"float32"}).check(diffs_of([diff]))
 
 
 def test_gate_passes_within_the_bound_and_when_off():
-    LogprobGate.Config(max_diff=0.1, distribution=False).build(dtypes={"float32"}).check(diffs_of([0.1]))
-    assert LogprobGate.Config(max_diff=None).build(dtypes={"float32"}).check(diffs_of([math.inf])) is None
+    LogprobGate(LogprobGateConfig(max_diff=0.1, distribution=False), dtypes={"float32"}).check(diffs_of([0.1]))
+    assert LogprobGate(LogprobGateConfig(max_diff=None), dtypes={"float32"}).check(diffs_of([math.inf])) is None
 
 
 def test_logprob_diff_distribution_is_compared_with_earlier_steps():
     generator = np.random.default_rng(0)
-    gate = LogprobGate.Config().build(dtypes={"float32", "bfloat16"})
+    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32", "bfloat16"})
     for step in range(30):  # bfloat16: tenths on a rare token, a mean that moves
         rare = [0.4] * (step % 2)
         gate.check(diffs_of([*generator.exponential(1e-3 * (1 + step % 3), size=4000), *rare]))
@@ -90,12 +92,12 @@ def test_logprob_diff_distribution_is_compared_with_earlier_steps():
 
 
 def test_gate_knows_the_steps_before_a_resume():
-    config = LogprobGate.Config()
-    gate = config.build(dtypes={"float32", "bfloat16"})
+    config = LogprobGateConfig()
+    gate = LogprobGate(config, dtypes={"float32", "bfloat16"})
     for _ in range(25):
         gate.check(diffs_of([1e-3] * 1000))
     saved = RunState(logprob_gate=gate).state_dict()
-    resumed, other = config.build(dtypes={"bfloat16"}), config.build(dtypes={"float32"})
+    resumed, other = LogprobGate(config, dtypes={"bfloat16"}), LogprobGate(config, dtypes={"float32"})
     for one in (resumed, other):
         RunState(logprob_gate=one).load_state_dict(saved)
     with pytest.raises(LogprobGateError, match="20 x the median 0.001 of the 20 steps before"):
@@ -106,7 +108,7 @@ def test_gate_knows_the_steps_before_a_resume():
 
 
 def test_quantile_detects_a_few_percent_of_wrong_tokens():
-    gate = LogprobGate.Config().build(dtypes={"float32", "bfloat16"})
+    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32", "bfloat16"})
     for _ in range(3):
         gate.check(diffs_of([1e-4] * 1000))
     with pytest.raises(LogprobGateError, match="logprob_diff/p99"):
@@ -115,7 +117,7 @@ def test_quantile_detects_a_few_percent_of_wrong_tokens():
 
 def float32_gate(generator) -> LogprobGate:
     """A gate after five steps like debug's in float32: mean 4e-7, 99th percentile 1.6e-6."""
-    gate = LogprobGate.Config().build(dtypes={"float32"})
+    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32"})
     for _ in range(5):
         gate.check(diffs_of(generator.exponential(4e-7, size=2500)))
     return gate
@@ -132,7 +134,7 @@ def test_float32_gate_detects_weights_one_update_behind(wrong, mean):
 
 def test_float32_gate_has_a_limit_at_the_first_step():
     with pytest.raises(LogprobGateError, match="over 0.001, the limit in float32 until 3 steps are known"):
-        LogprobGate.Config().build(dtypes={"float32"}).check(diffs_of([2e-3] * 1000))
+        LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check(diffs_of([2e-3] * 1000))
 
 
 @pytest.mark.parametrize("number", [1, 10, 100, 400, 2500])

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
-from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.core.device import compute_capability
@@ -112,9 +111,7 @@ class PackedRows(NamedTuple):
                 num_cells += width
             which = torch.tensor(rows, device=device)[:, None]  # [R, 1]
             column = torch.arange(width, device=device)  # [W]
-            first = torch.where(
-                column < shared[which], layout.roots[which], own_first[which]
-            )  # [R, W]
+            first = torch.where(column < shared[which], layout.roots[which], own_first[which])  # [R, W]
             source = torch.where(column < layout.lengths[which], first + column, 0)  # [R, W]
             batches.append(PaddedBatch(source.flatten(), width))
         own = layout.lengths - shared  # [P]
@@ -192,9 +189,7 @@ class PackedSDPA(VarlenAttention):
         out = F.embedding(attention_masks.cell, torch.cat(cells))  # [T, N*H]
         return out.to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, enable_gqa: bool
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, enable_gqa: bool) -> Tensor:
         """q [R, N, W, H], k and v [R, Nkv, W, H] -> [R, N, W, H]."""
         # No fused float32 kernel takes grouped heads; the other keeps [R, N, W, W] scores.
         if enable_gqa and q.is_cuda:
@@ -219,13 +214,3 @@ def _to_rows(flat: Tensor, batch: PaddedBatch, head_dim: int) -> Tensor:
     cells = F.embedding(batch.source, flat)  # [R*W, N*H]
     rows = cells.unflatten(0, (-1, batch.width))  # [R, W, N*H]
     return rows.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def attention_masks(model: Decoder, layout: SegmentLayout) -> NamedTuple:
-    """Returns the `attention_masks` argument of the model's forward for a layout."""
-    return model.config.first_attention.inner_attention.masks(layout)
-
-
-def shortest_shared_prompt(model: Decoder) -> int:
-    """Returns the tokens from which on segments may share their prompt (see SegmentLayout); 0: never."""
-    return model.config.first_attention.inner_attention.share_prompts_from

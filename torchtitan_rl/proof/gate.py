@@ -1,22 +1,18 @@
-"""Stops training if trainer and sampler disagree on the log-probabilities of the sampled tokens."""
+"""The gate stops training if trainer and sampler disagree on the log-probabilities of the sampled tokens."""
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torchtitan.config import Configurable
 
-from torchtitan_rl.core import comm
-from torchtitan_rl.core.config import number
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.errors import SamplerFault
-from torchtitan_rl.core.types import Episode, FloatArray, Group, LogprobDiff, TrainBatch, flat
+from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
+from torchtitan_rl.core.types import FloatArray
 
 EDGES = np.logspace(-8, 2, 101)
 """Edges of the histogram's bins. A quantile read from it is at most a quarter too high."""
@@ -92,33 +88,18 @@ class LogprobDiffs:
         return {"mean": self.total / number, "p99": float(upper_edge)}
 
 
-class LogprobGate(Configurable):
+class LogprobGate:
     """Checks a batch's differences before its first update.
 
     By default it compares them with the run's earlier steps, so no limit for a dtype or a model is needed. Checkpoints
     hold what it knows of them.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        max_diff: float | None = number(
-            None, above=0, remedy="Leave it out for no limit on single tokens."
-        )
-        """Largest allowed difference of one token's log-probability. None: no limit. fp32 stays under 1e-4; bf16
-        differs by tenths on rare tokens."""
-
-        distribution: bool = True
-        """Stop if the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20
-        steps and over the dtype's floor (FLOORS). With any dtype, it means that weights or a cache are no longer the
-        policy's."""
-
-    def __init__(self, config: Config, *, dtypes: set[str]) -> None:
+    def __init__(self, config: LogprobGateConfig, *, dtypes: set[str]) -> None:
         """`dtypes`: those in which the trainer and the engine compute."""
         self.config = config
         self._dtype = "float32" if dtypes == {"float32"} else "bfloat16"
-        self._before: dict[str, deque[float]] = {
-            name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]
-        }
+        self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]}
 
     def state_dict(self) -> dict[str, dict[str, list[float]]]:
         """Returns the means and 99th percentiles of the last steps under the dtype in which they were measured."""
@@ -166,62 +147,3 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
         "that is being trained. Likely causes: stale weights, a stale prefix cache, a temperature that the trainer "
         "does not mirror, or other tokens kept by top_p, top_k or min_p than were recorded. The update was not applied."
     )
-
-
-def diff_rows(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> Tensor:
-    """Returns what `fill_logprob_diff` reads, on the device: [4 + others, T].
-
-    Args:
-        logprobs: [T] the trainer's, computed before the first update.
-        others: [T] each.
-    """
-    fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
-    signed = logprobs - batch.sampler_logprobs  # [T]
-    sequence_ids = batch.sequence_ids.float()  # [T]
-    return torch.stack([batch.loss_mask, fresh, sequence_ids, signed, *others.values()])
-
-
-def fill_logprob_diff(
-    batch: TrainBatch, rows: FloatArray, others: Sequence[str] = ()
-) -> FloatArray:
-    """Set `logprob_diff` of the batch's episodes from its `diff_rows` [4 + others, T], which are on the host now.
-
-    `others` [T] each are kept beside the differences of the tokens.
-
-    Returns: the absolute differences of the fresh tokens, [fresh loss tokens].
-    """
-    rows = rows[:, rows[0] > 0]  # [4 + others, loss tokens]
-    rows = rows[:, np.argsort(rows[2], kind="stable")]  # a sequence's traces may lie apart
-    _, fresh, sequence_ids, signed, *rest = rows  # [loss tokens] each
-    is_fresh = fresh > 0  # [loss tokens]
-    sequence_ids = sequence_ids.astype(np.int64)  # [loss tokens]
-    lengths = np.bincount(sequence_ids, minlength=len(batch.members))  # [S]
-    end = 0
-    for member, length in zip(batch.members, lengths, strict=False):
-        begin, end = end, end + length
-        if length > 0:
-            diff = signed[begin:end]  # [loss tokens of the episode]
-            values = np.abs(diff[is_fresh[begin:end]])  # [its fresh loss tokens]
-            total = float(values.sum(dtype=np.float64))
-            mean = total / max(len(values), 1)
-            most = float(values.max(initial=0.0))  # NaN counts as the largest
-            tokens = {"diff": diff}
-            for name, row in zip(others, rest, strict=True):
-                tokens[name] = row[begin:end]
-            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
-    return np.abs(signed[is_fresh])  # [fresh loss tokens]
-
-
-def share_logprob_diffs(groups: Sequence[Group[Episode]], *, mine: bool) -> None:
-    """Set every episode's `logprob_diff` on every rank, without the tokens' values of other ranks' episodes. Collective.
-
-    Args:
-        mine: whether this rank gives its own. Tensor-parallel ranks have the same.
-    """
-    episodes = flat(groups)
-    own: list[tuple[int, LogprobDiff]] = []
-    for i, episode in enumerate(episodes):
-        if mine and episode.logprob_diff is not None:
-            own.append((i, replace(episode.logprob_diff, tokens={})))
-    for i, diff in comm.all_gather_lists(own):
-        episodes[i].logprob_diff = episodes[i].logprob_diff or diff
