@@ -10,10 +10,10 @@ from tests.parts.tiny import sampled
 from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.trainer.gate import LogprobDiffs, LogprobGate, LogprobGateError, diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion
+from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate, LogprobGateError, diff_rows, fill_logprob_diff
 
 V, TEMPERATURE = 128, 0.7
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
