@@ -125,32 +125,14 @@ class Generator(Configurable):
         """The dtype of the engine's weights."""
         return TORCH_DTYPE_MAP[self.config.dtype]
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        step: int = 0,
-        round: int = 0,
-        sampling_config: SamplingConfig | None = None,
-        seeded: bool = False,
-    ) -> Iterator[Group[Completion]]:
+    def generate(self, prompts: Sequence[Prompt], **settings: Any) -> Iterator[Group[Completion]]:
         """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn
         or several.
 
         Yields each group when its last completion ends, while other groups are still being sampled. The same (seed,
-        step, round, replica, prompts, weights, environments' answers) give the same tokens.
-
-        Args:
-            step: the training step, part of the seed.
-            round: the number of the call within the step, part of the seed.
-            sampling_config: replaces the prompt's and the configured sampling, for evaluation.
-            seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is
-                slower.
+        step, round, replica, prompts, weights, environments' answers) give the same tokens. `settings`: see `begin`.
         """
-        begun = self.begin(
-            prompts, step=step, round=round, sampling_config=sampling_config, seeded=seeded
-        )
-        yield from begun.whole_groups()
+        yield from self.begin(prompts, **settings).whole_groups()
 
     def begin(
         self,
@@ -162,7 +144,15 @@ class Generator(Configurable):
         seeded: bool = False,
     ) -> SamplingRound:
         """Returns what `generate` with these arguments samples, before its first token. Sample it before the next
-        call."""
+        call.
+
+        Args:
+            step: the training step, part of the seed.
+            round: the number of the call within the step, part of the seed.
+            sampling_config: replaces the prompt's and the configured sampling, for evaluation.
+            seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is
+                slower.
+        """
         if self.policy_version < 0:
             raise RuntimeError(
                 "The generator was called before the first weight sync: the engine's weights are empty."

@@ -197,19 +197,11 @@ def _at(tensor: Tensor, only: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def score_only(
-    model: Decoder,
-    token_ids: Tensor,
-    labels: Tensor,
-    layout: SegmentLayout,
-    temperature: float,
-    only: Tensor | None = None,
-    records: Tensor | None = None,
-) -> Tensor:
-    """Returns log pi(label) as `score` does, [T], without a graph, and reshards all weights."""
-    scores = score(model, token_ids, labels, layout, temperature, only, records)
+def score_only(model: Decoder, *asked: Any) -> Tensor:
+    """Returns log pi(label) as `score` does for the same arguments, [T], without a graph, and reshards all weights."""
+    logprobs = score(model, *asked).logprobs
     forget_forwards(model)
-    return scores.logprobs
+    return logprobs
 
 
 def forget_forwards(model: Decoder) -> None:
