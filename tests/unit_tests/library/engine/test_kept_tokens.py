@@ -10,10 +10,12 @@ from tests.parts.tiny import sampled
 from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
+from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.trainer.score import score
+from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
 from torchtitan_rl.core.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion
-from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate, LogprobGateError, diff_rows, fill_logprob_diff
+from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate, LogprobGateError
 
 V, TEMPERATURE = 128, 0.7
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
@@ -103,7 +105,7 @@ def gate_of(pair, batch) -> None:
         rows = diff_rows(batch, scores(pair, batch).logprobs)
     diffs = LogprobDiffs()
     diffs.add(fill_logprob_diff(batch, rows.numpy()))
-    LogprobGate.Config().build(dtypes={"float32"}).check(diffs)
+    LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check(diffs)
 
 
 def test_gate_passes_recorded_tokens_and_finds_others(pair):
