@@ -39,13 +39,11 @@ from torchtitan_rl.core.trainer import logprobs  # noqa: E402
 from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
 from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
+from torchtitan_rl.library import attention  # noqa: E402
 from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
-from torchtitan_rl.library.models import (
-    attention,  # noqa: E402
-    spec_from_folder,  # noqa: E402
-)
 from torchtitan_rl.library.models import build as build_module  # noqa: E402
+from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
 
 LONGEST = 64
 SIZES = [(4, 4, 3, 20), (2, 4, 10, 60), (6, 4, 3, 64), (1, 2, 3, 10), (3, 8, 20, 64), (5, 4, 1, 30)]

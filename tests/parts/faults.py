@@ -216,11 +216,11 @@ a folder that another run is using
 
 NaN in the weights
   the weights of layers.3.feed_forward.w2.weight not finite
-  3 unit_tests/core/trainer/test_finite.py::test_non_finite_weights_always_stop_training
+  3 unit_tests/proof/test_finite.py::test_non_finite_weights_always_stop_training
 
 NaN in the gradient
   loss nan, gradient norm nan: the gradients not finite; the update was not applied. It is number 1 in a row
-  3 unit_tests/core/trainer/test_finite.py::test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one
+  3 unit_tests/proof/test_finite.py::test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one
 
 NaN in a reward
   the prompt, the sample and the function, by name
@@ -232,7 +232,7 @@ NaN in the sampler's log-probabilities
 
 sampler and trainer disagree
   sampler/logprob_diff/max is 0.2, over trainer.logprob_gate.max_diff 0.001: the sampler did not sample from the policy
-  3 unit_tests/core/trainer/test_gate.py::test_gate_stops_with_the_likely_causes
+  3 unit_tests/proof/test_gate.py::test_gate_stops_with_the_likely_causes
 """
 
 FAULTS = [_read(paragraph) for paragraph in PARAGRAPHS.strip().split("\n\n")]

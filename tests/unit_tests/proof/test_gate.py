@@ -69,7 +69,7 @@ def test_nan_counts_as_the_largest_logprob_diff():
 @pytest.mark.parametrize("diff", [0.2, math.inf, math.nan])
 def test_gate_stops_with_the_likely_causes(diff):
     with pytest.raises(
-        LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*truncation"
+        LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*kept by top_p"
     ):
         LogprobGate(LogprobGateConfig(max_diff=0.1), dtypes={"float32"}).check(diffs_of([diff]))
 
@@ -146,7 +146,7 @@ def test_single_outlier_token_does_not_stop_training(number):
 
 
 def test_differences_below_the_floor_never_stop_training():
-    gate = LogprobGate.Config().build(dtypes={"float32"})
+    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32"})
     for rare in (1e-7, 1e-7, 1e-7, 1e-5):
         gate.check(diffs_of([1e-7] * 980 + [rare] * 20))
     with pytest.raises(LogprobGateError, match="p99 is .*, over 2e-05, the floor in float32"):
