@@ -29,6 +29,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing
 from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
+from torchtitan_rl.core.trainer.hf import local_shard
 from torchtitan_rl.core.trainer.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
@@ -164,6 +165,9 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
         device.exchanges = 0
         record.forwards, before = 0, len(device.collectives)
         report = trainer.update(groups)
+        for moments in (state for one in trainer.optimizer for state in one.state.values()):
+            for moment in moments.values():  # DTensor makes them where the device does not see it
+                device.memory.use(local_shard(moment), "")
         record.optimizer_steps, record.tokens = report.optimizer_steps, report.trained_tokens
         record.syncs = device.syncs.copy()
         record.routing_waits = device.exchanges + any(True for _ in mixtures(trainer.model))
