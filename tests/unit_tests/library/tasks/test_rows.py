@@ -429,6 +429,8 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         build(sums(2), answer_column="label")
     with pytest.raises(UserError, match=r"task.template = .*, but \['query'\] are none"):
         build(sums(2), template="{query}")
+    with pytest.raises(UserError, match=r"holds the prompt, but it has \['chosen', 'rejected'\]"):
+        build(lines({"chosen": "1 + 1 is 2", "rejected": "3"}), demonstrations="last")  # text without a prompt
     with pytest.raises(UserError, match="expected columns of data.jsonl in braces, but Single '{' encountered"):
         build(sums(2), template="{")
     (tmp_path / "empty").mkdir()
