@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.integration.sabotage import SAYS
 from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
 from torchtitan_rl.common.field_limits import check_fields
@@ -351,51 +350,22 @@ SECTIONS: dict[str, list[WrongInput]] = {
 }
 
 
-SHOWN = 2
-"""The most rows of a section on the page."""
-
-
 def page() -> str:
     """docs/errors.md."""
     lines = [
         "# Wrong inputs and their messages",
         "",
         "Wrong input is found before the engine starts, and mostly before the run folder is created. The exit code is 2. Each message",
-        "names the field, the value, the expected values and the remedy. The tables show a part of the message, and a few inputs of each",
-        "kind; [tests/parts/wrong_inputs.py](../tests/parts/wrong_inputs.py) has all, and a test runs them.",
+        "names the field, the value, the expected values and the remedy. The table has a part of one message of each kind;",
+        "[tests/parts/wrong_inputs.py](../tests/parts/wrong_inputs.py) has all, and a test runs them.",
         "",
+        "| kind, and how many there are | such as | message |",
+        "|---|---|---|",
     ]
     for title, rows in SECTIONS.items():
-        shown = rows[:: max(1, -(-len(rows) // SHOWN))]
-        lines += [f"## {title}", "", f"| input ({len(shown)} of {len(rows)}) | message |", "|---|---|"]
-        lines += [
-            f"| `{_cell(row.given)}`{f' on {row.ranks} ranks' if row.ranks > 1 else ''} | {_cell(row.says)} |"
-            for row in shown
-        ]
-        lines.append("")
-    lines += [
-        *section(),
-        "## Weights that did not arrive",
-        "",
-        "Training stops with exit code 3 at the push in which the tensor is [proven](weight_sync.md), before anything is sampled. The",
-        "message begins with `Weight sync 16 left the engine with other weights than the policy's:`, and the table has the rest.",
-        "[tests/integration/sabotage.py](../tests/integration/sabotage.py) causes each fault in a real engine, in float32 and bfloat16, on",
-        "one rank and with tensor parallelism of 2: `.venv/bin/python tests/integration_tests.py --test_name 'sabotage*'`.",
-        "",
-        "| fault | message |",
-        "|---|---|",
-        *(f"| {'; '.join(faults)} | {_cell(says)} |" for says, faults in _faults_by_message().items()),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _faults_by_message() -> dict[str, list[str]]:
-    """The faults of a push that have the same message."""
-    faults: dict[str, list[str]] = {}
-    for what, says in SAYS.items():
-        faults.setdefault(says, []).append(what)
-    return faults
+        lines.append(f"| {title.lower()}: {len(rows)} | `{_cell(rows[0].given)}` | {_cell(rows[0].says)} |")
+    lines.append("")
+    return "\n".join([*lines, *section()])
 
 
 def _cell(text: str) -> str:
