@@ -44,7 +44,7 @@ BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOT
 PROMPT = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1, 2, 3], expected_answer="2")
 MASSES = [1 / 3] * 3 + [1 / 2] * 2
 TESTED = {
-    *("kl_cov.py", "kl_cov_config.py", "opo.py", "discounted.py", "only_close.py", "not_too_easy.py", "replay.py"),
+    *("kl_cov.py", "opo.py", "discounted.py", "only_close.py", "not_too_easy.py", "replay.py"),
     *("rebel.py", "my_sink.py", "my_metric.py", "restarts.py", "my_family.py"),
     "my_muon.py",  # by test_trainer.py
 }  # fmt: skip
@@ -79,8 +79,9 @@ def test_every_block_is_tested_and_at_most_30_lines():
     assert {name: len(code.splitlines()) for name, code in BLOCKS.items() if len(code.splitlines()) > 30} == {}
 
 
-def test_loss_config_loads_with_its_flag_and_passes_the_trial(files):
-    config = load_config(f"{files}/kl_cov_config.py:kl_cov")
+def test_loss_has_its_limits_and_passes_the_trial():
+    config = load_config("debug")
+    config.algorithm.loss = part("kl_cov.KlCov").Config(eps_high=0.28)
     validate(config, world_size=1)
     try_objective(config, PROMPT, ["correct"])
     assert (config.algorithm.loss.fraction, config.algorithm.loss.eps_high) == (0.002, 0.28)

@@ -14,7 +14,7 @@ from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.setup.build_grader import build_grader
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
-MODULES = ("my_rewards", "my_batch_rewards", "my_task", "my_config")
+MODULES = ("my_rewards", "my_batch_rewards", "my_task")
 
 
 @pytest.fixture
