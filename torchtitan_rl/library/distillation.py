@@ -1,6 +1,6 @@
 """On-policy distillation: a frozen teacher scores the policy's samples; its log-probabilities become advantages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
     from torchtitan_rl.core.trainer.trainer import Trainer
+    from torchtitan_rl.library.hints import Hints
 
 DIVERGENCE = "divergence"
 """The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
@@ -162,22 +163,53 @@ class ExactDistill(TokenLoss):
         return mean | _by_quarter("teacher/divergence", self(inputs), inputs)
 
 
-class Teacher:
-    """A frozen model of the policy's vocabulary, a `services.Source`. With LoRA on the same folder it is the base."""
+class Teachers:
+    """Several models, each for the rows that name it in their column `teacher`, a `services.Source`. MOPD, MiMo-V2-Flash,
+    arXiv 2601.02780."""
 
     name = "teacher"
 
-    def __init__(self, trainer: "Trainer", model_spec: "ModelSpec", folder: Path) -> None:
-        """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective."""
-        self.trainer = trainer
-        self.is_base = trainer.lora is not None and folder.samefile(trainer.models.folder)
-        self.model = trainer.model if self.is_base else trainer.models.frozen(model_spec, folder)
+    def __init__(self, by_name: Mapping[str, "Teacher"]) -> None:
+        """`by_name`: that of rows without the column is ""."""
+        self.by_name = by_name
+
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set every episode's token column as its teacher does. Collective: every rank has all groups."""
+        asked: dict[str, list[Group[Episode]]] = {name: [] for name in self.by_name}
+        for group in groups:
+            name = group.prompt.columns.get("teacher") or ""
+            known = f"one of {sorted(self.by_name)}, which teacher and more_teachers name"
+            expect(name in asked, "the column teacher", name, known, "Correct the row, or add the teacher.")
+            asked[name].append(group)
+        for name, of_teacher in asked.items():
+            self.by_name[name].add_logprobs(of_teacher)
+
+
+class Teacher:
+    """A model of the policy's vocabulary, a `services.Source`. With LoRA on the same folder it is the base."""
+
+    name = "teacher"
+
+    def __init__(
+        self, trainer: "Trainer", model_spec: "ModelSpec", folder: Path | None, hints: "Hints | None" = None
+    ) -> None:
+        """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective.
+
+        Args:
+            folder: None: the policy teaches itself, with its weights of the step.
+            hints: what it reads more than the policy.
+        """
+        self.trainer, self.hints = trainer, hints
+        self.is_base = folder is not None and trainer.lora is not None and folder.samefile(trainer.models.folder)
+        own = self.is_base or folder is None
+        self.model = trainer.model if own else trainer.models.frozen(model_spec, folder)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
         from torchtitan_rl.library.frozen_models import episode_logprobs
 
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
-            logprobs = episode_logprobs(self.trainer, self.model, groups)
-        for episode, values in zip(flat(groups), logprobs, strict=True):
+            asked = self.hints.groups(groups) if self.hints else groups
+            logprobs = episode_logprobs(self.trainer, self.model, asked)
+        for episode, values in zip(flat(asked), logprobs, strict=True):
             episode.credit.token_columns[LOGPROBS] = values

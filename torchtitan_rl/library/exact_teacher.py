@@ -14,31 +14,40 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group, TrainBatch
 from torchtitan_rl.library.distillation import DIVERGENCE
 from torchtitan_rl.library.divergence import TeacherOutput, chunked_divergence
+from torchtitan_rl.library.hints import Hints
 
 
 class ExactTeacher:
-    """A frozen model, sharded as the policy. The policy's forward reads the divergence from it: `Trainer.teacher`."""
+    """A frozen model, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it:
+    `Trainer.teacher`."""
 
-    def __init__(self, trainer: Trainer, model_spec: ModelSpec, folder: Path) -> None:
-        """Load the folder's weights. Collective."""
-        self.trainer = trainer
-        self.model = trainer.models.frozen(model_spec, folder)
+    def __init__(
+        self, trainer: Trainer, model_spec: ModelSpec, folder: Path | None, hints: Hints | None = None
+    ) -> None:
+        """Load the folder's weights. Collective. Arguments as those of `distillation.Teacher`."""
+        self.trainer, self.hints = trainer, hints
+        self.is_policy = folder is None
+        self.model = trainer.model if self.is_policy else trainer.models.frozen(model_spec, folder)
 
     @torch.no_grad()
     def reader(self, batch: TrainBatch) -> HeadReader:
-        """Run the teacher's forward. Its head stays gathered until `free`, so that the student's backward can read it."""
+        """Run the teacher's forward. Its head stays gathered until `free`, so that the student's backward can read it; the
+        policy's own is the student's."""
         temperature = self.trainer.temperature
+        asked = self.hints.batch(batch, self.trainer.batcher.multiple) if self.hints else batch
 
         def read(head_input: HeadInput) -> TeacherOutput:
-            hidden = head_input.hidden.index_select(0, batch.loss_positions)  # [M, Dt]
+            hidden = head_input.hidden.index_select(0, asked.loss_positions)  # [M, Dt]
             return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
 
-        teacher = run_model(self.model, batch.token_ids, batch.layout, read)
-        self.model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
+        teacher = run_model(self.model, asked.token_ids, asked.layout, read)
+        if not self.is_policy:
+            self.model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
         beta = self.trainer.algorithm.policy_loss.divergence_beta
 
         def divergence(head_input: HeadInput, tiles: dict[str, Any]) -> dict[str, Tensor]:
-            weight, known = _shared_rows(head_input.weight, teacher)  # [Vs', D]
+            own = teacher._replace(weight=head_input.weight.detach()) if self.is_policy else teacher
+            weight, known = _shared_rows(head_input.weight, own)  # [Vs', D]
             found = chunked_divergence(head_input.hidden, weight, known, beta=beta, **tiles)
             return {DIVERGENCE: found.values, TEACHER_TOKEN: found.best}
 
@@ -46,7 +55,8 @@ class ExactTeacher:
 
     def free(self) -> None:
         """Free the memory of the teacher's head."""
-        forget_forwards(self.model)
+        if not self.is_policy:
+            forget_forwards(self.model)
 
     @torch.no_grad()
     def measure(self, groups: Sequence[Group[Episode]]) -> dict[str, float]:
@@ -55,6 +65,8 @@ class ExactTeacher:
         The episodes of this rank's micro-batches keep the columns of their tokens.
         """
         trainer = self.trainer
+        if self.hints:
+            self.hints.add_logprobs(groups)
         total = count = 0.0
         for batch in trainer.batcher.forward_only(groups):
             columns = trainer.score(batch).columns  # [T] each

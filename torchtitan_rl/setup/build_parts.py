@@ -23,12 +23,14 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
 from torchtitan_rl.library.demonstrations import NoEngine
-from torchtitan_rl.library.distillation import Teacher
+from torchtitan_rl.library.distillation import Teacher, Teachers
 from torchtitan_rl.library.engine.start import small_cache_note, start_generator
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.frozen_models import Reference
+from torchtitan_rl.library.hints import Hints
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
+from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.library.models.build import build_trainer
 from torchtitan_rl.library.models.hf_decoder import longest_window
 from torchtitan_rl.library.models.multimodal import engine_folder
@@ -159,10 +161,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
         trainer = trainer_of_run(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
-        if algorithm.policy_loss.divergence_beta is not None:
-            trainer.teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
-        elif config.teacher:
-            sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
+        sources += _teach(config, trainer, prompts)
         sources += algorithm.policy_loss.sources(trainer)
     generator, weight_sync = NoEngine(), None
     if config.needs_engine:
@@ -183,6 +182,23 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         generator=generator,
         weight_sync=weight_sync,
     )
+
+
+def _teach(config: "RunConfig", trainer: "Trainer", prompts: "PromptStream") -> "list[Source]":
+    """Load the teacher that the loss asks for. Returns what scores the episodes for it. Collective."""
+    loss = trainer.algorithm.policy_loss
+    if not loss.needs_teacher:
+        return []
+    hints = Hints(config.teacher_hint, prompts, config.generator.max_model_len) if config.teacher_hint else None
+    folder = Path(config.teacher) if config.teacher else None
+    sources: list[Source] = [hints] if hints else []
+    if loss.divergence_beta is None:
+        teachers = {"": Teacher(trainer, teacher_spec(config), folder, hints)}
+        for name, more in config.more_teachers.items():
+            teachers[name] = Teacher(trainer, spec_from_folder(Path(more)), Path(more), hints)
+        return [*sources, Teachers(teachers) if config.more_teachers else teachers[""]]
+    trainer.teacher = ExactTeacher(trainer, teacher_spec(config), folder, hints)
+    return sources
 
 
 def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":

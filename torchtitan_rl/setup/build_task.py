@@ -43,7 +43,10 @@ def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
     task = build_task(config.task)
     samples = config.samples_training
     scorers = find_scorers(
-        config.grader, task, required=samples, only_watched=bool(config.teacher) or config.eval_only or not samples
+        config.grader,
+        task,
+        required=samples,
+        only_watched=bool(config.teacher or config.teacher_hint) or config.eval_only or not samples,
     )
     check_task(config, task)
     missing = missing_start(config)

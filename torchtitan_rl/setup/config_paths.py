@@ -21,6 +21,8 @@ def resolve_from(folder: Path, config: "RunConfig") -> None:
     """Make the paths that exist in `folder` absolute: of the start, rewards, sinks and the task. Others stay as they are."""
     config.hf_assets_path = _resolved(folder, config.hf_assets_path)
     config.teacher = in_folder(folder, _resolved(folder, config.teacher))
+    config.more_teachers = _resolved(folder, config.more_teachers)
+    config.teacher_hint = in_folder(folder, config.teacher_hint)
     config.resume = _resolved(folder, config.resume)
     config.trainer.lora.start = _resolved(folder, config.trainer.lora.start)
     config.prompts.demonstrate = in_folder(folder, config.prompts.demonstrate)

@@ -93,7 +93,9 @@ def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int 
 
 
 def teacher_spec(config: "RunConfig") -> ModelSpec | None:
-    """The teacher's architecture; None without a teacher, or if its folder is not there yet."""
+    """The teacher's architecture; None without a teacher, or if its folder is not there yet. The policy's, if it teaches itself."""
+    if config.teaches_itself:
+        return config.model_spec
     folder = Path(config.teacher)
     return spec_from_folder(folder) if config.teacher and (folder / "config.json").is_file() else None
 
@@ -159,8 +161,10 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         pushed = {"pushed adapter": exported * BYTES[config.generator.dtype]}
     teacher = teacher_spec(config)
     is_base = trainer.lora.rank > 0 and config.teacher == config.hf_assets_path
-    if teacher is not None and not is_base:
+    if config.teacher and teacher is not None and not is_base:
         frozen += _Shape.of(teacher).parameters / (shards * tp) * width
+    for folder in filter(Path.is_dir, map(Path, config.more_teachers.values())):
+        frozen += _Shape.of(spec_from_folder(folder)).parameters / (shards * tp) * width
     engine = config.generator.gpu_memory_utilization * gpu_bytes * config.needs_engine
     largest = max(shape.embedding, shape.layer)
     awake = {

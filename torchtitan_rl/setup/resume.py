@@ -39,6 +39,8 @@ BINDING = {
     "trainer.optimizer": "the optimizer's state is of another kind",
     "reference": "the KL term pulls towards other weights",
     "teacher": "the loss pulls towards another model",
+    "more_teachers": "the loss pulls towards other models",
+    "teacher_hint": "the loss pulls towards another model",
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }
 """Fields whose change would make a resumed run silently wrong, and why."""
@@ -65,6 +67,8 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
         algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
         found["tokenizer"] = _tokenizer_digest(folder)
         found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
+        digests_of = {name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()}
+        found["more_teachers"] = str(digests_of)
         found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
     return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
 

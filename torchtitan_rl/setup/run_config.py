@@ -30,7 +30,16 @@ class RunConfig(Controller.Config):
 
     teacher: str = ""
     """A frozen model from which the loss Distill or ExactDistill learns: a Hugging Face checkpoint folder or a name on the hub, with
-    the policy's vocabulary. Or a recipe that makes one on the task, as in task.warm_start. Empty: no teacher."""
+    the policy's vocabulary. Or a recipe that makes one on the task, as in task.warm_start. Empty: no teacher, or with teacher_hint
+    the policy itself."""
+
+    teacher_hint: str = ""
+    """What the teacher reads after the question and the policy does not: a column of the rows, expected_answer, or a function of
+    the group's samples such as torchtitan_rl.library.hints:feedback. Empty: nothing."""
+
+    more_teachers: dict[str, str] = field(default_factory=dict)
+    """Further teachers by name, each for the rows whose column `teacher` has its name; the other rows have `teacher`. With the loss
+    Distill."""
 
     dump_folder: str = ""
     """The run's folder for logs, metrics, samples and checkpoints. Empty: a new one under outputs/."""
@@ -70,6 +79,11 @@ class RunConfig(Controller.Config):
     def samples_training(self) -> bool:
         """Whether the engine samples the completions to learn from; False with demonstrations."""
         return self.algorithm.loss.build().from_engine
+
+    @property
+    def teaches_itself(self) -> bool:
+        """Whether the teacher is the policy, which reads a hint."""
+        return bool(self.teacher_hint) and not self.teacher
 
     @property
     def truncates(self) -> bool:

@@ -1,5 +1,6 @@
 """Prepares and checks the teacher's checkpoint: a folder, a download, or made by a recipe; with the policy's vocabulary."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,21 +17,25 @@ if TYPE_CHECKING:
 
 
 def check_asked(config: "RunConfig") -> None:
-    """Check that a run has a teacher if and only if its loss learns from one. Raises UserError, naming the field."""
+    """Check that a run has a teacher if and only if its loss learns from one, and that the engine's records, which are of the policy's
+    prompt, are not asked of another prompt. Raises UserError, naming the field."""
     loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
     name = type(loss).__qualname__
     if loss.needs_teacher:
-        remedy = "Name its folder, or a model on the hub."
-        expect(bool(config.teacher), "teacher", "", f"a model, from which the loss {name} learns", remedy)
-    else:
+        remedy = "Name its folder, or a model on the hub, or a teacher_hint for the policy to teach itself."
+        named = bool(config.teacher or config.teacher_hint)
+        expect(named, "teacher", "", f"a model, from which the loss {name} learns", remedy)
+        records = config.truncates or config.generator.router_replay
+        alike = "none with sampling.top_p, top_k, min_p or generator.router_replay, which record each token of the policy's prompt"
+        expect(not (records and config.teacher_hint), "teacher_hint", config.teacher_hint, alike, "Leave one out.")
+        several = config.more_teachers and (loss.divergence_beta is not None or not config.teacher)
+        one = "none without teacher, which the other rows have, and none with the exact divergence, whose packs have one teacher"
+        expect(not several, "more_teachers", config.more_teachers, one, "Use the loss Distill, and name a teacher.")
+        return
+    for field in ("teacher", "teacher_hint", "more_teachers"):
         learns = f"none, as the loss {name} learns from no teacher"
-        expect(
-            not config.teacher,
-            "teacher",
-            config.teacher,
-            learns,
-            "Use the loss Distill or ExactDistill, or leave it out.",
-        )
+        remedy = "Use the loss Distill or ExactDistill, or leave it out."
+        expect(not getattr(config, field), field, getattr(config, field), learns, remedy)
 
 
 def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> None:
@@ -42,6 +47,10 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
     Raises:
         UserError: naming `teacher`.
     """
+    for name, more in config.more_teachers.items():
+        alone = replace(config, teacher=more, more_teachers={})
+        prepare_teacher(alone, student)
+        config.more_teachers[name] = alone.teacher
     from torchtitan_rl.setup.weight_files import check_tensors
 
     try:

@@ -2,7 +2,7 @@ import pytest
 
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.distillation import ExactDistill
+from torchtitan_rl.library.distillation import Distill, ExactDistill
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.teacher_folder import check_asked, check_same_vocabulary, prepare_teacher
@@ -31,6 +31,29 @@ def test_a_teacher_and_a_loss_that_learns_from_one_need_each_other():
     check_asked(config)
     config.teacher = "somewhere"
     with pytest.raises(UserError, match="teacher = 'somewhere': expected none, as the loss Clip"):
+        check_asked(config)
+
+
+def test_a_hint_stands_for_a_teacher_where_the_policy_teaches_itself():
+    config = load_config("debug_distill")
+    config.teacher, config.teacher_hint = "", "expected_answer"
+    check_asked(config)
+    assert config.teaches_itself
+    config.sampling.top_p = 0.9
+    with pytest.raises(UserError, match="teacher_hint = 'expected_answer': expected none with sampling.top_p"):
+        check_asked(config)
+    config = load_config("debug")
+    config.teacher_hint = "expected_answer"
+    with pytest.raises(UserError, match="teacher_hint = 'expected_answer': expected none, as the loss Clip"):
+        check_asked(config)
+
+
+@pytest.mark.parametrize(("loss", "teacher"), [(ExactDistill.Config(), "one"), (Distill.Config(), "")])
+def test_several_teachers_need_a_first_one_and_sampled_tokens(loss, teacher):
+    config = load_config("debug_distill")
+    config.algorithm.loss, config.teacher, config.teacher_hint = loss, teacher, "expected_answer"
+    config.more_teachers = {"code": "two"}
+    with pytest.raises(UserError, match="more_teachers = {'code': 'two'}: expected none without teacher"):
         check_asked(config)
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from itertools import groupby, takewhile
@@ -133,6 +133,21 @@ class PromptRenderer(Configurable):
             found += alike if is_chat is None else self._tokenized(alike, is_chat)
         return found
 
+    def hinted(self, prompt: Prompt, hint: str) -> Prompt:
+        """Returns the prompt with a hint: at the end of its last user message, or before a plain text. Names of special
+        tokens are left out of it."""
+        hint = self._special.sub("", hint)
+        if not prompt.messages:
+            messages, text = None, f"{hint}\n\n{prompt.text}"
+        else:
+            last = max((i for i, one in enumerate(prompt.messages) if one["role"] == "user"), default=-1)
+            asked = prompt.messages[last]
+            messages = [*prompt.messages]
+            messages[last] = {**asked, "content": f"{asked['content']}\n\n{hint}"}
+            text = self._chat_text(messages, prompt.tools or self._tools[prompt.task])
+        ids = self._token_ids([text], is_chat=bool(messages))[0]
+        return replace(prompt, text=text, messages=messages, token_ids=ids)
+
     def faults(self, examples: Sequence[Example]) -> list[str | None]:
         """Returns for each example why it cannot be a prompt, worded to follow "3 rows"; None if it can."""
         odd = "that have no tokens or that the tokenizer cannot represent"
@@ -212,15 +227,19 @@ class PromptRenderer(Configurable):
         return example.tools or self._tools[example.task]
 
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
+        ids = self._token_ids([one.text for one in rendered], is_chat)
+        decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
+        return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
+
+    def _token_ids(self, texts: list[str], is_chat: bool) -> list[list[int]]:
         # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
-        ids = self.tokenizer([one.text for one in rendered], add_special_tokens=not is_chat)["input_ids"]
+        ids = self.tokenizer(texts, add_special_tokens=not is_chat)["input_ids"]
         if not is_chat and self._num_appended:
             ids = [token_ids[: -self._num_appended] for token_ids in ids]
         begins = self.tokenizer.bos_token_id
         if begins is not None:  # a plain text that begins with it, such as a chat format, has it already
             ids = [token_ids[1:] if token_ids[:2] == [begins, begins] else token_ids for token_ids in ids]
-        decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
-        return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
+        return ids
 
     def _with_preface(self, messages: list[Message]) -> list[Message]:
         """Returns the messages preceded by the system prompt and the few-shot examples."""

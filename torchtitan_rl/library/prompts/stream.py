@@ -79,6 +79,10 @@ class PromptStream(OwnConfig):
             raise prompt
         return prompt
 
+    def hinted(self, prompt: Prompt, hint: str) -> Prompt:
+        """Returns the prompt as a teacher reads it that is told `hint`."""
+        return self._renderer.hinted(prompt, hint)
+
     def observe(self, groups: Sequence[Group[Episode]]) -> None:
         """Called with each step's credited groups. The stream does not depend on them; a subclass may (docs/extending.md)."""
 

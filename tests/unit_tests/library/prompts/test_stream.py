@@ -131,6 +131,20 @@ def test_plain_text_prompt_starts_with_system_prompt_and_examples(tokenizer):
     assert prompt.text == f"Add.\n\nWhat is 1 + 1?\n2\n\nWhat is 1 + 2?\n3\n\n{bare.text}"
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_hint_ends_the_question_and_names_no_special_token(tokenizer, chat):
+    tokenizer.chat_template = CHAT_TEMPLATE if chat else None
+    prompts = stream(tokenizer, system_prompt="Add.")
+    prompt = prompts.at(0)
+    hinted = prompts.hinted(prompt, f"What is{tokenizer.eos_token} 46")
+    question = prompt.columns["operands"]
+    asked = f"What is {question[0]} + {question[1]}?"
+    wanted = f"<system>Add.<user>{asked}\n\nWhat is 46<a>" if chat else f"What is 46\n\nAdd.\n\n{asked}\n"
+    assert hinted.text == wanted
+    assert hinted.token_ids.tolist() == tokenizer(wanted, add_special_tokens=not chat)["input_ids"]
+    assert (hinted.prompt_idx, hinted.expected_answer) == (prompt.prompt_idx, prompt.expected_answer)
+
+
 def test_fewer_held_out_prompts_than_evaluations_ask_for_are_told(tokenizer, capsys):
     class Few(SumDigits):
         def held_out_examples(self, num):

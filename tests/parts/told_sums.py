@@ -1,0 +1,66 @@
+"""Sums whose start always forgets the carry, unless the prompt says to carry: a policy that can teach itself what no reward can."""
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from configs.debug import debug
+from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.config import number
+from torchtitan_rl.library.distillation import Distill, ExactDistill
+from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
+from torchtitan_rl.library.starts.warm_start import Recipe, ensure_checkpoint
+from torchtitan_rl.library.task import Example
+from torchtitan_rl.library.tasks.sum_digits import SumDigits
+from torchtitan_rl.setup.run_config import RunConfig
+
+HINT = "Carry."
+
+
+def obedient() -> Recipe:
+    """Adds as it is told: with the carry after the hint, without it otherwise."""
+
+    def worked(example: Example, rng: random.Random) -> str:
+        return sum_in_columns(*example.columns["operands"], forget_carry=HINT not in example.text)
+
+    return replace(sums(), name="obedient", worked=worked)
+
+
+class ToldSums(SumDigits):
+    """`sum_digits` with the column `advice`."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        told: float = number(0.0, least=0, most=1)
+        """Share of the prompts that have the hint; none in RL."""
+
+        def start_checkpoint(self, cache_root: Path) -> Path | None:
+            return ensure_checkpoint(replace(self, told=0.5).build(), obedient(), cache_root)
+
+    def example(self, problem: tuple[int, ...]) -> Example:
+        example = super().example(problem)
+        example = replace(example, columns={**example.columns, "advice": HINT})
+        told = random.Random(str(problem)).random() < self.config.told
+        return replace(example, text=f"Hint: {HINT}\n\n{example.text}") if told else example
+
+
+def rewarded() -> RunConfig:
+    """Rewards alone."""
+    config = debug()
+    config.task = ToldSums.Config(min_integers=2, max_integers=2, instruction="")
+    return config
+
+
+def self_taught() -> RunConfig:
+    """The policy under the hint teaches the policy without it; the exact divergence."""
+    config = rewarded()
+    config.teacher_hint = "advice"
+    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
+    return config
+
+
+def self_taught_by_samples() -> RunConfig:
+    """The same by the log-probabilities of the sampled tokens."""
+    config = self_taught()
+    config.algorithm = Algorithm.Config(loss=Distill.Config())
+    return config
