@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.debug import debug
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.config import number
-from torchtitan_rl.library.distillation import Distill, ExactDistill
+from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
 from torchtitan_rl.library.starts.warm_start import Recipe, ensure_checkpoint
 from torchtitan_rl.library.task import Example
@@ -48,19 +48,22 @@ def rewarded() -> RunConfig:
     """Rewards alone."""
     config = debug()
     config.task = ToldSums.Config(min_integers=2, max_integers=2, instruction="")
+    config.num_steps = 20
+    config.evaluation.every = 5
     return config
 
 
 def self_taught() -> RunConfig:
-    """The policy under the hint teaches the policy without it; the exact divergence."""
+    """The policy under the hint teaches the policy without it; the exact forward KL: the
+    start is certain of its mistake, where the reverse KL has almost no gradient."""
     config = rewarded()
     config.teacher_hint = "advice"
-    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
+    config.num_prompts_per_step, config.sampling.n = 128, 1
+    config.algorithm = Algorithm.Config(loss=ExactDistill.Config(beta=0.0))
     return config
 
 
-def self_taught_by_samples() -> RunConfig:
-    """The same by the log-probabilities of the sampled tokens."""
+def reverse() -> RunConfig:
     config = self_taught()
-    config.algorithm = Algorithm.Config(loss=Distill.Config())
+    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
     return config

@@ -82,7 +82,7 @@ def test_the_policy_teaches_itself_as_dense_float64_does(folder, beta, settings)
             p, q = (model(i).logits[0, at] / 0.9 for i, at in ((ids, places), (more, theirs)))  # [n, V]
             found = divergence(p.softmax(-1), q.softmax(-1).detach(), beta)  # [n]
             kept = sample.credit.token_columns[DIVERGENCE][sample.completion.loss_mask]
-            np.testing.assert_allclose(kept, found.detach(), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(kept, found.detach(), rtol=5e-6, atol=1e-6)
             assert hint is None or kept.max() > 1e-3
             total, count = total + found.sum(), count + len(places)
     (total / count).backward()
