@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.controller import Controller
     from torchtitan_rl.core.services import Services
     from torchtitan_rl.core.state import RunState
-    from torchtitan_rl.core.trainer.trainer import Trainer
-    from torchtitan_rl.library.prompts.stream import PromptStream
     from torchtitan_rl.observability.recorder import Recorder
     from torchtitan_rl.resilience.checkpoint_folder import Resume
     from torchtitan_rl.resilience.checkpointer import Checkpointer
@@ -243,7 +241,7 @@ def build_run(
         in_flight=in_flight,
         logprob_gate=parts.trainer.checks,
     )
-    checkpointer = _build_checkpointer(config, parts.trainer, parts.prompts, state, run_folder)
+    checkpointer = _build_checkpointer(config, parts, state, run_folder)
     if resume is not None:
         with phase(f"load {resume.checkpoint}"):
             checkpointer.load(resume.checkpoint)
@@ -295,21 +293,21 @@ def _gather(value: Any) -> list[Any] | None:
     return values
 
 
-def _build_checkpointer(
-    config: "RunConfig", trainer: "Trainer", prompts: "PromptStream", state: "RunState", run_folder: Path
-) -> "Checkpointer":
+def _build_checkpointer(config: "RunConfig", parts: "Parts", state: "RunState", run_folder: Path) -> "Checkpointer":
+    from torchtitan_rl.library.frozen_models import PolicyAverage
     from torchtitan_rl.resilience.checkpointer import Checkpointer
     from torchtitan_rl.setup.resume import config_fields
     from torchtitan_rl.setup.run_folder import RunFolderCheck
 
     return Checkpointer(
         config.checkpoint,
-        trainer=trainer,
-        prompts=prompts,
+        trainer=parts.trainer,
+        prompts=parts.prompts,
         run_state=state,
         run_folder=run_folder,
         config_fields=config_fields(config),
         check_folder=RunFolderCheck(run_folder),
+        more_tensors=next((one.tensors() for one in parts.sources if isinstance(one, PolicyAverage)), None),
     )
 
 

@@ -17,6 +17,7 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import Episode, Group, flat
 
 if TYPE_CHECKING:
+    from torchtitan.models.common.decoder import Decoder
     from torchtitan.protocols.model_spec import ModelSpec
 
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
@@ -191,18 +192,20 @@ class Teacher:
     name = "teacher"
 
     def __init__(
-        self, trainer: "Trainer", model_spec: "ModelSpec", folder: Path | None, hints: "Hints | None" = None
+        self, trainer: "Trainer", model_spec: "ModelSpec", folder: "Path | Decoder", hints: "Hints | None" = None
     ) -> None:
         """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective.
 
         Args:
-            folder: None: the policy teaches itself, with its weights of the step.
+            folder: or the model itself, if it is loaded already: the policy, or its average.
             hints: what it reads more than the policy.
         """
         self.trainer, self.hints = trainer, hints
-        self.is_base = folder is not None and trainer.lora is not None and folder.samefile(trainer.models.folder)
-        own = self.is_base or folder is None
-        self.model = trainer.model if own else trainer.models.frozen(model_spec, folder)
+        is_folder = isinstance(folder, Path)
+        self.is_base = is_folder and trainer.lora is not None and folder.samefile(trainer.models.folder)
+        self.model = trainer.model if self.is_base else folder
+        if is_folder and not self.is_base:
+            self.model = trainer.models.frozen(model_spec, folder)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""

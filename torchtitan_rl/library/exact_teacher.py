@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
@@ -18,16 +19,16 @@ from torchtitan_rl.library.hints import Hints
 
 
 class ExactTeacher:
-    """A frozen model, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it:
+    """A model without gradients, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it:
     `Trainer.teacher`."""
 
     def __init__(
-        self, trainer: Trainer, model_spec: ModelSpec, folder: Path | None, hints: Hints | None = None
+        self, trainer: Trainer, model_spec: ModelSpec, folder: Path | Decoder, hints: Hints | None = None
     ) -> None:
         """Load the folder's weights. Collective. Arguments as those of `distillation.Teacher`."""
         self.trainer, self.hints = trainer, hints
-        self.is_policy = folder is None
-        self.model = trainer.model if self.is_policy else trainer.models.frozen(model_spec, folder)
+        self.model = trainer.models.frozen(model_spec, folder) if isinstance(folder, Path) else folder
+        self.is_policy = self.model is trainer.model
 
     @torch.no_grad()
     def reader(self, batch: TrainBatch) -> HeadReader:

@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
+import torch
+from torch import Tensor
+from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core import comm
@@ -72,6 +75,30 @@ class Reference:
             logprobs = episode_logprobs(self.trainer, self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):
             episode.reference_logprobs = values
+
+
+class PolicyAverage:
+    """An average of the policy over the steps, a `services.Source`: theta' <- theta' + rate (theta - theta'). It moves once a step,
+    before it is asked for log-probabilities."""
+
+    name = "teacher_average"
+
+    def __init__(self, trainer: Trainer, rate: float) -> None:
+        """Load the start's weights once more. Collective."""
+        self.rate = rate
+        self.model = trainer.models.policy().requires_grad_(False)
+        named = zip(self.model.named_parameters(), trainer.model.parameters(), strict=True)
+        self._pairs = {canonical_fqn(name): (own, p) for (name, own), p in named if p.requires_grad}
+
+    @torch.no_grad()
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Move towards the policy. The episodes are not read."""
+        for own, policy in self._pairs.values():
+            own.lerp_(policy, self.rate)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold, by name: the sharded tensors themselves."""
+        return {f"{self.name}.{name}": own.detach() for name, (own, _) in self._pairs.items()}
 
 
 def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Saves and loads checkpoints of everything that a run needs to continue bit by bit, and keeps the configured number."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,11 @@ class Checkpointer(Configurable):
         run_folder: Path,
         config_fields: dict[str, Any] | None = None,
         check_folder: Callable[[], None] = lambda: None,
+        more_tensors: Mapping[str, Tensor] | None = None,
     ) -> None:
         """
         Args:
+            more_tensors: what is saved and loaded beside the policy, by name.
             config_fields: the run's config by dotted field, stored in each manifest. A resumed run is compared with it.
             check_folder: raises TrainingStopped if the run folder is gone. Called after every step.
         """
@@ -62,6 +64,7 @@ class Checkpointer(Configurable):
         self.folder = CheckpointFolder(run_folder)
         self.config_fields = config_fields or {}
         self._check_folder = check_folder
+        self._more_tensors = more_tensors or {}
         self.model = trainer.model
         self.states = {
             "optimizer": trainer.optimizer,
@@ -169,12 +172,12 @@ class Checkpointer(Configurable):
         self.folder.purge(self.config.keep_latest_k)
 
     def _state(self) -> dict[str, Any]:
-        return {**self.states, **policy_state(self.model)}
+        return {**self.states, **policy_state(self.model), **self._more_tensors}
 
     def _bytes(self) -> int:
         """Estimated size of a checkpoint: the weights of all ranks and two moments of each."""
-        weights = policy_state(self.model).values()
-        return int(ROOM * 3 * sum(w.numel() * w.element_size() for w in weights))
+        weights, more = policy_state(self.model).values(), self._more_tensors.values()
+        return int(ROOM * sum(w.numel() * w.element_size() for w in (*weights, *weights, *weights, *more)))
 
     def _on_rank_0(self, act: Callable[[], Any]) -> Any:
         """Run `act` on rank 0. Returns its result on every rank; raises CannotSaveError on every rank if it fails."""

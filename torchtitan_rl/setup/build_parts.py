@@ -26,7 +26,7 @@ from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher, Teachers
 from torchtitan_rl.library.engine.start import small_cache_note, start_generator
 from torchtitan_rl.library.exact_teacher import ExactTeacher
-from torchtitan_rl.library.frozen_models import Reference
+from torchtitan_rl.library.frozen_models import PolicyAverage, Reference
 from torchtitan_rl.library.hints import Hints
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import EngineAdapter
@@ -51,6 +51,7 @@ from torchtitan_rl.setup.validation import check_model, learning_warnings
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torchtitan.models.common.decoder import Decoder
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.core.algorithm import Algorithm
@@ -190,8 +191,14 @@ def _teach(config: "RunConfig", trainer: "Trainer", prompts: "PromptStream") -> 
     if not loss.needs_teacher:
         return []
     hints = Hints(config.teacher_hint, prompts, config.generator.max_model_len) if config.teacher_hint else None
-    folder = Path(config.teacher) if config.teacher else None
+    folder: Path | Decoder = Path(config.teacher or config.hf_assets_path)
     sources: list[Source] = [hints] if hints else []
+    if config.teaches_itself and config.teacher_rate == 1:
+        folder = trainer.model
+    elif config.teaches_itself and config.teacher_rate > 0:
+        average = PolicyAverage(trainer, config.teacher_rate)
+        sources.append(average)
+        folder = average.model
     if loss.divergence_beta is None:
         teachers = {"": Teacher(trainer, teacher_spec(config), folder, hints)}
         for name, more in config.more_teachers.items():

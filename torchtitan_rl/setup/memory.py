@@ -161,7 +161,11 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         pushed = {"pushed adapter": exported * BYTES[config.generator.dtype]}
     teacher = teacher_spec(config)
     is_base = trainer.lora.rank > 0 and config.teacher == config.hf_assets_path
-    if config.teacher and teacher is not None and not is_base:
+    if config.teaches_itself:
+        exact = algorithm.policy_loss.divergence_beta is not None
+        copied = config.teacher_rate < 1 and (config.teacher_rate > 0 or exact or not trainer.lora.rank)
+        frozen += copied * state * (4 if config.teacher_rate and not trainer.lora.rank else width)
+    elif teacher is not None and not is_base:
         frozen += _Shape.of(teacher).parameters / (shards * tp) * width
     for folder in filter(Path.is_dir, map(Path, config.more_teachers.values())):
         frozen += _Shape.of(spec_from_folder(folder)).parameters / (shards * tp) * width

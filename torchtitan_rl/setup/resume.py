@@ -40,6 +40,7 @@ BINDING = {
     "reference": "the KL term pulls towards other weights",
     "teacher": "the loss pulls towards another model",
     "more_teachers": "the loss pulls towards other models",
+    "teacher_rate": "the checkpoint holds another average of the policy, or none",
     "teacher_hint": "the loss pulls towards another model",
     "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
 }

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 from torchtitan.config import CommConfig
 
+from torchtitan_rl.core.config import number
 from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.library.environments.factory import Conversations
 from torchtitan_rl.library.in_flight import InFlight
@@ -29,13 +30,17 @@ class RunConfig(Controller.Config):
     Qwen/Qwen3-0.6B. Empty: the start that the task makes, if it makes one (the debug configs)."""
 
     teacher: str = ""
-    """A frozen model from which the loss Distill or ExactDistill learns: a Hugging Face checkpoint folder or a name on the hub, with
+    """A model from which the loss Distill or ExactDistill learns: a Hugging Face checkpoint folder or a name on the hub, with
     the policy's vocabulary. Or a recipe that makes one on the task, as in task.warm_start. Empty: no teacher, or with teacher_hint
     the policy itself."""
 
     teacher_hint: str = ""
     """What the teacher reads after the question and the policy does not: a column of the rows, expected_answer, or a function of
     the group's samples such as torchtitan_rl.library.hints:feedback. Empty: nothing."""
+
+    teacher_rate: float = number(0.05, least=0, most=1)
+    """How fast a teacher that is the policy itself follows it: each step it moves by this share of the way. 0: it stays the start.
+    1: it is the policy of the step."""
 
     more_teachers: dict[str, str] = field(default_factory=dict)
     """Further teachers by name, each for the rows whose column `teacher` has its name; the other rows have `teacher`. With the loss

@@ -19,7 +19,9 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Episode, Group, Prompt, flat
 from torchtitan_rl.library.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher, Teachers
 from torchtitan_rl.library.exact_teacher import ExactTeacher
+from torchtitan_rl.library.frozen_models import PolicyAverage
 from torchtitan_rl.library.hints import Hints, column, feedback
+from torchtitan_rl.resilience.checkpointer import policy_state
 
 ASKED = f"{__name__}:some_hints"
 
@@ -69,7 +71,7 @@ def test_the_policy_teaches_itself_as_dense_float64_does(folder, beta, settings)
     """Divergence and gradient, by enumeration of the vocabulary; the teacher's side has no gradient."""
     made = trainer_of(folder, ExactDistill.Config(beta=beta), **settings)
     of_run = hints()
-    made.teacher = ExactTeacher(made, tiny_spec(), None, of_run)
+    made.teacher = ExactTeacher(made, tiny_spec(), made.model, of_run)
     caught = catch_gradients(made)
     groups = draft_episodes(scored_step(num_prompts=3))
     of_run.add_logprobs(groups)
@@ -94,7 +96,8 @@ def test_the_policy_teaches_itself_as_dense_float64_does(folder, beta, settings)
 def test_log_nu_is_transformers_under_the_hint_and_held_out_samples_have_theirs(folder):
     groups, of_run = draft_episodes(scored_step(num_prompts=2)), hints()
     of_run.add_logprobs(groups)
-    Teacher(trainer_of(folder, Distill.Config()), tiny_spec(), None, of_run).add_logprobs(groups)
+    trained = trainer_of(folder, Distill.Config())
+    Teacher(trained, tiny_spec(), trained.model, of_run).add_logprobs(groups)
     model, total, count = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
     for one in groups:
         for sample, hint in zip(one.samples, some_hints(one), strict=True):
@@ -106,8 +109,24 @@ def test_log_nu_is_transformers_under_the_hint_and_held_out_samples_have_theirs(
             p = (model(ids).logits[0, places] / 0.9).softmax(-1)  # [n, V]
             total, count = total + divergence(p, log_q.exp(), 1.0).sum().item(), count + len(places)
     made = trainer_of(folder, ExactDistill.Config())
-    made.teacher = ExactTeacher(made, tiny_spec(), None, hints())
+    made.teacher = ExactTeacher(made, tiny_spec(), made.model, hints())
     assert made.teacher.measure(groups)[DIVERGENCE] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_the_average_moves_by_its_rate_once_a_step(folder):
+    made = trainer_of(folder, Distill.Config())
+    average = PolicyAverage(made, rate=0.25)
+    before = {name: value.clone() for name, value in average.tensors().items()}
+    assert [name.removeprefix("teacher_average.") for name in before] == [*policy_state(made.model)]
+    for step in range(2):
+        with torch.no_grad():
+            for parameter in made.model.parameters():
+                parameter.add_(1.0)
+        average.add_logprobs([])
+        moved = 0.25 if step == 0 else 0.25 + 0.25 * (2 - 0.25)
+        for name, value in average.tensors().items():
+            torch.testing.assert_close((value - before[name]).full_tensor().mean().item(), moved, rtol=1e-5, atol=0)
+    assert average.model is not made.model
 
 
 def test_rows_name_their_teacher(folder):
@@ -116,7 +135,7 @@ def test_rows_name_their_teacher(folder):
     groups[1] = replace(groups[1], prompt=replace(groups[1].prompt, columns={"teacher": "told"}))
     of_run.add_logprobs(groups)
     made = trainer_of(folder, Distill.Config())
-    plain, told_one = (Teacher(made, tiny_spec(), None, of) for of in (None, of_run))
+    plain, told_one = (Teacher(made, tiny_spec(), made.model, of) for of in (None, of_run))
     Teachers({"": plain, "told": told_one}).add_logprobs(groups)
     found = [episode.credit.token_columns[LOGPROBS] for episode in flat(groups)]
     plain.add_logprobs(groups[:1]), told_one.add_logprobs(groups[1:])
