@@ -90,6 +90,7 @@ CARRIED = {"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7}
 TURNS = {"conversations/turns/max": 1}
 """Metrics that show that a run did what is tested, and what they exceed."""
 GOES_ON = same_step(4, "straight", "resumed", above=TURNS)
+TOLD = "tests/parts/told_sums.py"
 OWN_LOOP = [["--steps", "2", "--prompts", "4", "--samples", "4", "--held-out", "8", "--output", "{dir}/trained"]]
 OWN_LOOP_SAYS = ["step   2  reward", "held-out sums that are right"]
 SFT = [
@@ -410,6 +411,15 @@ def build_test_list() -> list[OverrideDefinitions]:
             forked("--config", "debug_distill", "--evaluation.every", "0", steps=4),
             "a fork learns from its teacher as the run does, on 2 ranks", "distillation", 2,
             [same_step(4, "straight", "fork", above={"teacher/divergence": 0})],
+        ),
+        OverrideDefinitions(
+            forked("--config", f"{TOLD}:self_taught", "--evaluation.every", "0", steps=4),
+            "a fork goes on with the average that teaches it, on 2 ranks", "self_taught_fork", 2,
+            [same_step(4, "straight", "fork", above={"teacher/divergence": 0.01, "teacher/hinted_fraction": 0.99})],
+        ),
+        OverrideDefinitions(
+            [run("--config", f"{TOLD}:self_taught")], "hints teach what no reward does", "self_taught", 1,
+            [steps_are(20), sampler_agrees(1e-3), accuracy_rises(0.20, 0.80)],
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "1")], "a step in float32 without an operation in bfloat16",

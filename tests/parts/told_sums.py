@@ -61,9 +61,3 @@ def self_taught() -> RunConfig:
     config.num_prompts_per_step, config.sampling.n = 128, 1
     config.algorithm = Algorithm.Config(loss=ExactDistill.Config(beta=0.0))
     return config
-
-
-def reverse() -> RunConfig:
-    config = self_taught()
-    config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
-    return config
