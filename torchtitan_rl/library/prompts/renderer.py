@@ -310,8 +310,8 @@ class PromptRenderer(Configurable):
             "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )
         prefaced = self._rendered(Example(text="", messages=[question], expected_answer="", task=member))
-        if isinstance(prefaced, Refused):  # because of prompts.system_prompt or prompts.few_shot
-            raise prefaced
+        if isinstance(prefaced, Refused):  # because of prompts.system_prompt, prompts.few_shot or the task's tools
+            raise UserError(str(prefaced).replace(f"prompt = {question['content']!r}", f"{field} = {name!r}"))
 
     def _checked(self, rendered: "_Rendered", token_ids: list[int], decoded: str) -> Prompt | UserError:
         example, messages, text = rendered
