@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.grading import TaskOf, group, logged, score
+from tests.parts.grading import TaskOf, logged, score
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
@@ -14,7 +14,7 @@ from torchtitan_rl.library.tasks import SumDigits
 from torchtitan_rl.setup.build_grader import build_grader
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
-MODULES = ("my_rewards", "my_batch_rewards", "my_task")
+MODULES = ("my_rewards", "my_task")
 
 
 @pytest.fixture
@@ -44,13 +44,6 @@ def test_the_reward_functions_score_and_log(files, messages):
     assert second.reward == pytest.approx(-1.0 + 0.1)
     assert (first.extra, second.extra) == ({"brevity/tokens": 11}, {"brevity/tokens": 0})
     assert logged(grader) == {"extra/brevity/share_over_64_tokens": (0.0, "mean", 2)}
-
-
-def test_the_batch_function_ranks_all_completions_of_the_step(files):
-    asked = [group("a", "abcd", prompt_idx=0), group("abc", prompt_idx=1)]
-    grader = build_grader(Grader.Config(rewards=[f"{files}/my_batch_rewards.py:long_of_all"]), TaskOf())
-    found = [s.reward for g in grader.grade(asked) for s in g.samples]
-    assert found == [0.0, 1.0, 0.5]
 
 
 def test_the_task_gives_prompts_and_rewards(files):
