@@ -20,7 +20,7 @@ The words for one sample, by what happens to it:
     segment       a trace in a pack, for attention
     sequence      all segments of a member in a pack, for the loss
 
-Without conversations a completion is one trace, one segment and one sequence.
+A pack, a row and a micro-batch are one thing: one TrainBatch, for one forward. Without conversations a completion is one trace, one segment and one sequence.
 """
 
 from collections.abc import Sequence
@@ -147,8 +147,7 @@ class Completion:
     sample_idx: int
     """0 <= sample_idx < n, unique within the group."""
     policy_version: int
-    """The step after which the sampling weights were synced; 0 for the start. With `token_versions`: of the last
-    step."""
+    """The step whose policy sampled it; 0 for the start. If those of several steps did (`token_versions`): the last one."""
     token_ids: IntArray
     """int32 [L], with the end-of-sequence token when finish_reason is "stop". Those of all traces, one trace after
     another."""

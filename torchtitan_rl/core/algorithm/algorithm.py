@@ -119,8 +119,8 @@ class Algorithm(OwnConfig):
         old_logprobs: Literal["policy", "sampler"] = "policy"
         """The ratio's denominator: the trainer's log-probabilities before the first update, or the sampler's."""
         nonfinite: Literal["raise", "mask"] = "raise"
-        """NaN or infinite rewards, advantages and log-probabilities. Raise: an error that names the prompt, the sample
-        and the source. Mask: they are left out of the loss and counted."""
+        """NaN or infinite advantages and log-probabilities; of rewards see grader.on_failure. Raise: an error that names
+        the prompt, the sample and the source. Mask: they are left out of the loss and counted."""
 
         def __post_init__(self) -> None:
             if self.old_logprobs == "sampler":

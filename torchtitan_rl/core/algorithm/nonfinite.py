@@ -23,7 +23,7 @@ MASK = (
 )
 ADVICE = {
     "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
-    "reward": f"Correct the reward function. {MASK}",
+    "reward": f"Correct the reward functions, or grader.weights. {MASK}",
     "sampler": "The engine computed it.",
     "reference": "The reference computed it: the checkpoint in hf_assets_path contains numbers that are not finite.",
     "": "The policy computed it: its weights or activations are not finite. Resume from an earlier "
@@ -35,12 +35,11 @@ ADVICE = {
 def episode_fault(episode: Episode) -> str | None:
     """A description of what is not finite in an episode without an advantage; None if all is finite.
 
-    Example: "reward function 'correct' returned nan"
+    A reward function that returns such a number has failed before (`grader.on_failure`); their sum may still overflow.
+
+    Example: "the total reward is inf"
     """
     if episode.reward is not None and not math.isfinite(episode.reward):
-        for function, value in episode.scored.reward_breakdown.items():
-            if value is not None and not math.isfinite(value):
-                return f"reward function {function!r} returned {value}"
         return f"the total reward is {episode.reward}"
     for whose, logprobs in (
         ("sampler", episode.completion.sampler_logprobs),

@@ -183,7 +183,7 @@ class Trainer(Configurable):
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
             attention_cost=models.attention_cost(self.model),
-            # What the attention can share; on a CPU any prompt.
+            # What the attention can share: on a CPU any prompt, on a GPU those of `trainer.share_prompts_from`.
             share_prompts_from=shortest_shared_prompt(self.model),
             plan=models.plan_microbatches,
             num_ranks=self.dp_size,
@@ -205,8 +205,8 @@ class Trainer(Configurable):
     ) -> Iterator[tuple[str, Tensor]]:
         """Yields the current policy for the generator: see `trainer.hf.hf_weights`. Adapters come last."""
         as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
-        # With one rank there is nothing to gather, and FSDP would copy each weight twice.
         if not adapters_only:
+            # With one rank there is nothing to gather, and FSDP would copy each weight twice.
             whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
             yield from hf_weights(
                 self.model, self.state_dict_adapter, dtype, whole_blocks=whole_blocks

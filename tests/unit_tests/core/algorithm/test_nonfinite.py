@@ -33,7 +33,7 @@ def with_bad_reward(value: float):
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_non_finite_reward_is_reported_with_prompt_sample_and_function(value):
-    with pytest.raises(NonFiniteError, match=rf"prompt 0, sample 1: reward function 'correct' returned {value}"):
+    with pytest.raises(NonFiniteError, match=rf"prompt 0, sample 1: the total reward is {value}"):
         episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), with_bad_reward(value))
 
 
@@ -47,7 +47,7 @@ def test_masked_non_finite_rewards_are_excluded_and_counted(loss):
         episode.credit.advantage for episode in clean
     ]
     assert (episodes[1].credit.advantage, bool(episodes[1].credit.columns.get("mass"))) == (0.0, False)
-    assert episodes[1].credit.left_out == "not finite: reward function 'correct' returned nan"
+    assert episodes[1].credit.left_out == "not finite: the total reward is nan"
     assert math.isnan(episodes[1].reward)
 
 
