@@ -21,6 +21,10 @@ DRAWS = 4
 LARGEST_RATIO = {torch.float32: 10.0, torch.bfloat16: 3.0}
 """Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
 
+LARGEST_SLOPE = {torch.float32: 25.0, torch.bfloat16: 7.0}
+"""Largest allowed slope of the differences over the log-probabilities, as a multiple of its standard error if the noise were
+independent. Another scale of the logits is below the noise of each token, and shows over all of them."""
+
 
 def rounding_noise(
     model: nn.Module, logprobs: Callable[[IntArray], FloatArray], probe: IntArray, dtype: torch.dtype
@@ -59,6 +63,17 @@ def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def slope(difference: FloatArray, logprobs: FloatArray, noise: float) -> tuple[float, float]:
+    """Returns the least-squares slope of `difference` [L - 1] over `logprobs` [L - 1], and in standard errors of independent noise.
+
+    With logits a times as large it is about a - 1.
+    """
+    centered = logprobs - logprobs.mean(dtype=np.float64)  # [L - 1]
+    spread = max(float(np.square(centered).sum()), 1e-12)
+    found = float((difference * centered).sum() / spread)
+    return found, found / noise * spread**0.5
 
 
 def root_mean_square(values: FloatArray) -> float:

@@ -16,7 +16,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.types import FloatArray, IntArray
-from torchtitan_rl.proof.probe import LARGEST_RATIO, root_mean_square, rounding_noise
+from torchtitan_rl.proof.probe import LARGEST_RATIO, LARGEST_SLOPE, root_mean_square, rounding_noise, slope
 from torchtitan_rl.proof.weight_proof import OTHER_VALUES, SIXTEENTHS, WeightProof
 
 Weights = Iterable[tuple[str, Tensor]]
@@ -92,7 +92,7 @@ class WeightSync(Configurable):
         self._check_arrival(generator, sizes, base_is_due, policy_version, shares)
         if probes:
             noise = rounding_noise(self._policy, trainer_logprobs, probe, self._dtype)
-            self.check_probe(generator.prompt_logprobs(probe) - trainer_logprobs(probe), noise)
+            self.check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), noise)
         self._num_pushes += 1
         self._ended_at = time.monotonic()
         return sum(sizes.values())
@@ -148,13 +148,14 @@ class WeightSync(Configurable):
         since = min(comm.all_gather_lists(proven), default=None)
         return f"Its weights are not the policy's (compared now): {_first(faults)}. {_last_proven(since)}".rstrip()
 
-    def check_probe(self, difference: FloatArray, noise: float) -> None:
+    def check_probe(self, of_engine: FloatArray, of_trainer: FloatArray, noise: float) -> None:
         """Raise WeightSyncError if engine and trainer compute different models.
 
         Args:
-            difference: [L - 1] of the probed tokens' log-probabilities, engine - trainer.
+            of_engine, of_trainer: [L - 1] the log-probabilities of the probed tokens.
             noise: `rounding_noise` of the trainer.
         """
+        difference = of_engine - of_trainer  # [L - 1]
         largest, limit = float(np.abs(difference).max(initial=0.0)), self.config.max_diff
         if limit is not None and not largest <= limit:
             raise _other_model(self._num_pushes, f"by {largest:.3g}, more than weight_sync.max_diff = {limit:.3g}")
@@ -163,6 +164,13 @@ class WeightSync(Configurable):
             raise _other_model(
                 self._num_pushes,
                 f"{ratio:.3g} times as much as rounding explains ({noise:.2g}); the limit is {highest:g} times",
+            )
+        tilt, errors = slope(difference, of_trainer, noise)
+        if not abs(errors) <= LARGEST_SLOPE[self._dtype]:
+            raise _other_model(
+                self._num_pushes,
+                f"by {tilt:+.1%} of the log-probability, {abs(errors):.3g} times the standard error (the limit is "
+                f"{LARGEST_SLOPE[self._dtype]:g}), as if one side multiplied the logits by {1 + abs(tilt):.3f}",
             )
 
 

@@ -274,19 +274,31 @@ def test_changed_rotary_cache_is_named(pair):
 def test_probe_is_compared_with_the_noise_of_rounding(dtype):
     sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"float32", dtype})
     highest = {"float32": 10, "bfloat16": 3}[dtype]
-    sync.check_probe(np.full(4, 0.9 * highest * 0.2), noise=0.2)
+    sync.check_probe(np.full(4, 0.9 * highest * 0.2), np.zeros(4), noise=0.2)
     with pytest.raises(
         WeightSyncError, match=f"times as much as rounding explains .0.2.; the limit is {highest} times"
     ):
-        sync.check_probe(np.full(4, 1.1 * highest * 0.2), noise=0.2)
+        sync.check_probe(np.full(4, 1.1 * highest * 0.2), np.zeros(4), noise=0.2)
     with pytest.raises(WeightSyncError, match="nan times"):
-        sync.check_probe(np.array([0.1, np.nan]), noise=0.2)
+        sync.check_probe(np.array([0.1, np.nan]), np.zeros(2), noise=0.2)
+
+
+def test_another_scale_of_the_logits_shows_where_each_token_is_within_the_noise():
+    draw = np.random.default_rng(0)
+    sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"bfloat16"})
+    trainer = -draw.exponential(3.5, 127)  # [L - 1]
+    engine = trainer + draw.normal(0, 0.1, 127)  # [L - 1]
+    sync.check_probe(engine, trainer, noise=0.1)
+    with pytest.raises(
+        WeightSyncError, match=r"by \+4\.\d% of the log-probability.* as if one side multiplied the logits by 1\.04"
+    ):
+        sync.check_probe(engine + 0.045 * trainer, trainer, noise=0.12)
 
 
 def test_probe_obeys_a_limit_of_ones_own():
     sync = WeightSync.Config(max_diff=0.5).build(proof=None, policy=None, dtypes={"bfloat16"})
     with pytest.raises(WeightSyncError, match="by 0.6, more than weight_sync.max_diff = 0.5"):
-        sync.check_probe(np.array([0.0, -0.6]), noise=1.0)
+        sync.check_probe(np.array([0.0, -0.6]), np.zeros(2), noise=1.0)
 
 
 WRONG_MODELS = {
