@@ -16,6 +16,8 @@ from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.library.hints import Hints, column
+from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.observability.tokens import pieces
 from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
@@ -80,6 +82,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         if config.needs_engine:
             shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
         _show(title, shown)
+    if config.teacher_hint:
+        _show("prompt 1 as the teacher reads it", _hinted(config, parts.stream, prompts[0]))
     _show("time", expected_time(config, prompts, world_size))
     if not config.samples_training:
         _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
@@ -88,6 +92,15 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show("objective, tried on a synthetic step", _objective(config.algorithm))
         if config.needs_engine:
             _show("rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer))
+
+
+def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
+    """The prompt with its hint, which a run checks in the same way. A function's hints are known after sampling."""
+    Hints(config.teacher_hint, stream, config.generator.max_model_len)
+    if ":" in config.teacher_hint:
+        return f"with what {config.teacher_hint} says of each sample"
+    [hint] = column(config.teacher_hint, Group(prompt=prompt, samples=[None]))
+    return stream.hinted(prompt, hint).text if hint else "as the policy reads it: the row has no hint"
 
 
 def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -68,6 +68,15 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
 
 
+def test_a_dry_run_shows_what_the_teacher_reads(start, capsys):
+    told = ["--dry-run", "--config", "tests/parts/told_sums.py:self_taught", "--hf-assets-path", str(start)]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(told)
+    assert "--- prompt 1 as the teacher reads it\nHint: Carry.\n\nWhat is " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^teacher_hint = 'advise': expected a column .* They have \['advice', "):
+        parse_args([*told, "--teacher-hint", "advise"])
+
+
 def test_a_dry_run_of_demonstrations_shows_what_is_learned_and_its_loss(start, tmp_path, capsys):
     """Without samples there is no answer to show, and none to reward."""
     rows = [{"prompt": f"{i} + 1?", "completion": f"It is {i + 1}."} for i in range(8)]
