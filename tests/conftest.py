@@ -1,10 +1,11 @@
 """Imported before any test: the device's adaptations must precede torchtitan and vLLM; events are heard as in a run."""
 
 import atexit
+import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,17 @@ def one_rank() -> Iterator[None]:
     """This process is the only rank of its run, for all tests of a module."""
     with only_rank():
         yield
+
+
+@pytest.fixture(scope="module")
+def family_folder(tmp_path_factory) -> Callable[[str], Path]:
+    """Returns the folder of a family's small random model, made at the first call."""
+    from tests.parts.hf_decoders import save_hf_family
+
+    @functools.cache
+    def folder(family: str) -> Path:
+        made = tmp_path_factory.mktemp(family)
+        save_hf_family(made, family)
+        return made
+
+    return folder

@@ -177,22 +177,19 @@ def parity_holds(folder: Path) -> None:
     assert len(found["sync_diffs"]) == 3, found
 
 
+def _exported(folder: Path) -> Path:
+    """The run's policy, exported in float32."""
+    to = folder / "exported"
+    command = ["-m", "torchtitan_rl.setup.export", "--run", str(folder), "--output", str(to), "--dtype", "float32"]
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    return to
+
+
 def exported_model_equals_policy(folder: Path) -> None:
     """The exported folder loads in transformers, and its greedy answers are as accurate as the run's last evaluation."""
     from tests.parts.exported import greedy_accuracy
 
-    exported = folder / "exported"
-    command = [
-        "-m",
-        "torchtitan_rl.setup.export",
-        "--run",
-        str(folder),
-        "--output",
-        str(exported),
-        "--dtype",
-        "float32",
-    ]
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    exported = _exported(folder)
     last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
     found = greedy_accuracy(exported, num_prompts=256)
     assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"
@@ -202,18 +199,7 @@ def export_is_whole(folder: Path) -> None:
     """transformers loads the exported folder with no tensor missing or left over, and the weights are no longer the start's."""
     from transformers import AutoModelForCausalLM
 
-    exported = folder / "exported"
-    command = [
-        "-m",
-        "torchtitan_rl.setup.export",
-        "--run",
-        str(folder),
-        "--output",
-        str(exported),
-        "--dtype",
-        "float32",
-    ]
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
+    exported = _exported(folder)
     model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not (info["missing_keys"] | info["unexpected_keys"]), info
     start = AutoModelForCausalLM.from_pretrained(json.loads((folder / "config.json").read_text())["hf_assets_path"])

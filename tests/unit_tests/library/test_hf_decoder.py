@@ -51,23 +51,9 @@ FAMILIES = ("gemma3_text", "olmo2", "granite")
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    """Returns the folder of a family, made at the first call."""
-    made = {}
-
-    def folder(family: str):
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            save_hf_family(made[family], family)
-        return made[family]
-
-    return folder
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_policy_and_gradients_equal_transformers(folder_of, family):
-    folder = folder_of(family)
+def test_policy_and_gradients_equal_transformers(family_folder, family):
+    folder = family_folder(family)
     figures = policy_figures(folder)
     assert {name: value for name, value in figures.items() if not value <= BOUNDS[name]} == {}
     model, adapter = sharded_policy(folder, activation_checkpoint="full")
@@ -83,17 +69,20 @@ def test_policy_and_gradients_equal_transformers(folder_of, family):
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "qwen3_5_text"])
-def test_weights_round_trip_bitwise(folder_of, family):
-    model, adapter = sharded_policy(folder_of(family))
-    stored, back = load_file(folder_of(family) / "model.safetensors"), dict(hf_weights(model, adapter, torch.float32))
+def test_weights_round_trip_bitwise(family_folder, family):
+    model, adapter = sharded_policy(family_folder(family))
+    stored, back = (
+        load_file(family_folder(family) / "model.safetensors"),
+        dict(hf_weights(model, adapter, torch.float32)),
+    )
     assert back.keys() == stored.keys() | {"lm_head.weight"}
     assert all(torch.equal(back[name], stored[name]) for name in stored)
     assert torch.equal(back["lm_head.weight"], back["model.embed_tokens.weight"]) is (family in TIED)
 
 
-def test_sliding_window_applies_across_a_shared_prompt(folder_of):
+def test_sliding_window_applies_across_a_shared_prompt(family_folder):
     """The second sequence continues the first one's 20 tokens, of which only some are in its window."""
-    model, _ = sharded_policy(folder_of("gemma3_text"))
+    model, _ = sharded_policy(family_folder("gemma3_text"))
     parts = sequences()
     prompt, first, second = parts[0][:20], parts[2][:9], parts[3][:9]
     wholes = [torch.cat([prompt, rest]) for rest in (first, second)]
@@ -115,8 +104,8 @@ def trainer_of(folder, **config) -> Trainer:
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "olmo2", "qwen3_5_text"])
-def test_policy_trains_resumes_bitwise_and_its_export_has_the_same_logprobs(folder_of, tmp_path, family):
-    folder, exported = folder_of(family), tmp_path / "exported"
+def test_policy_trains_resumes_bitwise_and_its_export_has_the_same_logprobs(family_folder, tmp_path, family):
+    folder, exported = family_folder(family), tmp_path / "exported"
     first = trainer_of(folder)
     start = copies(first)
     assert updated(first).optimizer_steps == 1
@@ -192,20 +181,20 @@ def settings(degree: int = 1, max_model_len: int = 64) -> tuple[TrainerConfig, G
     return TrainerConfig(), Generator.Config(tensor_parallel_degree=degree, max_model_len=max_model_len)
 
 
-def test_tensor_parallelism_is_refused_by_name(folder_of):
-    model = spec_from_folder(folder_of("olmo2")).model
+def test_tensor_parallelism_is_refused_by_name(family_folder):
+    model = spec_from_folder(family_folder("olmo2")).model
     with pytest.raises(UserError, match="trainer.parallelism.tensor_parallel_degree = 2: expected 1 for olmo2.*FSDP"):
         check_parallelism(model, 2)
     check_other_parts(model, *settings(2), on_cpu=True)
-    phi = spec_from_folder(folder_of("phi3")).model
+    phi = spec_from_folder(family_folder("phi3")).model
     with pytest.raises(
         UserError, match="generator.tensor_parallel_degree = 2: expected 1 for phi3, whose gate_up_proj, qkv_proj"
     ):
         check_other_parts(phi, *settings(2), on_cpu=True)
 
 
-def test_adapters_that_the_engine_cannot_take_are_refused_by_name(folder_of):
-    model, (trainer, generator) = spec_from_folder(folder_of("glm4")).model, settings()
+def test_adapters_that_the_engine_cannot_take_are_refused_by_name(family_folder):
+    model, (trainer, generator) = spec_from_folder(family_folder("glm4")).model, settings()
     check_other_parts(model, trainer, generator, on_cpu=True)
     attention = LoraConfig(rank=4, targets=("qkv_proj", "o_proj", "down_proj"))
     check_other_parts(model, replace(trainer, lora=attention), generator, on_cpu=True)

@@ -14,6 +14,7 @@ from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import roll_out
 from torchtitan_rl.library.environments import ToolEnvironment
 from torchtitan_rl.library.environments.pool import ConversationError
+from torchtitan_rl.library.tasks.calculator import multiply
 
 
 @pytest.fixture(scope="module")
@@ -156,17 +157,6 @@ def test_each_sample_gets_its_own_seed_if_the_method_accepts_one(made, talk, mon
     talk(None)
     assert sorted(seeds) == [100, 101, 102, 103]
     conversations(None, made).check(prompts(made, 1))
-
-
-def multiply(a: int, b: int) -> int:
-    """
-    Multiplies two integers.
-
-    Args:
-        a: The first integer.
-        b: The second integer.
-    """
-    return a * b
 
 
 def test_tool_call_marked_by_a_special_token_is_parsed(talk, made):

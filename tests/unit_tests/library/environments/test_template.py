@@ -9,17 +9,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.environments.template import ChatTemplate
 from torchtitan_rl.library.environments.tools import tool_schemas
 from torchtitan_rl.library.starts.small_tokenizer import CHAT_TEMPLATE
-
-
-def multiply(a: int, b: int) -> int:
-    """
-    Multiplies two integers.
-
-    Args:
-        a: The first integer.
-        b: The second integer.
-    """
-    return a * b
+from torchtitan_rl.library.tasks.calculator import multiply
 
 
 def template(source: str, *, end: str = "<|endoftext|>", tools=(), **options) -> ChatTemplate:

@@ -9,18 +9,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.environments.tool_calls import ToolCall
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
 from torchtitan_rl.library.environments.vllm_parsers import call_parser
-
-
-def multiply(a: int, b: int) -> int:
-    """
-    Multiplies two integers.
-
-    Args:
-        a: The first integer.
-        b: The second integer.
-    """
-    return a * b
-
+from torchtitan_rl.library.tasks.calculator import multiply
 
 GLM = "<tool_call>multiply\n<arg_key>a</arg_key>\n<arg_value>6</arg_value>\n<arg_key>b</arg_key>\n<arg_value>7</arg_value>\n</tool_call>"  # fmt: skip
 QWEN = "<tool_call>\n<function=multiply>\n<parameter=a>\n6\n</parameter>\n<parameter=b>\n7\n</parameter>\n</function>\n</tool_call>"  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.parts.hf_decoders import backward, logprobs_of, save_hf_family, sequences, unsharded_policy
+from tests.parts.hf_decoders import backward, logprobs_of, sequences, unsharded_policy
 from tests.parts.tiny import change_adapters, sharded_policy
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
@@ -23,19 +23,6 @@ CONFIG = LoraConfig(rank=6, alpha=9.0)
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory):
-    made = {}
-
-    def folder(family: str):
-        if family not in made:
-            made[family] = tmp_path_factory.mktemp(family)
-            save_hf_family(made[family], family)
-        return made[family]
-
-    return folder
-
-
 def adapted(folder, config: LoraConfig = CONFIG, version: int = 1):
     """Returns the policy of a folder with random adapters, and its LoRA."""
     lora = Lora(config)
@@ -46,13 +33,15 @@ def adapted(folder, config: LoraConfig = CONFIG, version: int = 1):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_and_gradients_equal_dense_weights_in_float64(folder_of, family):
+def test_logprobs_and_gradients_equal_dense_weights_in_float64(family_folder, family):
     """W + scale B A in transformers' own model. For its gradient G, those of A and B are scale B^T G and scale G A^T."""
-    model, lora = adapted(folder_of(family))
+    model, lora = adapted(family_folder(family))
     parts = sequences()
     found = backward(model, parts, 73)
     sent = {name: tensor.double() for name, tensor in lora.weights(torch.float32)}
-    dense = AutoModelForCausalLM.from_pretrained(folder_of(family), dtype=torch.float64, attn_implementation="eager")
+    dense = AutoModelForCausalLM.from_pretrained(
+        family_folder(family), dtype=torch.float64, attn_implementation="eager"
+    )
     layers = {name.removesuffix(".lora_A.weight") for name in sent if ".lora_A." in name}
     with torch.no_grad():
         for layer in layers:
@@ -82,19 +71,19 @@ def _by_name(lora: Lora, values: dict):
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "phi3"])
-def test_only_adapters_are_trained_and_without_them_the_policy_is_the_base(folder_of, family):
-    model, lora = adapted(folder_of(family))
+def test_only_adapters_are_trained_and_without_them_the_policy_is_the_base(family_folder, family):
+    model, lora = adapted(family_folder(family))
     assert all(p.requires_grad == is_adapter(name) for name, p in model.named_parameters())
-    base = unsharded_policy(folder_of(family))
+    base = unsharded_policy(family_folder(family))
     plain = backward(base, sequences(), 73)
     with torch.no_grad(), lora.off(model):
         ours = np.concatenate([logprobs_of(model, ids) for ids in sequences()])
     np.testing.assert_allclose(ours, plain.numpy(), atol=1e-5)
 
 
-def test_adapter_of_peft_with_three_as_is_loaded(folder_of, tmp_path):
+def test_adapter_of_peft_with_three_as_is_loaded(family_folder, tmp_path):
     """As peft has it, query, key and value each have an A of their own."""
-    folder = folder_of("gemma3_text")
+    folder = family_folder("gemma3_text")
     model, lora = adapted(folder)
     sent = {name: tensor.clone() for name, tensor in lora.weights(torch.float32)}
     queries = "model.layers.0.self_attn.{}_proj.lora_A.weight"
@@ -122,7 +111,7 @@ def test_adapter_of_peft_with_three_as_is_loaded(folder_of, tmp_path):
         ("starcoder2", ("qkv_proj", "gate_proj"), "matrices of the model, which has no gate_proj"),
     ],
 )
-def test_targets_that_a_model_lacks_are_refused(folder_of, family, targets, said):
-    spec = spec_from_folder(folder_of(family))
+def test_targets_that_a_model_lacks_are_refused(family_folder, family, targets, said):
+    spec = spec_from_folder(family_folder(family))
     with pytest.raises(UserError, match=f"trainer.lora.targets = .*{said}"):
         meta_model(spec, Lora(LoraConfig(rank=4, targets=targets)))
