@@ -77,7 +77,7 @@ HF_FAMILIES = {
     },
     "cohere": {"rope_parameters": _ROPE, "logit_scale": 0.3, "use_qk_norm": True, **_LAYER_NORM},
     "cohere2": {"rope_parameters": _ROPE, "logit_scale": 0.3, **_MIXED, **_SPLIT, **_LAYER_NORM},
-    "glm4": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
+    "glm4": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}, "eos_token_id": 2},
     "qwen3_5_text": {
         "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
         "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 2,
