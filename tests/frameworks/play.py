@@ -139,7 +139,9 @@ def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Scr
         prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=4000), most_in_turn=1000, most_tokens=60_000
     )
     limits = {"on_failure": "none", "max_turns": 24, "call_seconds": 240, "max_answer_characters": 100_000}
-    pool = conversations(lambda _: agent_of(venvs, name, QUESTION, SCENARIO=scenario), made, **limits).start([one])
+    environments = conversations(lambda _: agent_of(venvs, name, QUESTION, SCENARIO=scenario), made, **limits)
+    environments.make_grammar = lambda *_, **__: None  # the script follows what it is asked
+    pool = environments.start([one])
     policy = Script(made, texts)
     try:
         list(roll_out([one], policy, pool, lambda value: value, wait_for_answers=False))

@@ -86,11 +86,22 @@ class AgentGuess(GuessNumber):
         return AgentEnvironment(answer_by_length, task=prompt.messages)
 
 
+_DIGIT = {
+    "type": "object",
+    "properties": {"1": {"enum": [*range(10)]}},
+    "required": ["1"],
+    "additionalProperties": False,
+}
+NUMBERED = {"type": "json_schema", "json_schema": {"name": "guess", "schema": _DIGIT}}
+"""A form without letters, which end a turn of the random policy."""
+
+
 async def answer_by_length(task, *, base_url, api_key):
-    """An agent that goes on as long as the policy is heard."""
+    """An agent that goes on as long as the policy is heard, and asks for every other turn in a form."""
     client, messages = openai_client(base_url).with_options(api_key=api_key), [*task]
     while True:
-        reply = (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message
+        asked = {} if len(messages) % 4 == 1 else {"response_format": NUMBERED}
+        reply = (await client.chat.completions.create(model="policy", messages=messages, **asked)).choices[0].message
         answer = {"role": "user", "content": "higher" if len(reply.content) % 2 else "lower"}
         messages += [reply.model_dump(exclude_none=True), answer]
 

@@ -38,6 +38,8 @@ NAMES = [
     Private("transformers.modeling_utils:PreTrainedModel._from_config", "library/models/hf_decoder.py", "builds a model of the policy's own classes"),
     Private(f"{ENGINE}#logger_manager", "library/engine/patches.py", "statistics without Prometheus", True),
     Private(f"{ENGINE}#output_processor", "library/engine/patches.py", "gets the run's tokenizer", True),
+    Private("vllm.v1.engine.input_processor:InputProcessor#structured_outputs_config", "library/engine/patches.py", "a grammar is checked where it is made", True),
+    Private("vllm.v1.structured_output:StructuredOutputManager#backend", "library/engine/patches.py", "compiles grammars", True),
     Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
     Private("vllm.v1.engine.output_processor:OutputProcessor#request_states", "core/generator/turn_engine.py", "unfinished requests, with their tokens"),
     Private("vllm.v1.engine.output_processor:RequestState.make_request_output", "core/generator/turn_engine.py", "the tokens so far"),

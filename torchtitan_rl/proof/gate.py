@@ -145,5 +145,5 @@ def _error(which: str, value: float, bound: str) -> LogprobGateError:
     return LogprobGateError(
         f"sampler/logprob_diff/{which} is {value:.3g}, over {bound}: the sampler did not sample from the policy "
         "that is being trained. Likely causes: stale weights, a stale prefix cache, a temperature that the trainer "
-        "does not mirror, or other tokens kept by top_p, top_k or min_p than were recorded. The update was not applied."
+        "does not mirror, or other tokens kept by top_p, top_k, min_p or a grammar than were recorded. The update was not applied."
     )

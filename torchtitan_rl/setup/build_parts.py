@@ -243,6 +243,7 @@ def _build_generator(
     config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", environments: "Conversations", lora: Lora | None
 ) -> "Generator":
     tp_size = config.generator.tensor_parallel_degree
+    records_kept = not config.generator.router_replay and (config.truncates or environments.may_answer)
     engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
     model = config.model_spec.model
     with engine_folder(config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None) as folder:
@@ -255,8 +256,12 @@ def _build_generator(
             environments=environments,
             stats=EngineStats(),
             lora=EngineAdapter(lora, **engine) if lora else None,
-            records_kept=config.truncates,
+            records_kept=records_kept,
         )
+    if records_kept and environments.may_answer:
+        from torchtitan_rl.library.engine.grammars import Grammars  # it imports vLLM
+
+        environments.make_grammar = Grammars(generator.llm, tokenizer, config.conversations.tool_call_parser).of
     if said := small_cache_note(generator, num_prompts=config.num_prompts_per_step):
         events.progress(said)
     if tp_size > 1:

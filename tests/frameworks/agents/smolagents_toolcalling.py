@@ -1,8 +1,8 @@
-"""smolagents' ToolCallingAgent; its default tool_choice, required, cannot be followed."""
+"""smolagents' ToolCallingAgent, whose tool_choice is required."""
 
 from _common import QUESTION, STREAMS, finish, multiply
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 
-model = OpenAIModel(model_id="policy", tool_choice="auto")
+model = OpenAIModel(model_id="policy")
 agent = ToolCallingAgent(tools=[tool(multiply)], model=model, max_steps=4, stream_outputs=STREAMS, verbosity_level=0)
 finish(agent.run(QUESTION))

@@ -28,7 +28,13 @@ class Pair:
     """A policy and an engine in one process."""
 
     def __init__(
-        self, folder, save=save_tiny_checkpoint, policy_dtype: str = "float32", records_kept=False, **generator
+        self,
+        folder,
+        save=save_tiny_checkpoint,
+        policy_dtype: str = "float32",
+        records_kept=False,
+        tokenizer=None,
+        **generator,
     ) -> None:
         save(folder)
         self.dtype = policy_dtype
@@ -39,7 +45,7 @@ class Pair:
             Generator.Config(**settings),
             stats=EngineStats(),
             hf_assets_path=self.folder,
-            tokenizer=TokenizerStandIn(),
+            tokenizer=tokenizer or TokenizerStandIn(),
             sampling=SamplingConfig(n=4, max_tokens=8),
             seed=0,
             records_kept=records_kept,

@@ -54,6 +54,8 @@ class Answer(NamedTuple):
     """Index of the trace that the tokens continue; None: the current one."""
     origin: Trace | None = None
     """Of a new trace, whose context the tokens are; None if the tokens continue one."""
+    grammar: str | None = None
+    """What the policy's next turn must be: a structural tag of vLLM, as JSON. None: any text."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -129,6 +131,8 @@ class Conversation:
     num_sampled: int = 0
     last: Sampled | None = None
     """The policy's most recent turn."""
+    grammar: str | None = None
+    """That of the policy's next turn: see `Answer`."""
     turns: list[TurnRecord] = field(default_factory=list)
     """The turns that have been answered."""
     finish_reason: FinishReason | None = None
@@ -206,6 +210,7 @@ class Conversation:
         elif answer.prompt is not None:
             self.prompt = answer.prompt
             self.in_turns = True
+        self.grammar = answer.grammar
         self.finish_reason = answer.end
         self.error = answer.error
 

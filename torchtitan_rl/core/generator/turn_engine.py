@@ -95,7 +95,7 @@ class TurnEngine:
         RNG."""
         from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         sampling = conversation.sampling
         params = SamplingParams(
@@ -104,6 +104,8 @@ class TurnEngine:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
+            structured_outputs=conversation.grammar
+            and StructuredOutputsParams(structural_tag=conversation.grammar),
             seed=self._seed(conversation) if seeded else None,
             stop=sampling.stop,
             stop_token_ids=[*self._end_token_ids, *sampling.stop_token_ids],

@@ -177,7 +177,8 @@ class AgentEnvironment(FittedEnvironment):
                 self._number = event.number
                 try:
                     request = ChatRequest.read(
-                        event.body, self._conversation.sampling, path=event.path, refuses=self._refuses_settings
+                        event.body, self._conversation.sampling, self._make_grammar,
+                        path=event.path, refuses=self._refuses_settings,
                     )  # fmt: skip
                 except NotFollowed as refused:
                     self._refusal = str(refused)
@@ -194,7 +195,7 @@ class AgentEnvironment(FittedEnvironment):
 
     def _placed(self, request: ChatRequest) -> Turn:
         """Finds the trace that the request continues, the longest one, or opens one. Returns the messages for it."""
-        self._request = request
+        self._request, self.grammar = request, request.grammar
         self._refusal = ""
         # Some formats mark a call with special tokens; without tools they are no part of a message.
         self.special_tokens = bool(request.tools)

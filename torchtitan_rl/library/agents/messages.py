@@ -25,11 +25,11 @@ def as_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     if asked.get("tools"):
         chat["tools"] = [_tool(tool) for tool in asked["tools"]]
     choice = asked.get("tool_choice")
-    if choice is not None:
-        chat["tool_choice"] = choice.get("type") if isinstance(choice, dict) else choice
-    output = asked.get("output_config")
-    if isinstance(output, dict) and output.get("format") is not None:
-        chat["response_format"] = output["format"]
+    if isinstance(choice, dict):
+        kinds = {"any": "required", "tool": {"type": "function", "name": choice.get("name")}}
+        chat["tool_choice"] = kinds.get(str(choice.get("type")), choice.get("type"))
+    output, older = asked.get("output_config"), chat.pop("output_format", None)
+    chat["response_format"] = output.get("format") if isinstance(output, dict) else older
     return chat
 
 

@@ -6,7 +6,7 @@ Other APIs are modules with `as_chat`, `from_completion` and `streamed`, which s
 import contextlib
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.library.agents import messages as anthropic_messages
 from torchtitan_rl.library.agents import responses
 from torchtitan_rl.library.agents.history import UNREADABLE
-from torchtitan_rl.library.agents.settings import check_settings
+from torchtitan_rl.library.agents.settings import BY_GRAMMAR, check_settings, grammar_of
 from torchtitan_rl.library.chat_messages import REASONING
 from torchtitan_rl.library.environments.interface import Message
 from torchtitan_rl.library.environments.tool_calls import ToolCall
@@ -79,9 +79,14 @@ class ChatRequest:
     api: ModuleType | None = None
     """The module of another API than chat completions."""
 
+    grammar: str | None = None
+    """What the policy's turn must be: see `Answer`."""
+
     @classmethod
-    def read(cls, body: bytes, sampling: SamplingConfig, *, path: str = "", refuses: bool = False) -> "ChatRequest":
-        """Reads a request for chat completions, or for the API at `path`.
+    def read(
+        cls, body: bytes, sampling: SamplingConfig, make: Callable[..., str] | None = None, *, path="", refuses=False
+    ) -> "ChatRequest":
+        """Reads a request for chat completions, or for the API at `path`. Without `make`, `Grammars.of`, it may ask for none.
 
         Raises AgentError for a malformed request, and NotFollowed for one whose settings cannot be followed, or with
         `refuses` differ from the run's.
@@ -96,7 +101,8 @@ class ChatRequest:
         messages = asked.get("messages") if isinstance(asked, dict) else None
         if not isinstance(messages, list) or not messages:
             raise AgentError("the agent's request has no messages")
-        check_settings(asked, sampling, refuses=refuses)
+        others = {name: value for name, value in asked.items() if make is None or name not in BY_GRAMMAR}
+        check_settings(others, sampling, refuses=refuses)
         tools, options = asked.get("tools") or [], asked.get("stream_options")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) and _name(tool) for tool in tools):
             raise AgentError("the agent's tools are malformed; expected a list of functions with names")
@@ -105,7 +111,8 @@ class ChatRequest:
             raise AgentError(f"the agent's request has the columns {str(columns)[:80]!r}; expected a dict")
         stream_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         read = [_read_message(message) for message in messages]
-        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns, api)
+        grammar = grammar_of(asked, tools, make) if make else None
+        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns, api, grammar)
 
     @property
     def tool_names(self) -> list[str]:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchtitan_rl.core.generator import SamplingConfig
@@ -18,6 +18,9 @@ _FOLLOWED = {"n": (1,), "tool_choice": ("auto",), "logprobs": (False,), "top_log
 _FOLLOWED |= {"response_format": ({"type": "text"},), "functions": ((),), "function_call": ("auto",)}
 _FOLLOWED |= {"previous_response_id": (), "conversation": (), "background": (False,), "prompt": ()}
 """The values of fields that are refused otherwise, because an answer that does not follow them would be wrong."""
+
+BY_GRAMMAR = ("response_format", "tool_choice")
+"""What `grammar_of` follows, where the engine records the tokens that it kept."""
 
 _REMEDIES = {
     "n": "send several requests",
@@ -68,6 +71,37 @@ def check_settings(asked: Mapping[str, Any], sampling: SamplingConfig, *, refuse
             f"the agent asked for {name} {_shown(value)}{has}: leave it out, or set conversations.agent_settings ignore",
         )
     _note(ignored)
+
+
+def grammar_of(asked: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], make: Callable[..., str]) -> str | None:
+    """Returns the grammar of the turn that a chat request asks for; None if it may be any text.
+
+    Raises NotFollowed if no grammar follows the request. `make` is `Grammars.of`.
+    """
+    choice, wanted = asked.get("tool_choice") or "auto", asked.get("response_format") or {"type": "text"}
+    field, schema = "response_format" if choice == "auto" else "tool_choice", None
+    try:
+        match choice, wanted:
+            case "auto", {"type": "text"}:
+                return None
+            case "auto", {"type": "json_object"}:
+                schema = {"type": "object"}
+            case "auto", {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+                pass
+            case "auto", {"type": "json_schema", "schema": dict(schema)}:  # all but chat completions have it here
+                pass
+            case "required", _:
+                pass
+            case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}, _:
+                tools = [tool for tool in tools if tool["function"]["name"] == name]
+            case _:
+                raise ValueError(_REMEDIES[field])
+        if schema is None and not tools:
+            raise ValueError("the request has no such tool")
+        return make(schema, tools)
+    except ValueError as error:
+        reason = f"the agent asked for {field} {_shown(asked[field])}, which is not supported: {str(error)[:400]}"
+        raise NotFollowed(field, reason) from None
 
 
 def _of_run(name: str, sampling: SamplingConfig) -> Any:

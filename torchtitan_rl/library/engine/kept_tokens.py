@@ -40,9 +40,9 @@ class KeptTokens:
             requests, names, places = self._runner.requests, batch.req_ids, batch.num_tokens_no_spec - 1
         for aborted in self._rows.keys() - requests.keys():
             del self._rows[aborted]
-        kept = processed > -torch.inf  # [N, V]
-        rows = (~kept.all(1)).nonzero()[:, 0].tolist()
-        packed = np.packbits(kept[rows].cpu().numpy(), axis=1, bitorder="little")  # [rows, ceil(V / 8)]
+        rows = (processed.amin(1) == -torch.inf).nonzero()[:, 0].tolist()
+        kept = processed[rows] > -torch.inf  # [rows, V]
+        packed = np.packbits(kept.cpu().numpy(), axis=1, bitorder="little")  # [rows, ceil(V / 8)]
         for row, bits in zip(rows, packed, strict=True):
             self._rows.setdefault(names[row], {})[int(places[row])] = bits
         return sampled, processed

@@ -22,6 +22,13 @@ def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
         llm.llm_engine.logger_manager = stats
 
 
+def replace_grammar_backend(llm: "LLM", backend: Any) -> None:
+    """Let an engine follow grammars that `backend` compiles. vLLM's own needs a tokenizer of the engine's, and so does its check
+    of a request."""
+    llm.llm_engine.input_processor.structured_outputs_config = None
+    llm.llm_engine.engine_core.engine_core.structured_output_manager.backend = backend
+
+
 class Float32Head:
     """The float32 copy of a bfloat16 CPU engine's output head. Without one, vLLM casts the head at each decode step.
 

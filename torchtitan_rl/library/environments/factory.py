@@ -117,6 +117,9 @@ class Conversations(Configurable):
         self._parsers = {
             name: call_parser(config.tool_call_parser, tokenizer, tools) for name, tools in schemas.items()
         }
+        self.may_answer = any(map(may_answer, members.values()))
+        self.make_grammar: Callable[..., str] | None = None
+        """See `FittedEnvironment.fit`."""
 
     def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
         """A new environment. Raises RuntimeError, which names the task, if the task raises or returns anything else."""
@@ -144,6 +147,7 @@ class Conversations(Configurable):
                 begins_thinking=self._templates[prompt.task].begins_thinking,
                 refuses_settings=self.config.agent_settings == "refuse",
                 in_order=self.config.wait_for_answers,
+                make_grammar=self.make_grammar,
             )
         return environment
 

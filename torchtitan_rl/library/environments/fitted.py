@@ -1,6 +1,7 @@
 """An environment that adapts to the run: to its limits, its format of tool calls and its chat template."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.library.environments.checks import described
@@ -13,6 +14,7 @@ class FittedEnvironment(Environment):
 
     _parser: CallParser | None = None
     _begins_thinking = False
+    _make_grammar: Callable[..., str] | None = None
 
     def fit(
         self,
@@ -24,6 +26,7 @@ class FittedEnvironment(Environment):
         begins_thinking: bool,
         refuses_settings: bool = False,
         in_order: bool = False,
+        make_grammar: Callable[..., str] | None = None,
     ) -> None:
         """Adapt to a run.
 
@@ -35,9 +38,11 @@ class FittedEnvironment(Environment):
             refuses_settings: whether an agent may not ask for other sampling settings: `conversations.agent_settings`.
             in_order: whether requests that an agent sends at the same time must be answered in an order that does not
                 depend on timing.
+            make_grammar: `Grammars.of`; None where the engine does not record the tokens that it kept.
         """
         self._parser = self._parser or parser
         self._begins_thinking = begins_thinking
+        self._make_grammar = make_grammar and partial(make_grammar, begins_thinking=begins_thinking)
 
     def _spoken(self, text: str) -> str:
         """Returns the text without the policy's thoughts."""

@@ -80,7 +80,8 @@ class EnvironmentSession:
             prompt = replace(prompt, messages=[*before, *opening_messages], text=text, token_ids=token_ids)
         if room <= 0:
             self.close("max_tokens")
-        return Answer(index, prompt=prompt, end=None if room > 0 else "max_tokens")
+            return Answer(index, prompt=prompt, end="max_tokens")
+        return Answer(index, prompt=prompt, grammar=self._environment.grammar)
 
     def step(self, index: int) -> Answer:
         """Passes the policy's last turn to the environment and returns its answer; closes it at the last turn."""
@@ -140,7 +141,7 @@ class EnvironmentSession:
         token_ids = self._templates[trace].answer(turn.messages, conversation.traces[trace].token_ids[-1])
         if conversation.room(len(token_ids), trace=trace) <= 0:
             return {"end": "max_tokens"}
-        return {"token_ids": token_ids, "trace": trace}
+        return {"token_ids": token_ids, "trace": trace, "grammar": self._environment.grammar}
 
     def _new_trace(self, context: Context) -> dict[str, Any]:
         """Fields of the `Answer` that opens a trace, or why the conversation is over."""
@@ -156,7 +157,7 @@ class EnvironmentSession:
             return {"end": "max_tokens"}
         self._templates.append(template)
         origin = Trace(context_tokens=len(token_ids), parent=parent, reason=context.reason, messages=tuple(context))
-        return {"token_ids": token_ids, "trace": number, "origin": origin}
+        return {"token_ids": token_ids, "trace": number, "origin": origin, "grammar": self._environment.grammar}
 
 
 class _Overdue(Exception):

@@ -89,7 +89,7 @@ def test_results_come_before_the_text_of_the_same_message_and_thinking_is_left_o
     ("setting", "reason"),
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "the tool .*web_search.*; expected tools"),
-        ({"tool_choice": {"type": "any"}, "tools": [MULTIPLY]}, "tool_choice 'any', which is not supported"),
+        ({"tool_choice": {"type": "any"}, "tools": [MULTIPLY]}, "tool_choice 'required', which is not supported"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "response_format .*: describe"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "a block of type image"),
         ({"messages": [USER, {"role": "assistant", "content": "It is"}]}, "end with a user's message"),

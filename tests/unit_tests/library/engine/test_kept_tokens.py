@@ -58,7 +58,7 @@ def whole_distribution(pair, batch) -> torch.Tensor:
     return torch.stack(columns, dim=1).double().exp()
 
 
-def kept_sets(batch) -> torch.Tensor:
+def kept_sets(batch, V=V) -> torch.Tensor:  # noqa: N803
     """[M, V] bool"""
     bits = np.unpackbits(batch.sampler_records[batch.loss_positions].numpy(), axis=1, bitorder="little")
     return torch.from_numpy(bits[:, :V]).bool()
@@ -115,7 +115,7 @@ def test_gate_passes_recorded_tokens_and_finds_others(pair):
     one_more = batch.sampler_records.clone()
     one_more[:, 3] = NO_RECORD  # eight words that may not have been kept
     for wrong in (None, moved, one_more):
-        with pytest.raises(LogprobGateError, match="top_p, top_k or min_p"):
+        with pytest.raises(LogprobGateError, match="top_p, top_k, min_p or a grammar"):
             gate_of(pair, replace(batch, sampler_records=wrong))
 
 
