@@ -7,8 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 if not os.access(Path.home(), os.W_OK):
     # Libraries keep caches there. Processes that tests start inherit the new one.
@@ -44,3 +48,11 @@ def family_folder(tmp_path_factory) -> Callable[[str], Path]:
         return made
 
     return folder
+
+
+@pytest.fixture(scope="module")
+def made() -> "PreTrainedTokenizerFast":
+    """The tokenizer of the policies that talk."""
+    from tests.parts.talk import chat_tokenizer
+
+    return chat_tokenizer()

@@ -2,7 +2,6 @@
 
 import random
 import re
-import sys
 import textwrap
 from pathlib import Path
 
@@ -20,17 +19,6 @@ from torchtitan_rl.setup.registry import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
 MODULES = ("my_tools", "my_environment", "my_start")
-
-
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """The page's Python blocks, each in the file that its first line names."""
-    for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        (tmp_path / name).write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in MODULES:
-        sys.modules.pop(name, None)
 
 
 class Script:

@@ -1,7 +1,6 @@
 """The code of docs/rewards.md, run as it is written."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,6 @@ from torchtitan_rl.setup.build_grader import build_grader
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 MODULES = ("my_rewards", "my_task")
-
-
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """The page's Python blocks, each in the file that its first line names."""
-    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        (tmp_path / name).write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in MODULES:
-        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("messages", [None, [{"role": "user", "content": "What is 12 + 34?"}]])

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import engine, prompts
-from tests.parts.talk import chat_tokenizer, save_talker
+from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
@@ -18,11 +18,6 @@ from torchtitan_rl.core.types import Prompt, flat
 from torchtitan_rl.library.in_flight import Carried, GroupBudget, InFlight
 
 SAMPLING = SamplingConfig(n=3, max_tokens=40)
-
-
-@pytest.fixture(scope="module")
-def made():
-    return chat_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.parts.conversations import (
     said,
 )
 from tests.parts.grading import TaskOf
-from tests.parts.talk import chat_tokenizer, save_talker
+from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.core.controller import Controller
 from torchtitan_rl.core.generator import SamplingConfig
@@ -28,11 +28,6 @@ from torchtitan_rl.library.engine.end_tokens import hidden_token_ids
 from torchtitan_rl.library.environments import Environment, Turn
 from torchtitan_rl.library.environments.pool import ConversationError
 from torchtitan_rl.setup.build_grader import build_grader
-
-
-@pytest.fixture(scope="module")
-def made():
-    return chat_tokenizer()
 
 
 @pytest.fixture(scope="module")

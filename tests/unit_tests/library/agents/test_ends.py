@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.parts.conversations import ScriptedEngine, conversations, prompts
-from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation
 from torchtitan_rl.core.generator.rollout import roll_out
@@ -39,11 +38,6 @@ json.dump({"reward": 0.5, "columns": {"asked": 2}}, open(os.environ["AGENT_RESUL
 
 def command(code: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", ASK + code]
-
-
-@pytest.fixture(scope="module")
-def made():
-    return chat_tokenizer()
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 
 from tests.parts.conversations import conversations, prompts
 from tests.parts.replay import Exchange, faults, sampled_runs
-from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.generator.rollout import roll_out
@@ -117,11 +116,6 @@ def play(made, number: int, seed: int, **config) -> list[tuple[list[Exchange], C
     finally:
         pool.close()
     return list(zip(logs, played, strict=True))
-
-
-@pytest.fixture(scope="module")
-def made():
-    return chat_tokenizer()
 
 
 @pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.long)])

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.parts.conversations import engine
-from tests.parts.talk import chat_tokenizer, save_talker
+from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.agents import AgentEnvironment
@@ -36,11 +36,6 @@ class InProcess(Calculator):
 class ByHttp(AgentCalculator):
     def environment(self, prompt):
         return AgentEnvironment(play, task=prompt.messages, role="tool", parser=calls_in)
-
-
-@pytest.fixture(scope="module")
-def made():
-    return chat_tokenizer()
 
 
 @pytest.fixture(scope="module")

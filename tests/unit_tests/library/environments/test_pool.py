@@ -7,7 +7,6 @@ import time
 import pytest
 
 from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversations, prompts, said
-from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation
@@ -15,11 +14,6 @@ from torchtitan_rl.core.generator.rollout import roll_out
 from torchtitan_rl.library.environments import ToolEnvironment
 from torchtitan_rl.library.environments.pool import ConversationError
 from torchtitan_rl.library.tasks.calculator import multiply
-
-
-@pytest.fixture(scope="module")
-def made():
-    return chat_tokenizer()
 
 
 @pytest.fixture
