@@ -1,7 +1,6 @@
 """The code of docs/agents.md, run as it is written, with a policy that says what it is told to."""
 
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,16 +13,14 @@ from torchtitan_rl.setup.registry import load_config
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 
 
+MODULES = ("my_agent_task", "my_agent_rewards", "my_verifiers_task")
+
+
 @pytest.fixture
-def files(tmp_path, monkeypatch):
-    """The page's Python blocks, each in the file that its first line names, and a venv with the `openai` client."""
-    for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        (tmp_path / name).write_text(code)
-    (tmp_path / "agent_venv").symlink_to(sys.prefix)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in ("my_agent_task", "my_agent_rewards", "my_verifiers_task"):
-        sys.modules.pop(name, None)
+def files(files):
+    """Beside the page's files, a venv with the `openai` client."""
+    (files / "agent_venv").symlink_to(sys.prefix)
+    return files
 
 
 def test_documented_agent_runs_and_its_reward_is_trained_on(files):
