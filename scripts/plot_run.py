@@ -7,6 +7,7 @@
 import argparse
 import itertools
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib
@@ -15,8 +16,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from scipy.special import stdtrit
-
-from torchtitan_rl.report.load import unique_names
 
 DRAWN = ("reward/mean", "evaluation/accuracy")
 OF_ONE_RUN = ("seed", "dump_folder", "command", "folder_of_command")
@@ -28,6 +27,16 @@ def series(run: Path, key: str) -> tuple[list[int], list[float]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = [(row["step"], row[key]) for row in rows if key in row]
     return [step for step, _ in found], [value for _, value in found]
+
+
+def unique_names(folders: Iterable[Path]) -> list[str]:
+    """A short unique name for each folder: the last part of its path, with as many parents as needed."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max((len(p) for p in parts), default=0) + 1):
+        names = ["/".join(p[-length:]) for p in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(p[-1:])} ({place})" for place, p in enumerate(parts, 1)]
 
 
 def is_plot(path: Path) -> bool:

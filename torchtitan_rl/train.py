@@ -355,7 +355,7 @@ def write_run_report(config: "RunConfig", run_folder: Path) -> None:
     try:
         from torchtitan_rl import report  # only needed at the end of the run
 
-        report.write_report([run_folder], path)
+        report.write_report(run_folder, path)
         events.progress(f"report: {path}")
     except Exception as error:
         message = f"the report could not be written ({error}); python -m torchtitan_rl.report tries again"

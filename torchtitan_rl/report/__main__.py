@@ -1,7 +1,6 @@
-"""Writes the report of one or several runs as one HTML file that needs no network.
+"""Writes the report of a run as one HTML file that needs no network.
 
 python -m torchtitan_rl.report outputs/debug                             writes outputs/debug/report.html
-python -m torchtitan_rl.report outputs/debug outputs/other               writes report.html, comparing the two runs
 """
 
 import argparse
@@ -15,12 +14,16 @@ from torchtitan_rl.report.page import SIZE_MB, write_report
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit code: 0; 2 if a folder is not a run, the file cannot be written or --size is too small."""
-    options = _parser().parse_args(arguments)
-    output = options.output or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if len(options.runs) > 1:
+        parser.error(f"{len(options.runs)} run folders: expected one. To compare runs: tensorboard --logdir outputs")
+    run = options.runs[0]
+    output = options.output or run / "report.html"
     try:
         if output.is_dir():
             raise ValueError(f"--output {output} is a folder: expected a file, such as {output / 'report.html'}")
-        write_report(options.runs, output, size_mb=options.size)
+        write_report(run, output, size_mb=options.size)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -34,8 +37,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder; several runs are compared")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html; several: report.html")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html")
     parser.add_argument(
         "--size",
         type=_above_zero,

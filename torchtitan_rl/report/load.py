@@ -6,7 +6,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,11 +151,11 @@ class Run:
         return [step for step, _ in found], [value for _, value in found]
 
 
-def load_run(folder: Path, name: str | None = None) -> Run:
+def load_run(folder: Path) -> Run:
     """Reads the run in `folder`. Raises FileNotFoundError if the folder does not exist or is not a run."""
     if not any((folder / file).is_file() for file in FILES):
         raise FileNotFoundError(f"{folder} has neither metrics.jsonl nor samples.jsonl: expected the folder of a run")
-    run = Run(name=name or folder.resolve().name, folder=folder)
+    run = Run(name=folder.resolve().name, folder=folder)
     run.config = _document(folder / "config.json", run.notes)
     run.environment = _document(folder / "environment.json", run.notes)
     run.end = _end(folder / "end.json", run.notes)
@@ -180,16 +180,6 @@ def _changed_lately(run: Run) -> bool:
     files = [*(run.folder / file for file in FILES), *(run.folder / "logs").glob("*.log")]
     latest = max(file.stat().st_mtime for file in files if file.is_file())
     return time.time() - latest < max(RECENT_S, 5 * (run.step_s() or 0.0))
-
-
-def unique_names(folders: Iterable[Path]) -> list[str]:
-    """A short unique name for each folder: the last part of its path, with as many parents as needed."""
-    parts = [folder.resolve().parts for folder in folders]
-    for length in range(1, max((len(p) for p in parts), default=0) + 1):
-        names = ["/".join(p[-length:]) for p in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{'/'.join(p[-1:])} ({place})" for place, p in enumerate(parts, 1)]
 
 
 def correlation(a: list[float], b: list[float]) -> float | None:

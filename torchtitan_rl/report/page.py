@@ -1,4 +1,4 @@
-"""Builds the page: one HTML file with the runs as JSON data and the scripts. It loads nothing else."""
+"""Builds the page: one HTML file with the run as JSON data and the scripts. It loads nothing else."""
 
 import base64
 import hashlib
@@ -8,14 +8,14 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from torchtitan_rl.report.ending import ending
 from torchtitan_rl.report.health import health
-from torchtitan_rl.report.load import Row, Run, load_run, unbiased_rows, unique_names
+from torchtitan_rl.report.load import Row, Run, load_run
 from torchtitan_rl.report.verdicts import time_by_phase, verdicts
 
 CELL_CHARACTERS = 20_000
@@ -31,7 +31,6 @@ _SCRIPTS = (
     "overview.js",
     "samples.js",
     "sample.js",
-    "compare.js",
     "prompts.js",
     "health.js",
     "app.js",
@@ -43,12 +42,10 @@ _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 _ID_COLUMNS = ("split", "step", "prompt_idx", "sample_idx")
 _NAME = "page/name"
 """A column of the page's own: the row's name in links, if it is not made of `_ID_COLUMNS`."""
-_UNBIASED = "page/unbiased"
-"""A column of the page's own: 1 for a row that stands for all of its split's, else 0."""
 
 
-def write_report(folders: Sequence[Path], output: Path, *, size_mb: float | None = None) -> list[Run]:
-    """Writes the report of the runs to `output` and returns the runs. The file is replaced at once, so that nobody reads half of it.
+def write_report(folder: Path, output: Path, *, size_mb: float | None = None) -> Run:
+    """Writes the report of the run in `folder` to `output` and returns the run. The file is replaced at once, so that nobody reads half of it.
 
     Args:
         size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
@@ -57,12 +54,12 @@ def write_report(folders: Sequence[Path], output: Path, *, size_mb: float | None
     Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of the page;
     OSError if it cannot be written; ValueError if `size_mb` is less than the page needs.
     """
-    runs = [load_run(folder, name) for folder, name in zip(folders, unique_names(folders), strict=True)]
-    page = render(runs, size_mb=size_mb)
+    run = load_run(folder)
+    page = render(run, size_mb=size_mb)
     _expect_own(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     _replace(output, page)
-    return runs
+    return run
 
 
 def _expect_own(path: Path) -> None:
@@ -85,7 +82,7 @@ def _replace(path: Path, text: str) -> None:
     os.replace(unfinished, path)
 
 
-def render(runs: Sequence[Run], *, size_mb: float | None = None) -> str:
+def render(run: Run, *, size_mb: float | None = None) -> str:
     """Returns the page as HTML. Arguments and errors: see `write_report`."""
     asset = resources.files(__package__).joinpath("assets")
     style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
@@ -93,11 +90,11 @@ def render(runs: Sequence[Run], *, size_mb: float | None = None) -> str:
     plot = asset.joinpath("uplot-1.6.32.min.js").read_text("utf-8")
     licence = asset.joinpath("uplot-LICENSE.txt").read_text("utf-8").strip()
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
-    described = [_described(run) for run in runs]
+    described = _described(run)
     fixed = len(code) + len(style) + _size(described)
     asked = int((SIZE_MB if size_mb is None else size_mb) * 1e6)
     budget = max(MIN_ROW_BYTES, asked - fixed)
-    rows, left = _rows_within(runs, budget)
+    rows, left = _rows_within(run, budget)
     size = _size(rows)
     if size_mb is not None and asked < fixed + min(size, MIN_ROW_BYTES):
         least = math.ceil((fixed + min(size, MIN_ROW_BYTES)) / 1e5) / 10
@@ -105,11 +102,11 @@ def render(runs: Sequence[Run], *, size_mb: float | None = None) -> str:
             f"--size {size_mb:g}: expected at least {least:g} MB, for scripts, metrics and the first samples"
         )
     if size > budget:  # rows were estimated too small: much markup
-        rows, left = _rows_within(runs, int(budget * budget / size))
+        rows, left = _rows_within(run, int(budget * budget / size))
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    content = {"made": made, "left": left, "runs": described, "rows": rows}
+    content = {"made": made, "left": left, "run": described, "rows": rows}
     parts = {
-        "title": html.escape(" · ".join(run.name for run in runs)),
+        "title": html.escape(run.name),
         "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
         "style": style,
         "data": embed(content),
@@ -186,63 +183,41 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _rows_within(runs: Sequence[Run], budget: int) -> tuple[dict[str, Any], int]:
+def _rows_within(run: Run, budget: int) -> tuple[dict[str, Any], int]:
     """The rows that fit into so many bytes, as {"count": rows, "columns": columns}, and the number of those that do not."""
-    rows = [(place, row) for place, run in enumerate(runs) for row in run.rows]
-    kept, bound = _within(rows, budget)
-    unbiased = {
-        id(row)
-        for run in runs
-        for split in {row.get("split", "train") for row in run.rows}
-        for row in unbiased_rows(run, split)
-        if not (run.demonstrated and split == "train")
-    }
-    part = [pair for place, pair in enumerate(rows) if place in kept]
-    columns = _columns(part)
-    columns[_UNBIASED] = _packed([int(id(row) in unbiased and _order(row) < bound) for _, row in part])
-    return {"count": len(part), "columns": columns}, len(rows) - len(part)
+    kept = _within(run.rows, budget)
+    part = [row for place, row in enumerate(run.rows) if place in kept]
+    return {"count": len(part), "columns": _columns(part)}, len(run.rows) - len(part)
 
 
-def _within(rows: list[tuple[int, Row]], budget: int) -> tuple[set[int], float]:
+def _within(rows: list[Row], budget: int) -> set[int]:
     """The places of the rows that fit into the budget, by whole groups: first those of a failed step, then those with selected rows, of
-    each split's last step before others, and the rest by a hash.
-
-    Also the lowest `_order` of the groups that do not fit: the groups below it are in the page whatever their rewards were.
-    """
+    each split's last step before others, and the rest by a hash."""
     groups: dict[tuple[Any, ...], list[int]] = {}
-    last: dict[tuple[int, Any], int] = {}
-    for place, (run, row) in enumerate(rows):
-        groups.setdefault((run, *_group(row)), []).append(place)
-        split = run, row.get("split")
-        last[split] = max(last.get(split, 0), row.get("step") or 0)
+    last: dict[Any, int] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(_group(row), []).append(place)
+        last[row.get("split")] = max(last.get(row.get("split"), 0), row.get("step") or 0)
 
     def urgency(places: list[int]) -> tuple[bool, bool, bool, int]:
         unfinished, selected = (
-            any(rows[place][1].get(column) for place in places) for column in ("unfinished", "select_reason")
+            any(rows[place].get(column) for place in places) for column in ("unfinished", "select_reason")
         )
-        run, row = rows[places[0]]
-        newest = selected and row.get("step") == last[run, row.get("split")]
-        return not unfinished, not newest, not selected, _order(row)
+        row = rows[places[0]]
+        newest = selected and row.get("step") == last[row.get("split")]
+        return not unfinished, not newest, not selected, zlib.crc32(repr(_group(row)).encode())
 
     kept: set[int] = set()
     seen: set[tuple[str, str]] = set()
-    bound = math.inf
     for places in sorted(groups.values(), key=urgency):
-        budget -= sum(_bytes(rows[place][1], seen) for place in places)
-        if budget < 0:
-            bound = min(bound, _order(rows[places[0]][1]))
-        else:
+        budget -= sum(_bytes(rows[place], seen) for place in places)
+        if budget >= 0:
             kept.update(places)
-    return kept, bound
+    return kept
 
 
 def _group(row: Row) -> tuple[str, ...]:
     return tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
-
-
-def _order(row: Row) -> int:
-    """The order of the row's group when groups are chosen for the page. Equal in all runs."""
-    return zlib.crc32(repr(_group(row)).encode())
 
 
 def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
@@ -256,12 +231,12 @@ def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
     return size
 
 
-def _columns(rows: list[tuple[int, Row]]) -> dict[str, Any]:
+def _columns(rows: list[Row]) -> dict[str, Any]:
     """Columns by name: {"same": cell}, {"codes": [...], "words": [...]} if cells repeat, or {"cells": [...]}."""
-    names = dict.fromkeys(column for _, row in rows for column in row if column not in _LEFT_OUT)
-    found = {"run": _packed([run for run, _ in rows]), _NAME: _packed([_name(row) for _, row in rows])}
+    names = dict.fromkeys(column for row in rows for column in row if column not in _LEFT_OUT)
+    found = {_NAME: _packed([_name(row) for row in rows])}
     for name in names:
-        found[name] = _packed([_plain(row.get(name)) for _, row in rows])
+        found[name] = _packed([_plain(row.get(name)) for row in rows])
     return found
 
 

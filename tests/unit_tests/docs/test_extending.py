@@ -263,8 +263,8 @@ def test_metric_of_a_reward_function_has_its_own_chart(files, tmp_path):
     scored = score(grader, "[ANSWER] 46", "12ab")
     assert [one.reward_breakdown["digits"] for one in scored] == [None, None]
     assert drained(grader)["extra/digits/share"].value == pytest.approx((2 / 11 + 2 / 4) / 2)
-    write_report([write_run(tmp_path / "run", metrics={"charts": config.metrics.charts})], tmp_path / "r.html")
-    [run] = data_of(tmp_path / "r.html")["runs"]
+    write_report(write_run(tmp_path / "run", metrics={"charts": config.metrics.charts}), tmp_path / "r.html")
+    run = data_of(tmp_path / "r.html")["run"]
     keys = [[key, key] for key in ("extra/digits/share", "completions/length/mean")]
     assert run["charts"] == [{"title": "Digits", "keys": keys}]
     config.metrics.charts = ["Digits"]

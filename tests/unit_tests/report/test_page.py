@@ -41,16 +41,16 @@ def test_too_small_size_is_refused_with_the_minimum(tmp_path, capsys):
 
 def test_every_row_and_value_is_in_the_file(tmp_path):
     folder, output = write_run(tmp_path / "a"), tmp_path / "r.html"
-    run = write_report([folder], output)[0]
+    run = write_report(folder, output)
     data = data_of(output)
     assert data["rows"]["count"] == len(run.rows) == 12 * 16
     for name in ("step", "prompt", "response", "correct", "reward", "finish_reason", "extra/steps", "example/operands"):
         assert column(data, name) == [row[name] for row in run.rows], name
-    assert data["runs"][0]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
+    assert data["run"]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
 
 
 def test_page_has_no_external_resources(tmp_path):
-    write_report([write_run(tmp_path / "a")], tmp_path / "r.html")
+    write_report(write_run(tmp_path / "a"), tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text("utf-8")
     assert "default-src 'none'" in page
     assert re.findall(r"(?:src|href)=\S+", DATA.sub("", page).split("<script>")[0]) == ['href="data:,">']
@@ -59,7 +59,7 @@ def test_page_has_no_external_resources(tmp_path):
 
 
 def test_no_text_can_close_the_data_script(tmp_path):
-    write_report([write_run(tmp_path / "a", text=HOSTILE)], tmp_path / "r.html")
+    write_report(write_run(tmp_path / "a", text=HOSTILE), tmp_path / "r.html")
     raw = (tmp_path / "r.html").read_bytes()
     embedded = DATA.search(raw.decode("utf-8"))[1]
     assert not set(embedded) & set("<>&\u2028\u2029")
@@ -69,15 +69,14 @@ def test_no_text_can_close_the_data_script(tmp_path):
 
 def test_samples_beyond_the_size_are_left_out_in_whole_groups_and_counted(tmp_path):
     folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
-    write_report([folder], output, size_mb=0.9)
+    write_report(folder, output, size_mb=0.9)
     data = data_of(output)
     assert output.stat().st_size < 1.2e6
     groups = list(zip(column(data, "step"), column(data, "prompt_idx")))
     assert 0 < len(groups) == 40 * 40 * 4 - data["left"] < 40 * 40 * 4
     assert {groups.count(group) for group in set(groups)} == {4}
     assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay in the page
-    assert len(set(column(data, "page/unbiased"))) == 2
-    write_report([folder], output, size_mb=100)
+    write_report(folder, output, size_mb=100)
     assert data_of(output)["left"] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
 
@@ -86,13 +85,19 @@ def test_another_file_in_the_place_of_the_page_is_refused_and_stays(tmp_path):
     folder = write_run(tmp_path / "a")
     (tmp_path / "r.html").write_text("theirs")
     with pytest.raises(FileExistsError, match="--output = .*r.html': expected a new file or an earlier report"):
-        write_report([folder], tmp_path / "r.html")
+        write_report(folder, tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text() == "theirs"
 
 
 def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
-    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    (a / "samples.jsonl").unlink()
-    (b / "metrics.jsonl").unlink()
-    write_report([a, b], tmp_path / "r.html")
-    assert [run["name"] for run in data_of(tmp_path / "r.html")["runs"]] == ["a", "b"]
+    for name, missing in (("a", "samples.jsonl"), ("b", "metrics.jsonl")):
+        folder = write_run(tmp_path / name)
+        (folder / missing).unlink()
+        write_report(folder, folder / "r.html")
+        assert data_of(folder / "r.html")["run"]["name"] == name
+
+
+def test_two_run_folders_are_refused_with_the_tool_that_compares_runs(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "2 run folders: expected one. To compare runs: tensorboard --logdir outputs" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 // The page's frame: tabs, theme, keyboard shortcuts.
 
-const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], prompts: ['Prompts', promptsPage], compare: ['Compare', compare], health: ['Health', healthPage] };
+const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], prompts: ['Prompts', promptsPage], health: ['Health', healthPage] };
 const main = h('main', { tabindex: -1 });
 
 function show(view) {
@@ -31,12 +31,12 @@ function keptTheme(theme) {
   } catch { return theme; }
 }
 
-const alarming = runs.reduce((count, run) => count + run.health.warnings.filter((one) => one.level !== 'WARNING').length + run.health.counts.filter((one) => one.total > 0).length, 0);
+const alarming = run.health.warnings.filter((one) => one.level !== 'WARNING').length + run.health.counts.filter((one) => one.total > 0).length;
 setTheme(keptTheme());
 document.body.append(
   h('button', { class: 'skip', onclick: () => { main.focus(); main.scrollIntoView(); } }, 'skip to the content'),
   h('header', { class: 'top' },
-    h('div', { class: 'title' }, h('h1', {}, runs.map((run) => run.name).join(' · ')), h('small', {}, `made ${data.made}`)),
+    h('div', { class: 'title' }, h('h1', {}, run.name), h('small', {}, `made ${data.made}`)),
     h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
       title, view === 'samples' && h('small', {}, data.rows.count.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
     h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),

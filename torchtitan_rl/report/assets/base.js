@@ -1,7 +1,7 @@
 // Shared by all views: the data, the page's state, building elements, formatting numbers.
 
 const data = JSON.parse(document.getElementById('data').textContent);
-const runs = data.runs;
+const run = data.run;
 
 /** Creates an element. Strings become text nodes, so a model's output is never parsed as markup. */
 function h(tag, props, ...children) {
@@ -31,7 +31,7 @@ function cells(name) {
   return decoded.get(name);
 }
 const cell = (row, name) => cells(name)[row];
-const isCell = (name) => name !== 'run' && !name.startsWith('page/'); // a column of the run, not one of the page
+const isCell = (name) => !name.startsWith('page/'); // a column of the run, not one of the page
 const columnNames = Object.keys(data.rows.columns).filter(isCell);
 
 /** Rows grouped by a key. */
@@ -45,20 +45,18 @@ function indexed(key) {
   return index;
 }
 const lazily = (make) => { let made; return () => (made ??= make()); };
-const groupKey = (row) => ['run', 'table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
-const promptKey = (row) => ['run', 'table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
+const groupKey = (row) => ['table', 'split', 'step', 'prompt_idx'].map((name) => cell(row, name)).join('\u0000');
+const promptKey = (row) => ['table', 'split', 'prompt'].map((name) => cell(row, name)).join('\u0000');
 const groups = lazily(() => indexed(groupKey));
 const prompts = lazily(() => indexed(promptKey));
 /** A row's name in links: that of its episode, which stays when the run grows. */
 const nameOf = (row) => cell(row, 'page/name') ?? ['split', 'step', 'prompt_idx', 'sample_idx'].map((name) => cell(row, name)).join('/');
-const named = lazily(() => new Map(Array.from({ length: data.rows.count }, (_, row) => [`${cell(row, 'run')} ${nameOf(row)}`, row])));
-/** Whether a row is one of those that stand for all samples of its split. Rows selected as best or worst do not. */
-const unbiased = (row) => cell(row, 'page/unbiased') === 1;
+const named = lazily(() => new Map(Array.from({ length: data.rows.count }, (_, row) => [nameOf(row), row])));
 
 /** A note that the page has not all samples; null if it has. */
 const moreNote = () => (data.left ? h('p', { class: 'note', 'data-more': '' }, `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`) : null);
-/** Notes that only a part of a run's samples was read. */
-const partNotes = () => runs.flatMap((run) => run.health.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(runs.length > 1 ? `${run.name}: ${note}` : note))));
+/** Notes that only a part of the run's samples was read. */
+const partNotes = () => run.health.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(note)));
 
 /** The text of a role's last message in a column of messages, else that of another column. */
 function lastOf(row, column, role, otherwise) {
@@ -92,9 +90,9 @@ function searchText(row) {
 // ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
 const DEFAULTS = {
-  view: 'overview', hidden: [], smooth: 0, log: false, series: '', q: '', run: '', split: 'auto', from: '', to: '', low: '', high: '',
-  right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', of: '', tab: 'sample', paint: '', columns: [],
-  tokensOpen: false, kind: '', a: 0, b: 1, when: 'latest', outcome: '', pair: '',
+  view: 'overview', smooth: 0, log: false, series: '', q: '', split: 'auto', from: '', to: '', low: '', high: '',
+  right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', tab: 'sample', paint: '', columns: [],
+  tokensOpen: false, kind: '',
 };
 const state = {};
 /** Reads the state from the address. What is not a state of ours keeps its default. */
@@ -117,10 +115,9 @@ function leave() {
 /** Makes the row the one that the address asks for. */
 function ask(row) {
   state.open = nameOf(row);
-  state.of = runs.length > 1 ? runs[cell(row, 'run')].name : '';
 }
 /** The row that the address asks for: null if it asks for none, undefined if it is not in the page. */
-const askedRow = () => (state.open ? named().get(`${state.of ? runs.findIndex((run) => run.name === state.of) : 0} ${state.open}`) : null);
+const askedRow = () => (state.open ? named().get(state.open) : null);
 
 // ---- text ----
 
@@ -188,8 +185,8 @@ function input(label, name, type, changed, extra) {
     h('input', { 'data-field': name, type, value: state[name], ...extra, oninput: (event) => { state[name] = event.target.value; later_(); } }));
 }
 const SHORT = 12; // characters of a cell that is never broken, such as "100.0 %"
-function table(headers, lines, { even, ...props } = {}) {
-  return h('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'table' }, h('table', { class: even ? 'plain even' : 'plain', ...props },
+function table(headers, lines, props) {
+  return h('div', { class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'table' }, h('table', { class: 'plain', ...props },
     h('thead', {}, h('tr', {}, headers.map((header) => h('th', {}, header)))),
     h('tbody', {}, lines.map((line) => h('tr', {}, line.map((one) => h('td', { class: typeof one === 'string' && one.length <= SHORT && 'short' }, one)))))));
 }

@@ -1,26 +1,15 @@
-// Curves: uPlot charts in cards. Each shows every visible run; all share one crosshair.
+// Curves: uPlot charts in cards, which share one crosshair.
 
 const PALETTE = {
   light: ['#2a6fdb', '#d9611c', '#12866b', '#a63fb0', '#a87808', '#d1345b', '#5b6b7b', '#4b8b0f'],
   dark: ['#6aa5ff', '#ff9a5c', '#3fc9a3', '#d68be0', '#e0b84d', '#ff7d9c', '#a3b3c2', '#9ad45f'],
 };
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
-/** A run's mark: its colour, and its dash for who does not tell the colours apart. */
-const runMark = (place, props) => h('span', { class: `key d${place % DASHES.length}`, color: palette(place), ...props });
 const isDark = () => document.documentElement.dataset.theme === 'dark';
 const palette = (place) => { const colors = PALETTE[isDark() ? 'dark' : 'light']; return colors[place % colors.length]; };
 const faint = (color, share) => color + Math.round(255 * share).toString(16).padStart(2, '0');
 const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-const visibleRuns = () => runs.map((run, place) => ({ run, place })).filter(({ place }) => !state.hidden.includes(place));
-/** What `make` returns while only these runs are visible. */
-function among(places, make) {
-  const hidden = state.hidden;
-  state.hidden = runs.map((_, place) => place).filter((place) => !places.includes(place));
-  const made = make();
-  state.hidden = hidden;
-  return made;
-}
 const living = new Set();
 const sizes = new ResizeObserver((entries) => {
   for (const { target, contentRect } of entries) {
@@ -48,106 +37,84 @@ function smoothed(values, key) {
 
 const isMeasured = (key) => key.startsWith('evaluation/');
 
-/** One step axis for several runs. Returns [steps, a function that places a run's values on the axis]. */
-function axisOf(chosen) {
-  const steps = [...new Set(chosen.flatMap(({ run }) => run.steps))].sort((a, b) => a - b);
-  const place = new Map(steps.map((step, i) => [step, i]));
-  return [steps, (run, values) => {
-    const out = new Array(steps.length).fill(null);
-    run.steps.forEach((step, i) => { out[place.get(step)] = values[i] ?? null; });
-    return out;
-  }];
-}
-
 /**
- * A card with the curves of some metrics, or null if no visible run has any of them. A definition has: title; keys
+ * A card with the curves of some metrics, or null if the run has none of them. A definition has: title; keys
  * ([metric, label] pairs); band ([low, high] metrics around the first); percent; log; points.
  */
 function curveCard(definition) {
-  const chosen = visibleRuns().filter(({ run }) => definition.keys.some(([key]) => run.series[key]));
-  if (!chosen.length) return null;
-  const [steps, place] = axisOf(chosen);
+  if (!definition.keys.some(([key]) => run.series[key])) return null;
   const log = state.log || definition.log;
   const lift = (values) => (log ? values.map((value) => (value !== null && value > 0 ? value : null)) : values);
-  const columns = [steps];
+  const columns = [run.steps];
   const series = [{}];
   const bands = [];
   const legend = [];
-  const add = (values, one) => { columns.push(lift(values)); series.push({ spanGaps: true, points: { show: false }, ...one }); return series.length - 1; };
-  for (const { run, place: which } of chosen) {
-    definition.keys.forEach(([key, label], order) => {
-      if (!run.series[key]) return;
-      const color = palette(runs.length > 1 ? which : order);
-      const dashed = (runs.length > 1 ? which : order) % DASHES.length; // so that equal curves are both seen
-      const dash = DASHES[dashed];
-      const raw = run.series[key];
-      const edges = order === 0 && edgesOf(definition, run, key);
-      if (edges) {
-        const [low, high] = edges.map((values) => add(place(run, smoothed(values, key)), { stroke: 'transparent', width: 0 }));
-        bands.push({ series: [high, low], fill: faint(color, chosen.length > 1 ? 0.1 : 0.15) });
-      }
-      if (state.smooth && !isMeasured(key)) add(place(run, raw), { stroke: faint(color, 0.3), width: 1, dash });
-      const values = place(run, smoothed(raw, key));
-      const few = values.filter((value) => value !== null).length < 30;
-      const index = add(values, { stroke: color, width: runs.length > 1 ? [2, 1.1, 0.6][order] ?? 0.6 : 1.8, dash, points: { show: few && (definition.points || steps.length < 3), size: 5, fill: color } });
-      legend.push({ index, values: place(run, raw), end: run.steps.at(-1), color, style: ` d${dashed}${runs.length > 1 ? ` w${Math.min(order, 2)}` : ''}`, run: run.name, order, label: runs.length > 1 && definition.keys.length === 1 ? run.name : label });
-    });
-  }
-  legend.sort((x, y) => x.order - y.order);
+  const add = (values, one) => { columns.push(lift(values)); return series.push({ spanGaps: true, points: { show: false }, ...one }) - 1; };
+  definition.keys.forEach(([key, label], order) => {
+    const raw = run.series[key];
+    if (!raw) return;
+    const color = palette(order);
+    const dashed = order % DASHES.length; // so that equal curves are both seen
+    const dash = DASHES[dashed];
+    const edges = order === 0 && edgesOf(definition, key);
+    if (edges) {
+      const [low, high] = edges.map((values) => add(smoothed(values, key), { stroke: 'transparent', width: 0 }));
+      bands.push({ series: [high, low], fill: faint(color, 0.15) });
+    }
+    if (state.smooth && !isMeasured(key)) add(raw, { stroke: faint(color, 0.3), width: 1, dash });
+    const few = raw.filter((value) => value !== null).length < 30;
+    add(smoothed(raw, key), { stroke: color, width: 1.8, dash, points: { show: few && (definition.points || run.steps.length < 3), size: 5, fill: color } });
+    legend.push({ values: raw, color, style: ` d${dashed}`, label });
+  });
   if (columns.slice(1).every((values) => values.every((value) => value === null))) return null;
   const smooth = state.smooth > 0 && definition.keys.some(([key]) => !isMeasured(key)) && 'curves smoothed, numbers as measured';
   return card({ ...definition, note: [definition.note, smooth].filter(Boolean).join('; ') }, columns, series, bands, legend, { log, format: definition.percent ? percent : figure, names: definition.keys.map(([key]) => key) });
 }
 
 /** The band around a definition's first metric: [low values, high values], or a falsy value. */
-function edgesOf(definition, run, key) {
+function edgesOf(definition, key) {
   const std = definition.deviation && run.series[definition.deviation];
   if (std) return [-1, 1].map((sign) => run.series[key].map((value, i) => (value === null || std[i] === null ? null : value + sign * std[i])));
   const band = definition.band && definition.band.map((name) => run.series[name]);
   return band && band.every(Boolean) ? band : null;
 }
 
-/** For each visible run, a card with the seconds of a step's phases, stacked. */
-function stackedCards() {
-  return visibleRuns().map(({ run }) => {
-    const keys = Object.keys(run.series).filter((key) => /^time\/[^/]+$/.test(key) && key !== 'time/step');
-    if (!keys.length) return null;
-    const weight = (key) => run.series[key].reduce((sum, value) => sum + (value || 0), 0);
-    keys.sort((a, b) => (a === 'time/unaccounted') - (b === 'time/unaccounted') || weight(b) - weight(a));
-    // A phase is the slowest rank's: the phases of a step may sum to more than the step. Step 0 has no time of its own.
-    const whole = run.series['time/step'] || [];
-    const timed = run.steps.map((_, i) => i).filter((i) => whole[i]);
-    if (!timed.length) return null;
-    const steps = timed.map((i) => run.steps[i]);
-    const scale = timed.map((i) => Math.min(1, whole[i] / (keys.reduce((sum, key) => sum + (run.series[key][i] || 0), 0) || 1)));
-    const columns = [steps];
-    const series = [{}];
-    const legend = [];
-    const total = steps.map(() => 0);
-    keys.forEach((key, order) => {
-      const color = key === 'time/unaccounted' ? palette(6) : palette(order < 6 ? order : order + 1);
-      const values = timed.map((i, at) => (run.series[key][i] || 0) * scale[at]);
-      smoothed(values, key).forEach((value, i) => { total[i] += value; });
-      columns.push([...total]);
-      series.push({ stroke: color, width: 0.5, points: { show: false } });
-      legend.push({ index: order + 1, color, label: key.slice(5), values });
-    });
-    // The highest sum is drawn first, then the lower sums on top of it.
-    const order = keys.map((_, i) => keys.length - i);
-    const title = runs.length > 1 ? `Time of a step · ${run.name}` : 'Time of a step';
-    const shifted = legend.map((one) => ({ ...one, index: order.indexOf(one.index) + 1 }));
-    const note = `seconds by phase, stacked${state.smooth ? '; curves smoothed, numbers as measured' : ''}`;
-    return card({ title, note }, [steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], shifted, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
+/** A card with the seconds of a step's phases, stacked; null if the run has none. */
+function stackedCard() {
+  const keys = Object.keys(run.series).filter((key) => /^time\/[^/]+$/.test(key) && key !== 'time/step');
+  const weight = (key) => run.series[key].reduce((sum, value) => sum + (value || 0), 0);
+  keys.sort((a, b) => (a === 'time/unaccounted') - (b === 'time/unaccounted') || weight(b) - weight(a));
+  // A phase is the slowest rank's: the phases of a step may sum to more than the step. Step 0 has no time of its own.
+  const whole = run.series['time/step'] || [];
+  const timed = run.steps.map((_, i) => i).filter((i) => whole[i]);
+  if (!keys.length || !timed.length) return null;
+  const steps = timed.map((i) => run.steps[i]);
+  const scale = timed.map((i) => Math.min(1, whole[i] / (keys.reduce((sum, key) => sum + (run.series[key][i] || 0), 0) || 1)));
+  const columns = [steps];
+  const series = [{}];
+  const legend = [];
+  const total = steps.map(() => 0);
+  keys.forEach((key, order) => {
+    const color = key === 'time/unaccounted' ? palette(6) : palette(order < 6 ? order : order + 1);
+    const values = timed.map((i, at) => (run.series[key][i] || 0) * scale[at]);
+    smoothed(values, key).forEach((value, i) => { total[i] += value; });
+    columns.push([...total]);
+    series.push({ stroke: color, width: 0.5, points: { show: false } });
+    legend.push({ color, label: key.slice(5), values });
   });
+  // The highest sum is drawn first, then the lower sums on top of it.
+  const order = keys.map((_, i) => keys.length - i);
+  const note = `seconds by phase, stacked${state.smooth ? '; curves smoothed, numbers as measured' : ''}`;
+  return card({ title: 'Time of a step', note }, [steps, ...order.map((i) => columns[i])], [{}, ...order.map((i) => ({ ...series[i], fill: series[i].stroke, stroke: cssColor('--paper') }))], [], legend, { format: (value) => `${figure(value)} s`, names: keys, zero: true });
 }
 
 /** A chart in words, for a screen reader: for each curve its first, last, lowest and highest value. */
 function spokenChart(definition, columns, legend, format) {
   const curves = legend.slice(0, 6).map((one) => {
-    const values = (one.values || columns[one.index]).map((value, i) => [columns[0][i], value]).filter(([, value]) => value !== null && value !== undefined);
+    const values = one.values.map((value, i) => [columns[0][i], value]).filter(([, value]) => value !== null && value !== undefined);
     if (!values.length) return '';
     const only = values.map(([, value]) => value);
-    return `${[runs.length > 1 && one.run, one.label].filter(Boolean).join(' ')} from ${format(only[0])} at step ${values[0][0]} to ${format(only.at(-1))} at step ${values.at(-1)[0]}, between ${format(only.reduce((a, b) => Math.min(a, b)))} and ${format(only.reduce((a, b) => Math.max(a, b)))}`;
+    return `${one.label} from ${format(only[0])} at step ${values[0][0]} to ${format(only.at(-1))} at step ${values.at(-1)[0]}, between ${format(only.reduce((a, b) => Math.min(a, b)))} and ${format(only.reduce((a, b) => Math.max(a, b)))}`;
   }).filter(Boolean);
   return `Chart ${definition.title}. ${curves.join('. ')}. Arrow keys move through the steps.`;
 }
@@ -161,7 +128,7 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
     const now = body.plot.cursor.idx ?? (by > 0 ? -1 : columns[0].length);
     const next = Math.min(columns[0].length - 1, Math.max(0, now + by));
     body.plot.setCursor({ left: body.plot.valToPos(columns[0][next], 'x'), top: 10 });
-    said.textContent = [where.textContent, ...legend.map((one, i) => `${[runs.length > 1 && one.run, one.label].filter(Boolean).join(' ')} ${values[i].textContent}`)].join(', ');
+    said.textContent = [where.textContent, ...legend.map((one, i) => `${one.label} ${values[i].textContent}`)].join(', ');
   } });
   const said = h('span', { class: 'unseen', role: 'status' });
   const where = h('span', { class: 'where' });
@@ -169,21 +136,17 @@ function card(definition, columns, series, bands, legend, { log, format, names, 
   // Room for the widest value, so that nothing moves under the pointer.
   const last = columns[0].at(-1);
   where.style.minWidth = `${`step ${last}`.length}ch`;
-  const sparse = (one) => (one.values || columns[one.index]).some((value) => value === null);
-  legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values || columns[one.index], format) + (sparse(one) ? `, step ${last}`.length : 0)}ch`; });
+  legend.forEach((one, i) => { values[i].style.minWidth = `${widest(one.values, format) + (one.values.includes(null) ? `, step ${last}`.length : 0)}ch`; });
   const element = h('figure', { class: definition.dull ? 'card dull' : 'card', 'data-chart': definition.title },
     h('figcaption', {}, h('strong', { title: names.join('\n') }, definition.title), definition.note && h('span', { class: 'hint' }, definition.note)), body, said,
-    legend.length > 0 && h('div', { class: 'legend' }, where, [...new Set(legend.map((one) => one.label))].map((label) => h('span', { class: 'keys' }, label && h('i', {}, label),
-      legend.map((one, i) => one.label === label && h('span', { class: `key${one.style || ''}`, color: one.color, title: one.run }, values[i]))))));
+    legend.length > 0 && h('div', { class: 'legend' }, where, legend.map((one, i) => h('span', { class: 'keys' }, one.label && h('i', {}, one.label), h('span', { class: `key${one.style || ''}`, color: one.color }, values[i])))));
   const show = (index) => {
     const here = index ?? columns[0].length - 1;
     where.textContent = `step ${columns[0][here]}`;
     legend.forEach((one, i) => {
-      const column = one.values || columns[one.index];
       let at = here;
-      while (at > 0 && column[at] === null) at--;
-      const value = (index !== null && columns[0][here] > one.end ? null : column[at]) ?? null; // nothing beyond a run's end
-      values[i].textContent = value === null || at === here ? format(value) : `${format(value)}, step ${columns[0][at]}`;
+      while (at > 0 && one.values[at] === null) at--;
+      values[i].textContent = one.values[at] === null || at === here ? format(one.values[at]) : `${format(one.values[at])}, step ${columns[0][at]}`;
     });
   };
   const line = cssColor('--line');

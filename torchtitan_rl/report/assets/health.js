@@ -1,19 +1,17 @@
 // The health page: warnings, counts that should be 0, the config.
 
 function healthPage(main) {
-  replace(main, runs.map((run, place) => h('div', { class: 'health', 'data-run': place },
-      runs.length > 1 && h('h2', { class: 'run' }, runMark(place), run.name),
-      warningsOf(run), countsOf(run), settingsOf(run))));
+  replace(main, warningsOf(), countsOf(), settingsOf());
 }
 
-function warningsOf(run) {
+function warningsOf() {
   const { warnings, notes } = run.health;
   return section('Warnings of the run', warnings.length ? 'From its logs. Warnings that differ only in numbers count as one.' : 'None in its logs.',
     warnings.length > 0 && table(['level', 'count', 'message'], warnings.map((one) => [h('span', { class: `badge ${one.level === 'WARNING' ? 'warn' : 'bad'}` }, one.level.toLowerCase()), figure(one.count), [h('span', { class: 'message' }, visible(one.text)), h('small', {}, `first at ${one.first.slice(0, 19)}`)]]), { 'data-table': 'warnings' }),
     notes.length > 0 && h('ul', { class: 'notes' }, notes.map((note) => h('li', {}, visible(note)))));
 }
 
-function countsOf(run) {
+function countsOf() {
   const { counts } = run.health;
   const wrong = counts.filter((one) => one.total > 0);
   const right = counts.filter((one) => one.total === 0).map((one) => one.key);
@@ -21,7 +19,9 @@ function countsOf(run) {
     wrong.length > 0 && table(['metric', 'total', 'first at step'], wrong.map((one) => [breakable(one.key), figure(one.total), figure(one.first)]), { 'data-table': 'counts' }));
 }
 
-function settingsOf(run) {
+/** A setting as text, without the addresses of functions, which differ from run to run. */
+const told = (value) => (typeof value === 'string' ? value : JSON.stringify(value)).replace(/ at 0x[0-9a-f]+/g, '');
+function settingsOf() {
   const entries = Object.entries({ ...run.config, ...Object.fromEntries(Object.entries(run.environment).map(([key, value]) => [`environment.${key}`, value])) });
   const holder = h('div', {});
   const show = (wanted) => replace(holder, table(['setting', 'value'], entries.filter(([key, value]) => `${key} ${told(value)}`.toLowerCase().includes(wanted.toLowerCase())).map(([key, value]) => [breakable(key), brief(told(value), 300)])));

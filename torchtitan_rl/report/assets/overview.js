@@ -27,13 +27,13 @@ function overview(main) {
   const charts = h('div', { class: 'grid' });
   const found = h('div', { class: 'grid' });
   const status = h('p', { class: 'note' });
-  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...ranked().map(curveCard), ...stackedCards(), ...visibleRuns().map(({ run }) => timeOf(run))].filter(Boolean).sort((a, b) => isDull(a) - isDull(b))); search(); };
+  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...ranked().map(curveCard), stackedCard(), timeOf()].filter(Boolean).sort((a, b) => isDull(a) - isDull(b))); search(); };
   const search = () => { remember(); searchSeries(found, status); };
   const smooth = h('input', { type: 'range', min: 0, max: 0.95, step: 0.05, value: state.smooth, 'data-field': 'smooth', oninput: later((event) => { state.smooth = Number(event.target.value); redraw(); }, 60) });
   const log = h('input', { type: 'checkbox', checked: state.log, 'data-field': 'log', onchange: (event) => { state.log = event.target.checked; redraw(); } });
   replace(main,
-    h('div', { class: 'runs' }, runs.map(verdictCard)),
-    h('div', { class: 'bar' }, h('h2', {}, 'Curves'), runs.length > 1 && runChips(redraw),
+    verdictCard(),
+    h('div', { class: 'bar' }, h('h2', {}, 'Curves'),
       h('label', { class: 'inline' }, 'smoothing', smooth), h('label', { class: 'inline' }, log, 'log scale')),
     charts,
     h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series' }), prefixChips(search)),
@@ -42,20 +42,19 @@ function overview(main) {
 }
 
 const NEGLIGIBLE = 1e-9;
-/** Whether a definition's curves say nothing in all visible runs: constant, or as small as rounding. */
+/** Whether a definition's curves say nothing: constant, or as small as rounding. */
 function saysNothing(definition) {
-  const curves = visibleRuns().flatMap(({ run }) => definition.keys.map(([key]) => (run.series[key] || []).filter((value) => value !== null))).filter((values) => values.length);
+  const curves = definition.keys.map(([key]) => (run.series[key] || []).filter((value) => value !== null)).filter((values) => values.length);
   return curves.length > 0 && curves.every((values) => values.every((value) => Math.abs(value) < NEGLIGIBLE) || (values.length > 2 && values.every((value) => value === values[0])));
 }
-/** The important curves, then those that the visible runs ask for (metrics.charts). */
-const ownCharts = () => [...new Map(visibleRuns().flatMap(({ run }) => run.charts || []).map((one) => [one.title, one])).values()];
-const ranked = () => [...FIRST, ...ownCharts()].map((one) => ({ ...one, dull: saysNothing(one) }));
+/** The important curves, then those that the run asks for (metrics.charts). */
+const ranked = () => [...FIRST, ...run.charts].map((one) => ({ ...one, dull: saysNothing(one) }));
 const isDull = (element) => Number(element?.classList.contains('dull') ?? false);
 
 /** How the run ended, as the first thing to read. */
-function endingOf(run, place) {
+function endingOf() {
   const { level, text, error, details, failed } = run.ending;
-  const see = () => { leave(); Object.assign(state, { split: '', from: String(failed.step), to: String(failed.step), run: runs.length > 1 ? String(place) : '' }); show('samples'); };
+  const see = () => { leave(); Object.assign(state, { split: '', from: String(failed.step), to: String(failed.step) }); show('samples'); };
   return h('div', { class: `ending ${level}`, role: level === 'bad' ? 'alert' : null },
     h('strong', {}, visible(text)),
     error && h('pre', { class: 'text' }, visible(error)),
@@ -64,7 +63,7 @@ function endingOf(run, place) {
 }
 
 /** Seconds by phase, of all steps together. The bars sum to the steps' time. */
-function timeOf(run) {
+function timeOf() {
   const rows = Object.entries(run.time).filter(([, s]) => s > 0);
   if (!rows.length) return null;
   const total = rows.reduce((sum, [, s]) => sum + s, 0);
@@ -73,7 +72,7 @@ function timeOf(run) {
   const rest = total - shown.reduce((sum, [, s]) => sum + s, 0);
   if (rest >= 0.0005 * total) shown.push(['the rest', rest]);
   return h('figure', { class: 'card where', 'data-chart': 'Where time went' },
-    h('figcaption', {}, h('strong', {}, runs.length > 1 ? `Where time went · ${run.name}` : 'Where time went'), h('span', { class: 'hint' }, `${figure(total)} s in all steps`)),
+    h('figcaption', {}, h('strong', {}, 'Where time went'), h('span', { class: 'hint' }, `${figure(total)} s in all steps`)),
     h('table', { class: 'bars' }, h('tbody', {}, shown.map(([name, s]) => {
       const bar = h('i', {});
       bar.style.width = `${(100 * s) / shown[0][1]}%`;
@@ -81,7 +80,7 @@ function timeOf(run) {
     }))));
 }
 
-function verdictCard(run, place) {
+function verdictCard() {
   const jump = (line) => line.key && (() => {
     const hit = FIRST.find((one) => one.keys.some(([key]) => key === line.key));
     const target = hit && document.querySelector(`[data-chart="${hit.title}"]`);
@@ -90,28 +89,16 @@ function verdictCard(run, place) {
     overview(document.querySelector('main'));
     document.querySelector('[data-field=series]').scrollIntoView({ behavior: 'smooth' });
   });
-  return h('section', { class: 'verdicts', 'data-run': place },
-    h('h2', {}, runs.length > 1 && runMark(place), run.name,
+  return h('section', { class: 'verdicts' },
+    h('h2', {}, run.name,
       h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
     h('p', { class: 'note', 'data-about': '' }, visible(run.about.filter(Boolean).join(' · '))),
-    endingOf(run, place),
+    endingOf(),
     h('ul', {}, run.verdicts.map((line) => h('li', { class: line.level },
       line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))));
 }
 
-function runChips(changed) {
-  return h('span', { class: 'chips' }, runs.map((run, place) => h('button', {
-    class: 'chip run', 'aria-pressed': String(!state.hidden.includes(place)),
-    onclick: (event) => {
-      const hidden = state.hidden.includes(place);
-      state.hidden = hidden ? state.hidden.filter((one) => one !== place) : [...state.hidden, place];
-      event.currentTarget.setAttribute('aria-pressed', String(hidden));
-      changed();
-    },
-  }, runMark(place), run.name)));
-}
-
-const allKeys = lazily(() => [...new Set(runs.flatMap((run) => Object.keys(run.series)))].sort());
+const allKeys = lazily(() => Object.keys(run.series).sort());
 
 function prefixChips(search) {
   const counts = new Map();

@@ -13,7 +13,7 @@ function openSample(detail, row) {
   if (!['sample', 'siblings', 'history'].includes(state.tab)) state.tab = 'sample';
   const tabs = [['sample', 'Sample'], ['siblings', `Siblings ${siblings.length}${cell(row, 'group_size') > siblings.length ? ` of ${cell(row, 'group_size')}` : ''}`], ['history', `Over training ${new Set(history.map((one) => cell(one, 'step'))).size}`]];
   const body = { sample: () => sampleBody(row), siblings: () => siblingsBody(siblings, row), history: () => historyBody(history) }[state.tab]();
-  const where = [runs.length > 1 && runs[cell(row, 'run')].name, `step ${figure(cell(row, 'step'))}`, cell(row, 'split'), cell(row, 'prompt_idx') !== null && `prompt ${cell(row, 'prompt_idx')}`,
+  const where = [`step ${figure(cell(row, 'step'))}`, cell(row, 'split'), cell(row, 'prompt_idx') !== null && `prompt ${cell(row, 'prompt_idx')}`,
     cell(row, 'group_size') > 1 && `sample ${cell(row, 'sample_idx')} of ${cell(row, 'group_size')}`].filter(Boolean);
   replace(detail,
     h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list'), h('span', { class: 'facts' }, where.map(visible).join(' · ')), badges(row)),
@@ -32,7 +32,7 @@ function openSample(detail, row) {
 }
 function closeSample() {
   opened = null;
-  state.open = state.of = '';
+  state.open = '';
   document.querySelector('.split')?.classList.remove('opened');
   document.querySelector('tr.open')?.classList.remove('open');
   remember();
@@ -272,7 +272,7 @@ function breakdown(row) {
 }
 
 function otherColumns(row) {
-  const shown = new Set([...BASIC, 'messages', 'conversation', 'traces', 'tokens', 'answer', 'expected_answer', 'run']);
+  const shown = new Set([...BASIC, 'messages', 'conversation', 'traces', 'tokens', 'answer', 'expected_answer']);
   const rest = columnNames.filter((name) => !shown.has(name) && !name.startsWith('reward/') && cell(row, name) !== null && cell(row, name) !== '');
   const lead = (name) => (name.startsWith('extra/') ? 0 : name.startsWith('example/') ? 1 : 2);
   rest.sort((a, b) => lead(a) - lead(b));

@@ -16,7 +16,7 @@ function chosenRows() {
   const equals = (name, wanted) => { const values = cells(name); return wanted === '' ? null : (row) => String(values[row]) === wanted; };
   const words = state.q.toLowerCase();
   const tests = [
-    equals('run', state.run), equals('split', state.split), equals('finish_reason', state.finish),
+    equals('split', state.split), equals('finish_reason', state.finish),
     equals('correct', { right: 'true', wrong: 'false', unknown: 'null' }[state.right] ?? ''),
     between('step', state.from, state.to), between('reward', state.low, state.high),
     state.shown ? (row) => !['', null, 'sibling'].includes(cell(row, 'select_reason')) : null,
@@ -42,7 +42,7 @@ let arrived = false; // whether the page has just been opened by a link: the lis
 
 function samples(main) {
   if (!data.rows.count) {
-    replace(main, section('Samples', 'No samples are stored in these runs.'));
+    replace(main, section('Samples', 'No samples are stored in this run.'));
     return;
   }
   const list = h('div', { class: 'list' });
@@ -68,7 +68,7 @@ function samples(main) {
   arrived = false;
 }
 /** Says that the sample of a link is not here, and how to get it. */
-const missing = () => h('p', { role: 'alert' }, 'The sample of this link, ', h('b', {}, visible([state.of, state.open].filter(Boolean).join(' '))), ', is not in this page. ',
+const missing = () => h('p', { role: 'alert' }, 'The sample of this link, ', h('b', {}, visible(state.open)), ', is not in this page. ',
   data.left ? 'It may not fit: write the page with a larger --size.' : 'Write the page again if the run has gone on since. A run stores the selected samples and the greedy evaluation; metrics.keep_all_rows stores every sample.');
 /** Opens a sample for the reader: Back leads to the one before. */
 function visit(detail, row) {
@@ -80,13 +80,12 @@ function filters(changed) {
   const select = (label, name, values) => choice(label, name, [['', 'all'], ...values], changed);
   const pairs = (name) => distinct(name).map((value) => [value, visible(value)]);
   const reset = () => {
-    for (const name of ['q', 'run', 'split', 'from', 'to', 'low', 'high', 'right', 'finish', 'shown', 'sort', 'down', 'page']) state[name] = DEFAULTS[name];
+    for (const name of ['q', 'split', 'from', 'to', 'low', 'high', 'right', 'finish', 'shown', 'sort', 'down', 'page']) state[name] = DEFAULTS[name];
     samples(document.querySelector('main'));
   };
   const shown = h('input', { type: 'checkbox', checked: state.shown, 'data-field': 'shown', onchange: (event) => { state.shown = event.target.checked; changed(); } });
   return h('div', { class: 'filters' },
     input('Text', 'q', 'search', changed, { placeholder: 'in prompts, responses, tools, answers   ( / )', onkeydown: (event) => { if (event.key === 'Enter') { later(() => { if (listed.length) { visit(document.querySelector('.detail'), listed[0]); document.querySelector('tr.open')?.focus(); } }, 200)(); } } }),
-    runs.length > 1 && select('Run', 'run', runs.map((run, place) => [place, run.name])),
     splitChips(changed) || select('Split', 'split', pairs('split')),
     select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
     select('End', 'finish', pairs('finish_reason')),
@@ -122,7 +121,7 @@ function drawList(list, detail) {
   const pages = Math.max(1, Math.ceil(listed.length / PAGE));
   state.page = Math.min(Math.max(0, state.page), pages - 1);
   const shown = listed.slice(state.page * PAGE, (state.page + 1) * PAGE);
-  const names = [runs.length > 1 && 'run', ...BASIC.slice(0, 6), ...state.columns, 'prompt', 'response'].filter((name) => name && (name === 'run' || columnNames.includes(name)));
+  const names = [...BASIC.slice(0, 6), ...state.columns, 'prompt', 'response'].filter((name) => columnNames.includes(name));
   const sortBy = (name) => () => {
     state.down = state.sort === name ? !state.down : !TEXTS.includes(name);
     state.sort = name;
@@ -147,7 +146,6 @@ function drawList(list, detail) {
 
 function listCell(row, name) {
   const value = cell(row, name);
-  if (name === 'run') return runMark(value, { role: 'img', title: runs[value].name, 'aria-label': runs[value].name });
   if (name === 'correct') return verdictSign(value);
   if (name === 'prompt') return h('bdi', {}, brief(question(row), 110));
   if (name === 'response') return h('bdi', {}, brief(lastSaid(row), 110));

@@ -28,13 +28,5 @@ def browser(started_browser):
 def one(tmp_path_factory):
     """A report of one run, and the run."""
     folder = tmp_path_factory.mktemp("one")
-    run = write_report([write_run(folder / "a", steps=12)], folder / "r.html")[0]
+    run = write_report(write_run(folder / "a", steps=12), folder / "r.html")
     return folder / "r.html", run
-
-
-@pytest.fixture(scope="session")
-def two(tmp_path_factory):
-    """A report of two runs, and the runs."""
-    folder = tmp_path_factory.mktemp("two")
-    other = write_run(folder / "b", steps=8, seed=1, algorithm={"kl": {"coef": 0.01}})
-    return folder / "r.html", write_report([write_run(folder / "a", steps=12), other], folder / "r.html")

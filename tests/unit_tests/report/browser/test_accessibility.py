@@ -13,21 +13,20 @@ from torchtitan_rl.report import write_report
 from torchtitan_rl.resilience.run_end import write_end
 
 
-def test_the_tab_key_reaches_every_row_tab_chart_and_verdict(browser, two):
+def test_the_tab_key_reaches_every_row_tab_chart_and_verdict(browser, one):
     reached = {}
     for view, wanted in (
         ("overview", "nav [aria-selected=true], .verdicts button, .plot"),
         ("samples", "tr[data-row], [data-sort], .detail [role=tab][aria-selected=true]"),
-        ("compare", "tr[data-outcome], .chip, select, .plot"),
     ):
-        browser.open(at(two[0], view=view))
+        browser.open(at(one[0], view=view))
         browser.run(f"window.wanted = new Set(document.querySelectorAll({wanted!r})); window.total = wanted.size")
         assert browser.run("total") > 5
         for _ in range(300):
             browser.press("Tab")
             browser.run("wanted.delete(document.activeElement)")
         reached[view] = browser.run("[...wanted].map(e => e.outerHTML.slice(0, 100))")
-    assert reached == {"overview": [], "samples": [], "compare": []}
+    assert reached == {"overview": [], "samples": []}
 
 
 def run_with_all(folder: Path) -> Path:
@@ -54,14 +53,10 @@ def run_with_all(folder: Path) -> Path:
     return folder
 
 
-OF_TWO_RUNS = ({}, {"view": "compare"})
-"""What a page of two runs shows in another way than a page of one."""
-
-
 STATES = (
     {}, {"view": "samples", "open": "train/1/0/0", "paint": "logprob"}, {"view": "samples", "open": "train/1/0/1", "tokensOpen": True},
     {"view": "samples", "open": "train/1/0/1", "tab": "siblings"}, {"view": "samples", "open": "train/1/0/1", "tab": "history"},
-    {"view": "samples", "open": "train/9/9/9"}, {"view": "prompts"}, {"view": "compare"}, {"view": "health"},
+    {"view": "samples", "open": "train/9/9/9"}, {"view": "prompts"}, {"view": "health"},
 )  # fmt: skip
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
@@ -75,16 +70,15 @@ RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"
         pytest.param(True, 1400, marks=pytest.mark.long),
     ],
 )
-def test_axe_finds_no_violation(browser, tmp_path, two, width, dark):
+def test_axe_finds_no_violation(browser, tmp_path, width, dark):
     axe = gzip.decompress((Path(parts.__file__).parent / "axe" / "axe-core-4.10.3.min.js.gz").read_bytes()).decode()
-    write_report([run_with_all(tmp_path / "a")], tmp_path / "r.html")
+    write_report(run_with_all(tmp_path / "a"), tmp_path / "r.html")
     found = {}
-    for page, states in ((tmp_path / "r.html", STATES), (two[0], OF_TWO_RUNS)):
-        for state in states:
-            browser.open(at(page, **state), width=width, dark=dark)
-            browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
-            browser.run(f"{axe}; 1")
-            rules = json.dumps({"runOnly": RULES})
-            bad = browser.run(f"axe.run(document, {rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
-            found |= {f"{page.name} {state}": bad} if bad else {}
+    for state in STATES:
+        browser.open(at(tmp_path / "r.html", **state), width=width, dark=dark)
+        browser.run("for (const one of document.querySelectorAll('details')) one.open = true")
+        browser.run(f"{axe}; 1")
+        rules = json.dumps({"runOnly": RULES})
+        bad = browser.run(f"axe.run(document, {rules}).then(r => r.violations.map(v => [v.id, v.nodes[0].html]))")
+        found |= {str(state): bad} if bad else {}
     assert found == {}

@@ -26,7 +26,7 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
         "environment_seconds": waited,
     }
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", q="no such number"))
     assert shown(browser) == [0]  # only the tool said it
     line = browser.run("document.querySelector('tr[data-row]').innerText")
@@ -55,7 +55,7 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
         {"parent": 0, "reason": "message 2 changed", "context": [{"role": "user", "content": "so far: 45"}], "context_tokens": 18, "tokens": 12},
     ]  # fmt: skip
     (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + "\n")
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
     parts = browser.run("[...document.querySelectorAll('.body > :is(.assistant, .opening)')].map(e => e.innerText)")
     assert [part.split("\n")[0].strip() for part in parts] == [
@@ -81,7 +81,7 @@ def long_conversation(tmp_path, turns):
         result = "error: no such number" if i % 4 == 2 else str(i)
         said += [{"role": "assistant", "content": f"call {i}"}, {"role": "tool", "name": "multiply", "content": result}]
     (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said}) + "\n")
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     return at(tmp_path / "r.html", view="samples", open="train/1/0/0")
 
 

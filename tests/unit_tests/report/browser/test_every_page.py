@@ -11,20 +11,19 @@ from torchtitan_rl.report import write_report
 
 @pytest.mark.parametrize("width", [1400, 390])
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_view_opens_without_an_error_and_fits_the_window(browser, one, two, width, dark):
-    for page in (one[0], two[0]):
-        browser.open(page, width=width, dark=dark)
-        for view in ("overview", "samples", "prompts", "compare", "health"):
-            browser.run(f"document.querySelector('nav [data-view={view}]').click()")
-            browser.wait(f"document.querySelector('main').dataset.view === '{view}'")
-            assert browser.run("document.querySelector('main').innerText.length") > 50, view
-            assert browser.run("document.documentElement.scrollWidth") <= width, view
-        assert browser.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
-        assert clean(browser), browser.errors
+def test_every_view_opens_without_an_error_and_fits_the_window(browser, one, width, dark):
+    browser.open(one[0], width=width, dark=dark)
+    for view in ("overview", "samples", "prompts", "health"):
+        browser.run(f"document.querySelector('nav [data-view={view}]').click()")
+        browser.wait(f"document.querySelector('main').dataset.view === '{view}'")
+        assert browser.run("document.querySelector('main').innerText.length") > 50, view
+        assert browser.run("document.documentElement.scrollWidth") <= width, view
+    assert browser.run("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    assert clean(browser), browser.errors
 
 
 def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=3, text=HOSTILE)
+    folder = write_run(tmp_path / "b<img src=x>", steps=3, text=HOSTILE)
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     for row in rows:
         row |= {"prompt": HOSTILE, "split": HOSTILE, "finish_reason": HOSTILE, "select_reason": HOSTILE, f"extra/{HOSTILE}": HOSTILE,
@@ -36,9 +35,9 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 4, HOSTILE: 1.0, "reward/mean": 1.0}) + "\n")
     (folder / "config.json").write_text(json.dumps({HOSTILE: HOSTILE}))
-    write_report([folder, write_run(tmp_path / "b<img src=x>", steps=3, text=HOSTILE)], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     for state in ({"series": "script"}, {"view": "samples"}, {"view": "samples", "tab": "siblings"},
-                  {"view": "samples", "tab": "history", "columns": [f"extra/{HOSTILE}"]}, {"view": "compare"}, {"view": "health"}):  # fmt: skip
+                  {"view": "samples", "tab": "history", "columns": [f"extra/{HOSTILE}"]}, {"view": "health"}):  # fmt: skip
         browser.open(at(tmp_path / "r.html", **state))
         assert browser.run("window.hacked") is None
         assert browser.run("document.querySelectorAll('main img, main svg, main script, main iframe').length") == 0

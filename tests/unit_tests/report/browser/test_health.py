@@ -14,7 +14,7 @@ def test_the_health_page_lists_warnings_and_counts(browser, tmp_path):
     line = metrics_of(4, 4, random.Random(0)) | {"obs/dropped_rows": 7.0, "reward/mine/failures": 2.0}
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="health"))
     assert "the sink died" in browser.run("document.querySelector('[data-table=warnings]').innerText")
     counts = browser.run(

@@ -29,10 +29,10 @@ def follow(browser, **state) -> None:
 def test_links_survive_growth(browser, tmp_path, number):
     chance = random.Random(0)
     page = tmp_path / "r.html"
-    rows = write_report([write_run(tmp_path / "small", steps=20, **LARGE)], page, size_mb=100)[0].rows
+    rows = write_report(write_run(tmp_path / "small", steps=20, **LARGE), page, size_mb=100).rows
     names = [row["episode_id"] for row in chance.sample(rows, number)]
     grown = write_run(tmp_path / "grown", steps=40, **LARGE)
-    write_report([grown], page, size_mb=100)
+    write_report(grown, page, size_mb=100)
     browser.open(at(page, view="samples", open=names[0]))
     for place, name in enumerate(names):
         follow(browser, open=name)
@@ -50,7 +50,7 @@ def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser,
     assert "metrics.keep_all_rows" in said
     assert "train/77/0/0" in browser.run("decodeURIComponent(location.hash)")  # kept, for when the run has gone on
     page = tmp_path / "r.html"
-    rows = write_report([write_run(tmp_path / "a", steps=40, **LARGE)], page, size_mb=0.9)[0].rows
+    rows = write_report(write_run(tmp_path / "a", steps=40, **LARGE), page, size_mb=0.9).rows
     for row in rows[::-97]:
         browser.open(at(page, view="samples", open=row["episode_id"]))
         if "is not in this page" in browser.run("document.querySelector('.detail').innerText"):

@@ -31,7 +31,7 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=5, num_steps=50)
     error = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nZeroDivisionError: division by zero\n'
     write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade")
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(tmp_path / "r.html", height=900)
     said = browser.run("document.querySelector('.ending').innerText")
     assert said.startswith("Failed in step 6, grade (rank 1): 5 of 50 steps")
@@ -66,7 +66,7 @@ def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=5, num_steps=50)
     unfinished_rows(folder, step=6)
     write_end(folder, "failed", "KeyError: furlong", code=1, rank=0, phase="step 6: grade")
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(tmp_path / "r.html")
     assert "12 samples of step 6, as far as they came" in browser.run("document.querySelector('.ending').innerText")
     browser.run("document.querySelector('[data-failed]').click()")

@@ -14,7 +14,7 @@ def test_prompts_are_listed_by_their_pass_rate(browser, tmp_path):
     for row in rows:
         row |= {"prompt": f"prompt {row['prompt_idx']}", "correct": right[row["prompt_idx"]][row["step"] - 1]}
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="prompts"))
     kinds = browser.run(
         "[...document.querySelectorAll('[data-table=prompts] tbody tr')].map(r => [r.children[0].innerText, r.children[1].innerText])"

@@ -1,4 +1,4 @@
-"""What a chart's legend says: measured values, each at its own step, and none beyond a run's end."""
+"""What a chart's legend says: measured values, each at its own step."""
 
 import json
 
@@ -22,17 +22,6 @@ def legend(browser, title, step=None):
     return browser.run(f"[...{chart}.querySelectorAll('.key b')].map(e => e.innerText)")
 
 
-def test_a_legend_shows_no_value_beyond_a_run_s_end(browser, tmp_path):
-    folders = [write_run(tmp_path / "long", steps=8), write_run(tmp_path / "short", steps=3, seed=1)]
-    runs = write_report(folders, tmp_path / "r.html")
-    browser.open(tmp_path / "r.html")
-    long, short = (run.series["reward/mean"] for run in runs)
-    assert legend(browser, "Reward", 8) == [f"{long[8]:.3g}", "–"]
-    assert legend(browser, "Reward", 2) == [f"{long[2]:.3g}", f"{short[2]:.3g}"]
-    browser.open(tmp_path / "r.html")
-    assert legend(browser, "Reward") == [f"{long[8]:.3g}", f"{short[3]:.3g}, step 3"]
-
-
 def test_a_measurement_has_the_step_at_which_it_was_made(browser, one):
     browser.open(one[0])  # evaluated at steps 0, 4, 8 and 12
     assert legend(browser, "Held-out accuracy", 3) == ["25.0 %, step 0"]
@@ -48,7 +37,7 @@ def test_smoothing_leaves_measured_accuracy_as_it_is(browser, tmp_path, series):
             line |= {"evaluation/accuracy_low": 0.2, "evaluation/accuracy_high": 1.0}
     lines[-1]["evaluation/accuracy"] = 1.0
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run = write_report([folder], tmp_path / "r.html")[0]
+    run = write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", smooth=0.9, series=series))
     title = series or "Held-out accuracy"
     assert legend(browser, title) == ["1" if series else "100.0 %"]

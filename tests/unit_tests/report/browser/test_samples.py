@@ -76,7 +76,7 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
     for row in rows:
         row["prompt"] = f"prompt {row['prompt_idx']}"
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", tab="history", open="train/1/0/0"))
     steps = browser.run("[...document.querySelectorAll('[data-step]')].map(e => Number(e.dataset.step))")
     assert steps == [step for step in (1, 2, 3, 4, 5) for _ in range(4)]
@@ -95,7 +95,7 @@ def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
         "age": [2, 0, 0],
     }
     (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens}) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
     colours = "[...document.querySelectorAll('.token')].map(e => e.className.includes('observed') ? '' : getComputedStyle(e).backgroundColor)"
     assert browser.run(colours) == []
@@ -114,7 +114,7 @@ def with_tokens(folder, tokens, **cells):
     """The run with these tokens in each row, and a report of it."""
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens} | cells) + "\n" for row in rows))
-    write_report([folder], folder / "r.html", size_mb=100)
+    write_report(folder, folder / "r.html", size_mb=100)
     return folder / "r.html"
 
 
@@ -187,7 +187,7 @@ def test_where_the_siblings_part_is_marked(browser, tmp_path):
             "group_size": 5,
         }
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     framed = "[...document.querySelectorAll('.tokens .parting')].map(e => e.innerText)"
     for name, token in (("train/1/0/0", "5"), ("train/1/0/2", "6")):
         browser.open(at(tmp_path / "r.html", view="samples", open=name, paint="logprob"))
@@ -213,7 +213,7 @@ def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, t
         for i, row in enumerate(rows[:16])
     ]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + held_out))
-    write_report([folder], tmp_path / "r.html")
+    write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples"))
     assert shown(browser) == sorted(range(48), key=lambda i: (-rows[i]["step"], rows[i]["reward"]))
     assert browser.run("document.querySelector('.detail .badge').innerText") == "reward -9"
