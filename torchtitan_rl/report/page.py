@@ -22,8 +22,8 @@ CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
 SIZE_MB = 5.0
 """Default maximum size of the page. Samples that would exceed it are left out."""
-MIN_ROW_BYTES = 500_000
-"""Bytes that samples may always use, however large the metrics are."""
+LEAST_ROWS_MB = 0.5
+"""Size that samples may always have, however large the metrics are."""
 
 _SCRIPTS = (
     "base.js",
@@ -37,22 +37,19 @@ _SCRIPTS = (
 )
 _NOTICE = b"<noscript>This report needs JavaScript."
 """The text by which a page is known."""
-_LEFT_OUT = frozenset(("run_id", "episode_id", "score"))
+_LEFT_OUT = frozenset(("run_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
-_ID_COLUMNS = ("split", "step", "prompt_idx", "sample_idx")
-_NAME = "page/name"
-"""A column of the page's own: the row's name in links, if it is not made of `_ID_COLUMNS`."""
 
 
-def write_report(folder: Path, output: Path, *, size_mb: float | None = None) -> Run:
+def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run:
     """Writes the report of the run in `folder` to `output` and returns the run. The file is replaced at once, so that nobody reads half of it.
 
     Args:
         size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
-            None: `SIZE_MB`, or more if the metrics leave no room for samples.
+            They have `LEAST_ROWS_MB` also where scripts and metrics leave less.
 
     Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of the page;
-    OSError if it cannot be written; ValueError if `size_mb` is less than the page needs.
+    OSError if it cannot be written.
     """
     run = load_run(folder)
     page = render(run, size_mb=size_mb)
@@ -82,8 +79,8 @@ def _replace(path: Path, text: str) -> None:
     os.replace(unfinished, path)
 
 
-def render(run: Run, *, size_mb: float | None = None) -> str:
-    """Returns the page as HTML. Arguments and errors: see `write_report`."""
+def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
+    """Returns the page as HTML. Arguments: see `write_report`."""
     asset = resources.files(__package__).joinpath("assets")
     style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
     scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
@@ -92,19 +89,9 @@ def render(run: Run, *, size_mb: float | None = None) -> str:
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
     described = _described(run)
     fixed = len(code) + len(style) + _size(described)
-    asked = int((SIZE_MB if size_mb is None else size_mb) * 1e6)
-    budget = max(MIN_ROW_BYTES, asked - fixed)
-    rows, left = _rows_within(run, budget)
-    size = _size(rows)
-    if size_mb is not None and asked < fixed + min(size, MIN_ROW_BYTES):
-        least = math.ceil((fixed + min(size, MIN_ROW_BYTES)) / 1e5) / 10
-        raise ValueError(
-            f"--size {size_mb:g}: expected at least {least:g} MB, for scripts, metrics and the first samples"
-        )
-    if size > budget:  # rows were estimated too small: much markup
-        rows, left = _rows_within(run, int(budget * budget / size))
+    rows = _rows_within(run, max(1e6 * LEAST_ROWS_MB, 1e6 * size_mb - fixed))
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    content = {"made": made, "left": left, "run": described, "rows": rows}
+    content = {"made": made, "left": len(run.rows) - len(rows), "run": described, "rows": rows}
     parts = {
         "title": html.escape(run.name),
         "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
@@ -183,80 +170,39 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _rows_within(run: Run, budget: int) -> tuple[dict[str, Any], int]:
-    """The rows that fit into so many bytes, as {"count": rows, "columns": columns}, and the number of those that do not."""
-    kept = _within(run.rows, budget)
-    part = [row for place, row in enumerate(run.rows) if place in kept]
-    return {"count": len(part), "columns": _columns(part)}, len(run.rows) - len(part)
-
-
-def _within(rows: list[Row], budget: int) -> set[int]:
-    """The places of the rows that fit into the budget, by whole groups: first those of a failed step, then those with selected rows, of
-    each split's last step before others, and the rest by a hash."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
+def _rows_within(run: Run, budget: float) -> list[Row]:
+    """The rows that fit into so many bytes, by whole groups: first those of a failed step, then those with selected rows, of each split's
+    last step before others, and the rest by a hash."""
+    groups: dict[tuple[str, ...], list[int]] = {}
     last: dict[Any, int] = {}
-    for place, row in enumerate(rows):
+    for place, row in enumerate(run.rows):
         groups.setdefault(_group(row), []).append(place)
-        last[row.get("split")] = max(last.get(row.get("split"), 0), row.get("step") or 0)
+        last[row.get("split")] = max(last.get(row.get("split"), 0), row["step"])
 
     def urgency(places: list[int]) -> tuple[bool, bool, bool, int]:
-        unfinished, selected = (
-            any(rows[place].get(column) for place in places) for column in ("unfinished", "select_reason")
-        )
-        row = rows[places[0]]
-        newest = selected and row.get("step") == last[row.get("split")]
-        return not unfinished, not newest, not selected, zlib.crc32(repr(_group(row)).encode())
+        members = [run.rows[place] for place in places]
+        unfinished, selected = (any(row.get(name) for row in members) for name in ("unfinished", "select_reason"))
+        newest = selected and members[0]["step"] == last[members[0].get("split")]
+        return not unfinished, not newest, not selected, zlib.crc32(repr(_group(members[0])).encode())
 
-    kept: set[int] = set()
-    seen: set[tuple[str, str]] = set()
+    found: dict[int, Row] = {}
     for places in sorted(groups.values(), key=urgency):
-        budget -= sum(_bytes(rows[place], seen) for place in places)
-        if budget >= 0:
-            kept.update(places)
-    return kept
+        members = {place: _shown(run.rows[place]) for place in places}
+        budget -= _size(list(members.values()))
+        if budget < 0:
+            break
+        found |= members
+    return [found[place] for place in sorted(found)]
 
 
 def _group(row: Row) -> tuple[str, ...]:
     return tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
 
 
-def _bytes(row: Row, seen: set[tuple[str, str]]) -> int:
-    """Estimates the bytes that the row adds to the file. A text that its column already has is stored as a number."""
-    size = 0
-    for column, cell in row.items():
-        size += len(json.dumps(cell)) if isinstance(cell, (dict, list)) else 7
-        if isinstance(cell, str) and (column, cell) not in seen:
-            seen.add((column, cell))
-            size += min(len(cell.encode("utf-8", "replace")), CELL_CHARACTERS)
-    return size
-
-
-def _columns(rows: list[Row]) -> dict[str, Any]:
-    """Columns by name: {"same": cell}, {"codes": [...], "words": [...]} if cells repeat, or {"cells": [...]}."""
-    names = dict.fromkeys(column for row in rows for column in row if column not in _LEFT_OUT)
-    found = {_NAME: _packed([_name(row) for row in rows])}
-    for name in names:
-        found[name] = _packed([_plain(row.get(name)) for row in rows])
-    return found
-
-
-def _name(row: Row) -> str | None:
-    """The row's name in links; None if the page makes it of other columns."""
-    usual = "/".join(str(row.get(column)) for column in _ID_COLUMNS)
-    return None if row["episode_id"] == usual else row["episode_id"]
-
-
-def _packed(cells: list[Any]) -> dict[str, Any]:
-    words: dict[tuple[type, Any], int] = {}  # keyed also by type, because True, 1 and 1.0 are equal
-    keys = ((type(cell), json.dumps(cell) if isinstance(cell, (dict, list)) else cell) for cell in cells)
-    codes = [words.setdefault(key, len(words)) for key in keys]
-    if len(words) == 1:
-        return {"same": cells[0]}
-    sizes = [len(str(word)) for _, word in words]
-    if sum(sizes[code] for code in codes) > sum(sizes) + len(str(len(words))) * len(codes):
-        by_code = dict(zip(codes, cells))
-        return {"codes": codes, "words": [by_code[code] for code in range(len(words))]}
-    return {"cells": cells}
+def _shown(row: Row) -> Row:
+    """The row's cells that the page shows; cells without a value are left out."""
+    cells = {name: _plain(cell) for name, cell in row.items() if name not in _LEFT_OUT}
+    return {name: cell for name, cell in cells.items() if cell is not None}
 
 
 def _plain(value: Any) -> Any:

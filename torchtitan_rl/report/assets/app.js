@@ -38,7 +38,7 @@ document.body.append(
   h('header', { class: 'top' },
     h('div', { class: 'title' }, h('h1', {}, run.name), h('small', {}, `made ${data.made}`)),
     h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
-      title, view === 'samples' && h('small', {}, data.rows.count.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
+      title, view === 'samples' && h('small', {}, data.rows.length.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
     h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
   main);
 /** Shows what the address asks for. */

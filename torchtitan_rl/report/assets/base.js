@@ -23,21 +23,16 @@ const replace = (element, ...children) => element.replaceChildren(...children.fl
 
 // ---- rows ----
 
-const decoded = new Map();
-const unpacked = (column, count) => column?.cells || (column?.codes ? column.codes.map((code) => column.words[code]) : new Array(count).fill(column?.same ?? null));
-/** All cells of a column, one for each row; null in every row if there is no such column. */
-function cells(name) {
-  if (!decoded.has(name)) decoded.set(name, unpacked(data.rows.columns[name], data.rows.count));
-  return decoded.get(name);
-}
-const cell = (row, name) => cells(name)[row];
-const isCell = (name) => !name.startsWith('page/'); // a column of the run, not one of the page
-const columnNames = Object.keys(data.rows.columns).filter(isCell);
+/** A row's cell; null if it has none. Rows are known by their number. */
+const cell = (row, name) => data.rows[row][name] ?? null;
+/** All cells of a column, one for each row. */
+const cells = (name) => data.rows.map((_, row) => cell(row, name));
+const columnNames = [...new Set(data.rows.flatMap((row) => Object.keys(row)))];
 
 /** Rows grouped by a key. */
 function indexed(key) {
   const index = new Map();
-  for (let row = 0; row < data.rows.count; row++) {
+  for (const row of data.rows.keys()) {
     const k = key(row);
     if (!index.has(k)) index.set(k, []);
     index.get(k).push(row);
@@ -50,8 +45,8 @@ const promptKey = (row) => ['table', 'split', 'prompt'].map((name) => cell(row, 
 const groups = lazily(() => indexed(groupKey));
 const prompts = lazily(() => indexed(promptKey));
 /** A row's name in links: that of its episode, which stays when the run grows. */
-const nameOf = (row) => cell(row, 'page/name') ?? ['split', 'step', 'prompt_idx', 'sample_idx'].map((name) => cell(row, name)).join('/');
-const named = lazily(() => new Map(Array.from({ length: data.rows.count }, (_, row) => [nameOf(row), row])));
+const nameOf = (row) => cell(row, 'episode_id');
+const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])));
 
 /** A note that the page has not all samples; null if it has. */
 const moreNote = () => (data.left ? h('p', { class: 'note', 'data-more': '' }, `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`) : null);

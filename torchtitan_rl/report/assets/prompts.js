@@ -23,7 +23,7 @@ function promptRates(split) {
 }
 
 function promptsPage(main) {
-  const splits = data.rows.count ? distinct('split') : [];
+  const splits = distinct('split');
   const tables = splits.map((split) => [split, promptRates(split)]).filter(([, rates]) => rates.length);
   const again = () => { remember(); promptsPage(main); };
   if (!tables.length) {

@@ -22,8 +22,7 @@ function chosenRows() {
     state.shown ? (row) => !['', null, 'sibling'].includes(cell(row, 'select_reason')) : null,
     words ? (row) => searchText(row).includes(words) : null,
   ].filter(Boolean);
-  const found = [];
-  for (let row = 0; row < data.rows.count; row++) if (tests.every((test) => test(row))) found.push(row);
+  const found = [...data.rows.keys()].filter((row) => tests.every((test) => test(row)));
   return sorted(found, state.sort, state.down);
 }
 function sorted(rows, name, down) {
@@ -41,7 +40,7 @@ let opened = null; // the row of the open sample
 let arrived = false; // whether the page has just been opened by a link: the list then shows the open sample
 
 function samples(main) {
-  if (!data.rows.count) {
+  if (!data.rows.length) {
     replace(main, section('Samples', 'No samples are stored in this run.'));
     return;
   }
@@ -107,7 +106,7 @@ function splitChips(changed) {
 }
 
 function columnPicker(changed) {
-  const others = columnNames.filter((name) => !BASIC.includes(name) && !['messages', 'conversation', 'tokens'].includes(name));
+  const others = columnNames.filter((name) => !BASIC.includes(name) && !['episode_id', 'messages', 'conversation', 'tokens'].includes(name));
   const toggle = (name) => (event) => {
     state.columns = event.target.checked ? [...state.columns, name] : state.columns.filter((one) => one !== name);
     changed();
@@ -136,7 +135,7 @@ function drawList(list, detail) {
   const lines = shown.map((row) => h('tr', { 'data-row': row, class: row === opened ? 'open' : '', tabindex: 0, 'aria-current': row === opened ? 'true' : null, onclick: () => visit(detail, row), onkeydown: onEnter(() => visit(detail, row)) },
     names.map((name) => h('td', { class: cellClass(name) }, listCell(row, name)))));
   replace(list,
-    h('div', { class: 'pager' }, h('span', { class: 'count' }, `${plural(listed.length, 'sample')}${listed.length < data.rows.count ? ` of ${data.rows.count.toLocaleString('en')}` : ''}`),
+    h('div', { class: 'pager' }, h('span', { class: 'count' }, `${plural(listed.length, 'sample')}${listed.length < data.rows.length ? ` of ${data.rows.length.toLocaleString('en')}` : ''}`),
       pages > 1 && h('span', {}, h('button', { onclick: turn(-1), disabled: state.page === 0, 'aria-label': 'previous page' }, '‹'),
         ` page ${state.page + 1} of ${pages.toLocaleString('en')} `, h('button', { onclick: turn(1), disabled: state.page === pages - 1, 'aria-label': 'next page' }, '›')),
       h('span', { class: 'help' }, h('kbd', {}, 'j'), ' ', h('kbd', {}, 'k'), ' next, previous')),
