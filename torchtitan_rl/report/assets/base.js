@@ -85,7 +85,7 @@ function searchText(row) {
 // ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
 const DEFAULTS = {
-  view: 'overview', smooth: 0, log: false, series: '', q: '', split: 'auto', from: '', to: '', low: '', high: '',
+  view: 'overview', log: false, series: '', q: '', split: 'auto', from: '', to: '', low: '', high: '',
   right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', tab: 'sample', paint: '', columns: [],
   tokensOpen: false, kind: '',
 };

@@ -1,7 +1,7 @@
 // The overview: verdicts, then the most important curves, then a search over all series.
 
 const FIRST = [
-  { title: 'Reward', keys: [['reward/mean', 'mean']], deviation: 'reward/std', note: 'mean; band: ± one standard deviation over rollouts' },
+  { title: 'Reward', keys: [['reward/mean', 'mean']], band: ['reward/p05', 'reward/p95'], note: 'mean; band: 5th to 95th percentile of rollouts' },
   { title: 'Held-out accuracy', keys: [['evaluation/accuracy', 'greedy'], ['evaluation/sampled/accuracy', 'sampled']], band: ['evaluation/accuracy_low', 'evaluation/accuracy_high'], percent: true, points: true, note: 'band: 95 % interval' },
   { title: 'Held-out loss', keys: [['evaluation/loss', 'demonstrations']], points: true, note: 'nats per token' },
   { title: 'Divergence from the teacher', keys: [['teacher/divergence', 'exact'], ['evaluation/divergence', 'exact, held-out'], ['teacher/kl_k1', 'k1'], ['teacher/kl_k3', 'k3']], note: 'nats per token, on the policy’s own samples' },
@@ -19,6 +19,7 @@ const FIRST = [
   { title: 'Tokens per second', keys: [['perf/step_tokens_per_s', 'whole step'], ['perf/generated_tokens_per_s', 'generation'], ['perf/trained_tokens_per_s', 'training']] },
   { title: 'Loss', keys: [['loss/policy', 'policy'], ['loss/kl_weighted', 'KL, weighted'], ['loss/entropy_weighted', 'entropy, weighted']] },
   { title: 'Diversity', keys: [['diversity/distinct_1/macro', 'distinct tokens'], ['diversity/distinct_2/macro', 'distinct pairs'], ['diversity/jaccard_distance/macro', 'between siblings']], note: 'within groups' },
+  { title: 'Time of a step', keys: ['step', 'generate', 'grade', 'train', 'sync', 'evaluate', 'unaccounted'].map((name) => [`time/${name}`, name]), note: 'seconds' },
   { title: 'Memory', keys: [['perf/peak_memory_gib', 'peak']], note: 'GiB, fullest rank' },
 ];
 const MORE = 24;
@@ -27,29 +28,18 @@ function overview(main) {
   const charts = h('div', { class: 'grid' });
   const found = h('div', { class: 'grid' });
   const status = h('p', { class: 'note' });
-  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...ranked().map(curveCard), stackedCard(), timeOf()].filter(Boolean).sort((a, b) => isDull(a) - isDull(b))); search(); };
+  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...[...FIRST, ...run.charts].map(curveCard), timeOf()].filter(Boolean)); search(); };
   const search = () => { remember(); searchSeries(found, status); };
-  const smooth = h('input', { type: 'range', min: 0, max: 0.95, step: 0.05, value: state.smooth, 'data-field': 'smooth', oninput: later((event) => { state.smooth = Number(event.target.value); redraw(); }, 60) });
   const log = h('input', { type: 'checkbox', checked: state.log, 'data-field': 'log', onchange: (event) => { state.log = event.target.checked; redraw(); } });
   replace(main,
     verdictCard(),
     h('div', { class: 'bar' }, h('h2', {}, 'Curves'),
-      h('label', { class: 'inline' }, 'smoothing', smooth), h('label', { class: 'inline' }, log, 'log scale')),
+      h('label', { class: 'inline' }, log, 'log scale')),
     charts,
     h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series' }), prefixChips(search)),
     status, found);
   redraw();
 }
-
-const NEGLIGIBLE = 1e-9;
-/** Whether a definition's curves say nothing: constant, or as small as rounding. */
-function saysNothing(definition) {
-  const curves = definition.keys.map(([key]) => (run.series[key] || []).filter((value) => value !== null)).filter((values) => values.length);
-  return curves.length > 0 && curves.every((values) => values.every((value) => Math.abs(value) < NEGLIGIBLE) || (values.length > 2 && values.every((value) => value === values[0])));
-}
-/** The important curves, then those that the run asks for (metrics.charts). */
-const ranked = () => [...FIRST, ...run.charts].map((one) => ({ ...one, dull: saysNothing(one) }));
-const isDull = (element) => Number(element?.classList.contains('dull') ?? false);
 
 /** How the run ended, as the first thing to read. */
 function endingOf() {

@@ -27,7 +27,6 @@ function openSample(detail, row) {
     line.classList.toggle('open', open);
     if (open) line.setAttribute('aria-current', 'true'); else line.removeAttribute('aria-current');
   }
-  for (const figure_ of detail.querySelectorAll('figure')) sight.observe(figure_);
   remember();
 }
 function closeSample() {
@@ -310,16 +309,12 @@ function partingWord(best, one) {
 function historyBody(history) {
   const byStep = sorted([...history], 'step', false);
   const shown = byStep.slice(-MANY);
-  const points = byStep.filter((row) => typeof cell(row, 'reward') === 'number').map((row) => [cell(row, 'step'), cell(row, 'reward'), cell(row, 'correct')]);
-  const steps = new Set(points.map((point) => point[0]));
   return h('div', { class: 'body' }, ...promptTurns(byStep[0]),
-    steps.size > 1 && pointsCard('Reward of this prompt by step', points, 'each stored sample', (point) => correctColor(point[2]), 150),
     h('p', { class: 'note' }, byStep.length > shown.length ? `The latest ${MANY} of ${byStep.length}. ` : '', h('mark', {}, 'Marked'), ' words are not in the previous sample.'),
     h('div', { class: 'history' }, shown.map((row, place) => h('div', { class: 'sibling', 'data-step': cell(row, 'step') },
       facts(`step ${cell(row, 'step')}`, h('b', {}, figure(cell(row, 'reward'))), verdictSign(cell(row, 'correct')), `${figure(cell(row, 'response_tokens'))} tokens`),
       textBlock(saidText(row), place ? (text) => marked(saidText(shown[place - 1]), text) : undefined)))));
 }
-const correctColor = (value) => (value === true ? palette(2) : value === false ? palette(5) : palette(0));
 
 const wordsOf = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
 /** The nodes of `text`. Words that `base` does not have at that place are marked. */

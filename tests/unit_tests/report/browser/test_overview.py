@@ -86,3 +86,22 @@ def test_samples_of_a_failed_step_change_no_verdict_and_no_comparison(tmp_path):
     assert len(after.rows) == len(before.rows) + 12
     assert (verdicts(after), unbiased_rows(after)) == (verdicts_before, unbiased_rows(before))
     assert health(after) == health_before
+
+
+def legend(browser, title, step=None):
+    """The legend's values of a chart, at rest or with the pointer at a step."""
+    chart = f"document.querySelector('[data-chart=\"{title}\"]')"
+    browser.run(f"{chart}.scrollIntoView()")
+    browser.wait(f"{chart}.querySelector('canvas') !== null")
+    if step is not None:
+        browser.run(
+            f"(p => p.setCursor({{ left: p.valToPos({step}, 'x'), top: 10 }}))({chart}.querySelector('.plot').plot)"
+        )
+        browser.wait(f"{chart}.querySelector('.where').innerText === 'step {step}'")
+    return browser.run(f"[...{chart}.querySelectorAll('.key b')].map(e => e.innerText)")
+
+
+def test_a_measurement_has_the_step_at_which_it_was_made(browser, one):
+    browser.open(one[0])  # evaluated at steps 0, 4, 8 and 12
+    assert legend(browser, "Held-out accuracy", 3) == ["25.0 %, step 0"]
+    assert legend(browser, "Held-out accuracy", 4) == ["41.7 %"]
