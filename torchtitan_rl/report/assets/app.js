@@ -1,4 +1,4 @@
-// The page's frame: tabs, theme, keyboard shortcuts.
+// The page's frame: tabs and keyboard shortcuts.
 
 const VIEWS = { overview: ['Overview', overview], samples: ['Samples', samples], prompts: ['Prompts', promptsPage], health: ['Health', healthPage] };
 const main = h('main', { tabindex: -1 });
@@ -6,10 +6,7 @@ const main = h('main', { tabindex: -1 });
 function show(view) {
   state.view = view in VIEWS ? view : 'overview';
   clearCharts();
-  for (const tab of document.querySelectorAll('nav button')) {
-    tab.setAttribute('aria-selected', String(tab.dataset.view === state.view));
-    tab.tabIndex = tab.dataset.view === state.view ? 0 : -1;
-  }
+  for (const tab of document.querySelectorAll('nav button')) tab.setAttribute('aria-selected', String(tab.dataset.view === state.view));
   VIEWS[state.view][1](main);
   main.dataset.view = state.view;
   remember();
@@ -21,25 +18,13 @@ function go(view) {
   show(view);
 }
 
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme || (matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
-}
-function keptTheme(theme) {
-  try {
-    if (theme) localStorage.setItem('torchtitan_rl.theme', theme);
-    return localStorage.getItem('torchtitan_rl.theme');
-  } catch { return theme; }
-}
-
 const alarming = run.health.warnings.filter((one) => one.level !== 'WARNING').length + run.health.counts.filter((one) => one.total > 0).length;
-setTheme(keptTheme());
 document.body.append(
   h('button', { class: 'skip', onclick: () => { main.focus(); main.scrollIntoView(); } }, 'skip to the content'),
   h('header', { class: 'top' },
     h('div', { class: 'title' }, h('h1', {}, run.name), h('small', {}, `made ${data.made}`)),
-    h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', onkeydown: arrows, 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
+    h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
       title, view === 'samples' && h('small', {}, data.rows.length.toLocaleString('en')), view === 'health' && alarming > 0 && h('small', { class: 'alarm' }, alarming)))),
-    h('button', { class: 'quiet theme', title: 'light or dark', 'aria-label': 'light or dark', onclick: () => { setTheme(keptTheme(isDark() ? 'light' : 'dark') || (isDark() ? 'light' : 'dark')); show(state.view); } }, '◐')),
   main);
 /** Shows what the address asks for. */
 function arrive() {
@@ -48,22 +33,11 @@ function arrive() {
 }
 arrive();
 addEventListener('hashchange', () => { readState(); arrive(); });
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { if (!keptTheme() && !printing) { setTheme(); show(state.view); } });
-
-// Paper is white, and also has the charts that have not been in sight yet. The browser may change its own theme for it.
-let printing = false;
-addEventListener('beforeprint', () => {
-  printing = true;
-  setTheme('light');
-  if (redraws()) show(state.view);
-  for (const one of document.querySelectorAll('figure')) { sight.unobserve(one); if (!one.querySelector('canvas')) one.draw?.(); }
-});
-addEventListener('afterprint', () => { printing = false; setTheme(keptTheme()); if (redraws()) show(state.view); });
-const redraws = () => state.view !== 'samples' || state.tab === 'history'; // a sample is printed as it is: open and folded turns stay so
+DARK.addEventListener('change', () => show(state.view));
 
 document.addEventListener('keydown', (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target.closest('input:not([type=checkbox]):not([type=range]), select, textarea');
+  const typing = event.target.closest('input:not([type=checkbox]), select, textarea');
   if (event.key === 'Escape') { if (typing) event.target.blur(); else closeSample(); return; }
   if (typing) return;
   const view = Object.keys(VIEWS)[Number(event.key) - 1];

@@ -147,20 +147,6 @@ const plural = (count, word) => `${count.toLocaleString('en')} ${word}${count ==
 
 /** A listener that calls on Enter or space, for rows that can be opened. */
 const onEnter = (call) => (event) => { if (event.target === event.currentTarget && (event.key === 'Enter' || event.key === ' ')) { event.preventDefault(); call(); } };
-/** A listener of tabs: the arrow keys go to the next and the previous tab. */
-function arrows(event) {
-  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  const list = event.currentTarget.parentNode;
-  const tabs = [...list.querySelectorAll('[role=tab]')];
-  if (!by) return;
-  event.preventDefault();
-  const place = (tabs.indexOf(event.currentTarget) + by + tabs.length) % tabs.length;
-  const holder = list.parentNode.parentNode;
-  const selector = list.className ? `.${list.className} [role=tab]` : 'nav [role=tab]';
-  tabs[place].click();
-  (holder.isConnected ? holder : document).querySelectorAll(selector)[place]?.focus();
-}
-
 /** Debounces `call`: runs it `ms` milliseconds after the last request. */
 function later(call, ms) {
   let timer;

@@ -5,8 +5,8 @@ const PALETTE = {
   dark: ['#6aa5ff', '#ff9a5c', '#3fc9a3', '#d68be0', '#e0b84d', '#ff7d9c', '#a3b3c2', '#9ad45f'],
 };
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
-const isDark = () => document.documentElement.dataset.theme === 'dark';
-const palette = (place) => { const colors = PALETTE[isDark() ? 'dark' : 'light']; return colors[place % colors.length]; };
+const DARK = matchMedia('(prefers-color-scheme: dark)');
+const palette = (place) => { const colors = PALETTE[DARK.matches ? 'dark' : 'light']; return colors[place % colors.length]; };
 const faint = (color, share) => color + Math.round(255 * share).toString(16).padStart(2, '0');
 const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

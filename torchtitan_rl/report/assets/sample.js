@@ -18,7 +18,7 @@ function openSample(detail, row) {
   replace(detail,
     h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list'), h('span', { class: 'facts' }, where.map(visible).join(' · ')), badges(row)),
     h('div', { class: 'tabs', role: 'tablist' }, tabs.map(([name, title]) => h('button', {
-      role: 'tab', 'aria-selected': String(state.tab === name), 'data-tab': name, tabindex: state.tab === name ? 0 : -1, onclick: () => { state.tab = name; openSample(detail, row); }, onkeydown: arrows,
+      role: 'tab', 'aria-selected': String(state.tab === name), 'data-tab': name, onclick: () => { state.tab = name; openSample(detail, row); },
     }, title))),
     body);
   detail.parentNode.classList.add('opened');
@@ -201,7 +201,7 @@ function tokenBlock(row, tokens) {
     const [bad, good, heat] = ['--bad', '--good', '--heat'].map(cssColor);
     const signed = name === 'advantage' || (!SCALES[name] && tokens[name].some((value) => value < 0));
     const hue = (value) => (signed ? (value < 0 ? bad : good) : name === 'diff' ? bad : heat);
-    const shade = (part) => faint(hue(part), (STRONGEST[isDark() ? 'dark' : 'light'] / 100) * Math.abs(part));
+    const shade = (part) => faint(hue(part), (STRONGEST[DARK.matches ? 'dark' : 'light'] / 100) * Math.abs(part));
     // A class for each shade: the styles of 20,000 tokens would take longer than all else together.
     shades.textContent = Array.from({ length: 2 * LEVELS + 1 }, (_, i) => `.shade${i - LEVELS} { background: ${shade(i / LEVELS - 1)} }`).join('\n');
     spans.forEach((span, i) => {
