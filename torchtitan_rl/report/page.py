@@ -9,12 +9,12 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from torchtitan_rl.report.ending import ending
-from torchtitan_rl.report.health import health
 from torchtitan_rl.report.load import Row, Run, load_run
 from torchtitan_rl.report.verdicts import time_by_phase, verdicts
 
@@ -131,7 +131,8 @@ def _described(run: Run) -> dict[str, Any]:
         "ending": _plain(ending(run)),
         "time": {name: _rounded(seconds) for name, seconds in time_by_phase(run).items()},
         "verdicts": [line._asdict() for line in verdicts(run)],
-        "health": _plain(health(run)),
+        "notes": _plain(run.notes),
+        "warnings": [_plain(asdict(one)) for one in run.warnings],
         "config": {key: _plain(value) for key, value in flat(run.config).items()},
         "environment": {key: _plain(value) for key, value in flat(run.environment).items()},
     }

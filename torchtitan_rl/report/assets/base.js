@@ -51,7 +51,7 @@ const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])
 /** A note that the page has not all samples; null if it has. */
 const moreNote = () => (data.left ? h('p', { class: 'note', 'data-more': '' }, `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`) : null);
 /** Notes that only a part of the run's samples was read. */
-const partNotes = () => run.health.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(note)));
+const partNotes = () => run.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(note)));
 
 /** The text of a role's last message in a column of messages, else that of another column. */
 function lastOf(row, column, role, otherwise) {

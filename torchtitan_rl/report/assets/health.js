@@ -1,26 +1,17 @@
-// The health page: warnings, counts that should be 0, the config.
+// The health page: warnings and the config.
 
 function healthPage(main) {
-  replace(main, warningsOf(), countsOf(), settingsOf());
+  replace(main, warningsOf(), settingsOf());
 }
 
 function warningsOf() {
-  const { warnings, notes } = run.health;
+  const { warnings, notes } = run;
   return section('Warnings of the run', warnings.length ? 'From its logs. Warnings that differ only in numbers count as one.' : 'None in its logs.',
     warnings.length > 0 && table(['level', 'count', 'message'], warnings.map((one) => [h('span', { class: `badge ${one.level === 'WARNING' ? 'warn' : 'bad'}` }, one.level.toLowerCase()), figure(one.count), [h('span', { class: 'message' }, visible(one.text)), h('small', {}, `first at ${one.first.slice(0, 19)}`)]]), { 'data-table': 'warnings' }),
     notes.length > 0 && h('ul', { class: 'notes' }, notes.map((note) => h('li', {}, visible(note)))));
 }
 
-function countsOf() {
-  const { counts } = run.health;
-  const wrong = counts.filter((one) => one.total > 0);
-  const right = counts.filter((one) => one.total === 0).map((one) => one.key);
-  return section('Counts that should be 0', right.length ? `Always 0: ${right.join(', ')}` : counts.length ? null : 'None were recorded.',
-    wrong.length > 0 && table(['metric', 'total', 'first at step'], wrong.map((one) => [breakable(one.key), figure(one.total), figure(one.first)]), { 'data-table': 'counts' }));
-}
-
-/** A setting as text, without the addresses of functions, which differ from run to run. */
-const told = (value) => (typeof value === 'string' ? value : JSON.stringify(value)).replace(/ at 0x[0-9a-f]+/g, '');
+const told = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
 function settingsOf() {
   const entries = Object.entries({ ...run.config, ...Object.fromEntries(Object.entries(run.environment).map(([key, value]) => [`environment.${key}`, value])) });
   const holder = h('div', {});
