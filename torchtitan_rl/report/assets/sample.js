@@ -1,8 +1,6 @@
 // One sample: its conversation, its numbers, its siblings, and its prompt over training.
 
 const MOST_CHARACTERS = 6000; // characters of a text shown before "show all"
-const MOST_WORDS = 1500; // longest texts that are compared word by word
-const LONG = 200; // words; longer texts are compared line by line
 const MANY = 60; // siblings, or steps of one prompt, shown
 
 function openSample(detail, row) {
@@ -179,7 +177,6 @@ const STRONGEST = { light: 65, dark: 45 }; // percent of colour behind a token; 
 /** The tokens, the colours' scale, and the values of the token that the reader chooses by click, touch or arrow keys. `paint(name)` colours them. */
 function tokenBlock(row, tokens) {
   const spans = tokens.text.map((text) => { const span = document.createElement('span'); span.textContent = visible(text); return span; });
-  const parting = partingToken(row, tokens);
   const values = h('div', { class: 'token-values', 'aria-live': 'polite' }, h('p', { class: 'note' }, 'Click a token, or use the arrow keys, for its values.'));
   let chosen = -1;
   const choose = (place) => {
@@ -208,28 +205,16 @@ function tokenBlock(row, tokens) {
       const value = tokens[name][i];
       span.className = none(value) ? 'token observed' : `token shade${Math.round(LEVELS * Math.max(-1, Math.min(1, value / most)))}`;
     });
-    spans[parting]?.classList.add('parting');
     spans[chosen]?.classList.add('chosen');
     const bar = h('i', {});
     bar.style.background = `linear-gradient(90deg, ${signed ? shade(-1) + ', ' : ''}transparent, ${shade(1)})`;
     const [low, high] = SCALES[name]?.(most) ?? [signed ? figure(-most) : '0', `${figure(most)}${PAINTS[name] ? ' nats' : ''}`];
-    replace(scale, low, bar, high, tokens[name].some(none) && h('span', {}, 'grey: no value, as for text that the policy did not write'),
-      parting !== null && h('span', {}, h('span', { class: 'parting' }, 'framed'), ': here the stored siblings part'));
+    replace(scale, low, bar, high, tokens[name].some(none) && h('span', {}, 'grey: no value, as for text that the policy did not write'));
   };
   return Object.assign(h('div', {}, scale, block, values), { paint });
 }
 const largestAdvantage = lazily(() => cells('advantage').reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0));
-/** The place of the first token that not all stored siblings have; null if there is none, and in conversations. */
-function partingToken(row, tokens) {
-  if (cell(row, 'conversation') !== null) return null;
-  const mine = String(cell(row, 'response') ?? '');
-  const others = (groups().get(groupKey(row)) || []).map((one) => String(cell(one, 'response') ?? '')).filter((text) => text !== mine);
-  if (!others.length) return null;
-  let [left, place] = [Math.min(...others.map((text) => prefix(mine, text))), 0];
-  while (place < tokens.text.length - 1 && (left -= tokens.text[place].length) >= 0) place++;
-  return place;
-}
-/** How many characters (or words) two texts (or lists) have in common at the start. */
+/** How many words two lists have in common at the start. */
 function prefix(a, b) {
   let length = 0;
   while (length < a.length && length < b.length && a[length] === b[length]) length++;
@@ -289,70 +274,30 @@ function siblingsBody(siblings, row) {
   const against = (text) => (shown) => marked(best.slice(0, Math.max(MOST_CHARACTERS, text.length)), shown);
   return h('div', { class: 'body' }, ...promptTurns(row),
     h('p', { class: 'note' }, absent.length > 0 ? `${siblings.length} of ${stored} siblings are ${data.left ? 'in this page' : 'stored'}. Not there: ${absent.length > 1 ? 'samples' : 'sample'} ${absent.join(', ')}; metrics.keep_all_rows stores all. ` : '',
-      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ' words (in long answers: lines) are not in the best sample; ', h('del', {}, '‸'), ' shows where the best sample has more words; a frame shows where a sample first parts from the best.'] : absent.length === 0 && 'This prompt has one sample.'),
+      siblings.length > 1 ? ['Best first. ', h('mark', {}, 'Marked'), ': from where a sample parts from the best one to where they are equal again.'] : absent.length === 0 && 'This prompt has one sample.'),
     h('div', { class: 'siblings' }, siblings.slice(0, MANY).map((one, place) => h('div', { class: one === row ? 'sibling open' : 'sibling', 'data-sibling': one },
       facts(`sample ${cell(one, 'sample_idx')}`, h('span', {}, 'reward ', h('b', {}, figure(cell(one, 'reward')))), verdictSign(cell(one, 'correct')), cell(one, 'advantage') !== null && h('span', {}, 'advantage ', h('b', {}, figure(cell(one, 'advantage')))),
-        `${figure(cell(one, 'response_tokens'))} tokens`, place > 0 && partingWord(siblings[0], one)),
+        `${figure(cell(one, 'response_tokens'))} tokens`),
       textBlock(saidText(one), place ? against(saidText(one)) : undefined)))));
-}
-
-/** Where a sample first parts from the best one: by tokens if both are stored, else by words. */
-function partingWord(best, one) {
-  const [a, b] = [best, one].map((row) => cell(row, 'tokens')?.text);
-  const [x, y, unit] = a && b ? [a, b, 'token'] : [wordsOf(saidText(best)), wordsOf(saidText(one)), 'word'];
-  const place = prefix(x, y);
-  if (place === x.length && place === y.length) return 'same text';
-  const count = unit === 'token' ? place + 1 : y.slice(0, place).filter((word) => word.trim()).length + 1;
-  return `parts at ${unit} ${count}: ${JSON.stringify(brief(y[place] ?? 'end', 20))}, not ${JSON.stringify(brief(x[place] ?? 'end', 20))}`;
 }
 
 function historyBody(history) {
   const byStep = sorted([...history], 'step', false);
   const shown = byStep.slice(-MANY);
   return h('div', { class: 'body' }, ...promptTurns(byStep[0]),
-    h('p', { class: 'note' }, byStep.length > shown.length ? `The latest ${MANY} of ${byStep.length}. ` : '', h('mark', {}, 'Marked'), ' words are not in the previous sample.'),
+    h('p', { class: 'note' }, byStep.length > shown.length ? `The latest ${MANY} of ${byStep.length}. ` : '', h('mark', {}, 'Marked'), ': not in the previous sample.'),
     h('div', { class: 'history' }, shown.map((row, place) => h('div', { class: 'sibling', 'data-step': cell(row, 'step') },
       facts(`step ${cell(row, 'step')}`, h('b', {}, figure(cell(row, 'reward'))), verdictSign(cell(row, 'correct')), `${figure(cell(row, 'response_tokens'))} tokens`),
       textBlock(saidText(row), place ? (text) => marked(saidText(shown[place - 1]), text) : undefined)))));
 }
 
 const wordsOf = (whole) => whole.match(/\s+|[\p{L}\p{N}_]+|[^\s]/gu) || [];
-/** The nodes of `text`. Words that `base` does not have at that place are marked. */
+/** The nodes of `text`, marked from the first to the last word that `base` does not have at that place. */
 function marked(base, text) {
-  const lines = (whole) => whole.match(/[^\n]*\n|[^\n]+/g) || [];
-  const long = base.includes('\n') && text.includes('\n') && (wordsOf(base).length > LONG || wordsOf(text).length > LONG);
-  const split = long ? lines : wordsOf; // words of long answers would all be marked
-  const [a, b] = [split(base), split(text)];
+  const [a, b] = [wordsOf(base), wordsOf(text)];
   const start = prefix(a, b);
   let end = 0;
   while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
-  const middle = compared(a.slice(start, a.length - end), b.slice(start, b.length - end));
-  const pieces = [{ text: b.slice(0, start).join('') }, ...middle, { text: b.slice(b.length - end).join('') }];
-  const first = pieces.find((piece) => piece.less || (piece.more && piece.text));
-  const at = (piece) => (piece === first ? 'parting' : null);
-  return pieces.filter((piece) => piece.text || piece.less).map((piece) => (piece.less ? h('del', { class: at(piece), title: visible(piece.less) }, '‸') : piece.more ? h('mark', { class: at(piece) }, visible(piece.text)) : visible(piece.text)));
-}
-/** Pieces of `b`: {text} in both, {text, more} only in `b`, {less} only in `a`. */
-function compared(a, b) {
-  if (!a.length && !b.length) return [];
-  if (!a.length) return [{ text: b.join(''), more: true }];
-  if (!b.length) return [{ less: a.join('') }];
-  if (a.length > MOST_WORDS || b.length > MOST_WORDS) return [{ less: a.slice(0, 50).join('') }, { text: b.join(''), more: true }];
-  const width = b.length + 1;
-  const common = new Uint16Array((a.length + 1) * width);
-  for (let i = a.length - 1; i >= 0; i--) for (let j = b.length - 1; j >= 0; j--) {
-    common[i * width + j] = a[i] === b[j] ? common[(i + 1) * width + j + 1] + 1 : Math.max(common[(i + 1) * width + j], common[i * width + j + 1]);
-  }
-  const pieces = [];
-  const put = (kind, word) => {
-    const last = pieces[pieces.length - 1];
-    if (last && last.kind === kind) last[kind === 'less' ? 'less' : 'text'] += word;
-    else pieces.push(kind === 'less' ? { kind, less: word } : { kind, text: word, more: kind === 'more' });
-  };
-  for (let i = 0, j = 0; i < a.length || j < b.length;) {
-    if (i < a.length && j < b.length && a[i] === b[j]) { put('same', b[j]); i++; j++; }
-    else if (j < b.length && (i >= a.length || common[i * width + j + 1] >= common[(i + 1) * width + j])) put('more', b[j++]);
-    else put('less', a[i++]);
-  }
-  return pieces;
+  const part = (from, to) => visible(b.slice(from, to).join(''));
+  return [part(0, start), b.length > start + end && h('mark', {}, part(start, b.length - end)), part(b.length - end)].filter(Boolean);
 }
