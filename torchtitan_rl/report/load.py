@@ -3,9 +3,7 @@
 import json
 import math
 import re
-import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -182,13 +180,6 @@ def _changed_lately(run: Run) -> bool:
     return time.time() - latest < max(RECENT_S, 5 * (run.step_s() or 0.0))
 
 
-def correlation(a: list[float], b: list[float]) -> float | None:
-    """Pearson's r; None for fewer than 3 pairs, or if either is constant up to rounding."""
-    if len(a) < 3 or any(max(v) - min(v) <= 1e-9 * max(map(abs, v)) for v in (a, b)):
-        return None
-    return statistics.correlation(a, b)
-
-
 def number(value: Any) -> float | None:
     """The value if it is a finite number and not a bool, else None."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
@@ -325,29 +316,3 @@ def _log_lines(path: Path) -> list[str]:
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-
-
-def unbiased_rows(run: Run, split: str = "train") -> list[Row]:
-    """The rows of a split that stand for all of its samples: all of a step's if all are stored, else the randomly selected ones.
-
-    The rows that metrics.select chooses as best and worst would make rewards, answers and lengths look more extreme than they are.
-    """
-    made = dict(zip(*run.points("completions/count"))) if split == "train" else {}
-    by_step: dict[Any, list[Row]] = {}
-    for row in run.rows:
-        if row.get("unfinished"):
-            continue
-        if row.get("split", "train") == split:
-            by_step.setdefault(row.get("step"), []).append(row)
-    found: list[Row] = []
-    for step, rows in by_step.items():
-        # A row that no selector chose is stored only if all are.
-        whole = any(not row.get("select_reason") for row in rows) or len(rows) >= made.get(step, math.inf)
-        found += rows if whole else [row for row in rows if "random" in str(row["select_reason"])]
-    return found
-
-
-def answers_given(rows: list[Row]) -> Counter[str]:
-    """The number of different prompts that got each answer. Without an extracted answer, the response counts as one."""
-    pairs = {(str(r.get("prompt")), str(r.get("answer") or r.get("response"))) for r in rows if r.get("response")}
-    return Counter(answer for _, answer in pairs)

@@ -46,17 +46,6 @@ def trend(values: list[float]) -> Trend:
     return ("rose" if slope > 0 else "fell") if clear else "unclear"
 
 
-def differ(share_a: float, n_a: int, share_b: float, n_b: int) -> float:
-    """The p-value of Fisher's exact test that two shares of right answers are equal.
-
-    Example: differ(0.5, 100, 0.7, 100) is 0.006
-    """
-    from scipy.stats import fisher_exact
-
-    right_a, right_b = round(share_a * n_a), round(share_b * n_b)
-    return float(fisher_exact([[right_a, n_a - right_a], [right_b, n_b - right_b]]).pvalue)
-
-
 def differ_paired(only_a: int, only_b: int) -> float:
     """The p-value of McNemar's exact test that two shares of right answers to the same prompts are equal.
 

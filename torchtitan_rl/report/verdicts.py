@@ -1,12 +1,11 @@
 """Verdicts: sentences about a run, each computed from its data. A verdict without data is omitted."""
 
-import math
 from collections.abc import Callable, Iterator
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from torchtitan_rl.report.load import HELD_OUT_SPLIT, Run, answers_given, correlation, number, unbiased_rows
-from torchtitan_rl.report.trend import ALPHA, differ, differ_paired, trend
+from torchtitan_rl.report.load import HELD_OUT_SPLIT, Run, number
+from torchtitan_rl.report.trend import ALPHA, differ_paired, trend
 
 Level = Literal["good", "plain", "warn", "bad"]
 
@@ -16,10 +15,6 @@ SILENT_GROUPS = 0.5
 """A larger share of groups without signal, late in the run, is a warning."""
 COLLAPSE = 0.1
 """Entropy below this share of its first value is a warning."""
-FAILED_CALLS = 0.2
-"""A larger share of failed tool calls, late in the run, is a warning."""
-SPIKE = 10.0
-"""A gradient norm above this multiple of its median is a warning."""
 
 
 class Verdict(NamedTuple):
@@ -92,10 +87,7 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
             continue
         best = values.index(max(values))
         flips = [_flips(run, key, place) for place in (0, best)]
-        p_change, p_fell = (
-            _p_value(values, lows, highs, n, place) if flipped is None else differ_paired(*flipped)
-            for place, flipped in zip((0, best), flips, strict=True)
-        )
+        p_change, p_fell = (None if flipped is None else differ_paired(*flipped) for flipped in flips)
         clear = p_change is not None and p_change < ALPHA
         level = ("good" if values[-1] > values[0] else "bad") if clear else "plain"
         changed = f"; {flips[0][0]} prompts became right, {flips[0][1]} wrong" if flips[0] and any(flips[0]) else ""
@@ -135,23 +127,6 @@ def _judged(run: Run, step: int) -> dict[tuple[Any, str], bool]:
     return {
         (r.get("prompt_idx"), str(r.get("prompt"))): r["correct"] for r in rows if isinstance(r.get("correct"), bool)
     }
-
-
-def _p_value(values: list[float], lows: list[float], highs: list[float], n: int | None, place: int) -> float | None:
-    """Of the hypothesis that the last accuracy and the one at `place` are equal; None if it cannot be tested.
-
-    Fisher's exact test for right or wrong answers to `n` prompts; else, as for shares of several samples, a test on the
-    recorded intervals.
-    """
-    pair = values[place], values[-1]
-    has_intervals = len(lows) == len(highs) == len(values)
-    if n and (not has_intervals or all(abs(share * n - round(share * n)) < 1e-6 * n for share in pair)):
-        return differ(pair[0], n, pair[1], n)
-    if not has_intervals:
-        return None
-    errors = [(highs[i] - lows[i]) / (2 * 1.959964) for i in (place, -1)]
-    error = math.hypot(*errors)
-    return math.erfc(abs(pair[1] - pair[0]) / error / math.sqrt(2)) if error else None
 
 
 def _taught(run: Run) -> Iterator[Verdict]:
@@ -235,42 +210,6 @@ def _length(run: Run) -> Iterator[Verdict]:
         yield Verdict("warn", f"{100 * last:.0f} % of late completions were truncated", key)
 
 
-def _tools(run: Run) -> Iterator[Verdict]:
-    key = "conversations/tool_errors"
-    (_, calls), (_, errors) = run.points("conversations/tool_calls"), run.points(key)
-    if len(calls) != len(errors) or not sum(calls):
-        return
-    width = _width(calls)
-    shares = [(sum(errors[part]), sum(calls[part])) for part in (slice(width), slice(-width, None))]
-    level = "warn" if shares[1][0] > FAILED_CALLS * shares[1][1] else "plain"
-    made = f"tool calls per conversation {_figure(shares[0][1] / width)} → {_figure(shares[1][1] / width)}"
-    failed = [f"{100 * wrong / all_:.0f} %" if all_ else "–" for wrong, all_ in shares]
-    yield Verdict(level, f"{made}; of them failed {failed[0]} → {failed[1]}", key)
-
-
-def _experts(run: Run) -> Iterator[Verdict]:
-    key = "moe/largest_load"
-    (_, loads), (_, dead) = run.points(key), run.points("moe/dead_experts")
-    if not loads or not dead:
-        return
-    (first, last, _), unused = _ends(loads), _ends(dead)[1]
-    level = "warn" if unused > _ends(dead)[0] + 1 or last > 2 * first else "plain"
-    busiest = f"the busiest expert of a layer takes {_figure(first)} → {_figure(last)} times the mean"
-    yield Verdict(level, f"{busiest}; {_figure(unused)} experts had no token, in all layers", key)
-
-
-def _gradient(run: Run) -> Iterator[Verdict]:
-    key = "optimizer/grad_norm"
-    steps, values = run.points(key)
-    if len(values) > 4 and (middle := median(values)) > 0 and max(values) > SPIKE * middle:
-        worst = max(values)
-        where = steps[values.index(worst)]
-        times = worst / middle
-        yield Verdict(
-            "warn", f"gradient norm peaked at {_figure(worst)} in step {where}, {times:.0f} times its median", key
-        )
-
-
 def _time(run: Run) -> Iterator[Verdict]:
     seconds = time_by_phase(run)
     if not seconds:
@@ -327,23 +266,6 @@ def _numbers(run: Run) -> Iterator[Verdict]:
             yield Verdict("warn", f"{_figure(most)} {text}", key)
 
 
-def _samples(run: Run) -> Iterator[Verdict]:
-    trained = unbiased_rows(run)
-    prompts = len({str(r.get("prompt")) for r in trained})
-    if prompts >= 20:
-        answer, count = answers_given(trained).most_common(1)[0] if answers_given(trained) else ("", 0)
-        expected = {str(r.get("prompt")) for r in trained if str(r.get("expected_answer")) == answer}
-        if count - len(expected) > 0.1 * prompts:
-            given = f"the answer {answer[:40]!r} was given to {count} of {prompts} prompts"
-            right = f"is right for {len(expected)}" if expected else "is right for none"
-            yield Verdict("warn", f"{given}, but {right}: read those samples")
-    pairs = [(number(r.get("response_tokens")), number(r.get("reward"))) for r in trained]
-    pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
-    r = correlation([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) >= 30 else None
-    if r is not None and abs(r) > 0.5:
-        yield Verdict("warn", f"reward correlates with length (r = {r:.2f} over {len(pairs)} samples)")
-
-
 def _log(run: Run) -> Iterator[Verdict]:
     sign = "no learning signal"  # of observability/metrics/idle.py, which has seen all samples
     if silent := [w for w in run.warnings if sign in w.text]:
@@ -355,7 +277,7 @@ def _log(run: Run) -> Iterator[Verdict]:
 
 
 _JUDGES: tuple[Callable[[Run], Iterator[Verdict]], ...] = (
-    _reward, _accuracy, _taught, _entropy, _groups, _sampler, _length, _tools, _experts, _gradient, _time, _numbers, _samples, _log,
+    _reward, _accuracy, _taught, _entropy, _groups, _sampler, _length, _time, _numbers, _log,
 )  # fmt: skip
 
 

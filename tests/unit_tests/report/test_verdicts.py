@@ -6,7 +6,7 @@ import pytest
 
 from torchtitan_rl.report import Run
 from torchtitan_rl.report.ending import ending
-from torchtitan_rl.report.load import End, Warned, correlation
+from torchtitan_rl.report.load import End, Warned
 from torchtitan_rl.report.verdicts import verdicts
 
 
@@ -42,7 +42,7 @@ def test_held_out_accuracy_has_the_interval_of_its_prompts():
     series = {f"evaluation/accuracy{end}": [first, *[None] * 18, last] for end, (first, last) in known.items()}
     found = line(run_of(series, evaluation={"num_prompts": 256}), "held-out")
     assert "61.7 → 99.6 % (95 % interval 97.8 to 99.9, 256 prompts)" in found.text
-    assert found.level == "good"
+    assert found.level == "plain"  # without the rows there is no test
 
 
 def test_a_run_without_a_learning_signal_says_why_as_its_log_does():
@@ -59,25 +59,6 @@ def test_what_a_teacher_and_demonstrations_lower_is_good_when_it_falls():
     assert (found.level, found.text[:50]) == ("good", "divergence from the teacher 1.14 → 0.42 nats per t")
     assert line(run_of({"evaluation/loss": [2.0, *[None] * 18, 1.5]}), "held-out loss").level == "plain"  # two points
     assert line(run_of({"evaluation/loss": RISING}), "held-out loss").level == "bad"
-
-
-def test_tool_calls_are_told_with_the_share_that_failed():
-    series = {"conversations/tool_calls": [0.5] * 10 + [2.0] * 10, "conversations/tool_errors": [0.3] * 10 + [1.0] * 10}
-    found = line(run_of(series), "tool calls")
-    assert found.text == "tool calls per conversation 0.5 → 2; of them failed 60 % → 50 %"
-    assert found.level == "warn"
-    series["conversations/tool_errors"] = [0.3] * 10 + [0.0] * 10
-    assert line(run_of(series), "tool calls").level == "plain"
-    assert not [v for v in verdicts(run_of({key: [0.0] * 20 for key in series})) if "tool" in v.text]
-
-
-def test_experts_that_lose_their_tokens_are_a_warning():
-    even = {"moe/largest_load": [2.5] * 20, "moe/dead_experts": [0.0] * 20}
-    found = line(run_of(even), "busiest expert")
-    assert found.level == "plain"
-    assert "takes 2.5 → 2.5 times the mean; 0 experts had no token" in found.text
-    assert line(run_of(even | {"moe/dead_experts": [0.0] * 10 + [5.0] * 10}), "busiest expert").level == "warn"
-    assert line(run_of(even | {"moe/largest_load": [2.5] * 10 + [6.0] * 10}), "busiest expert").level == "warn"
 
 
 def test_groups_without_signal_and_lost_time_are_shares():
@@ -162,28 +143,3 @@ def test_a_run_whose_loss_reads_no_reward_is_not_judged_by_rewards(loss):
     assert [(one.level, one.text) for one in verdicts(run)] == [
         ("plain", "reward 1.2 → 1.2 (means of the first and last 2 steps); the loss does not read it")
     ]
-
-
-def sample(prompt, answer, expected, reward, length):
-    return {
-        "split": "train", "prompt": f"p{prompt}", "response": f"r{answer}", "answer": answer, "expected_answer": expected,
-        "reward": reward, "response_tokens": length, "reward/correct": reward, "reward/format": 0.2,
-    }  # fmt: skip
-
-
-def test_one_answer_for_many_prompts_is_noticed():
-    rows = [sample(i, "42" if i % 2 and i < 39 else str(i), str(i), 1.0, 10) for i in range(50)]
-    assert "'42' was given to 20 of 50 prompts, but is right for 1" in line(run_of(rows=rows), "42").text
-
-
-def test_reward_that_follows_length_is_noticed():
-    rows = [sample(i, str(i), str(i), i / 10, 10 + i) for i in range(40)]
-    assert "(r = 1.00 over 40 samples)" in line(run_of(rows=rows), "length").text
-
-
-@pytest.mark.parametrize("value", [0.2, 1 / 3, 0.1 + 0.2, 1e-300, 0.0])
-def test_a_constant_has_no_correlation(value):
-    noisy = [i / 10 for i in range(40)]
-    constant = [value * (1 + (i % 3 - 1) * 1e-16) for i in range(40)]  # up to rounding
-    assert correlation(constant, noisy) is None
-    assert correlation(noisy, constant) is None
