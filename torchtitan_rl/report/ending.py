@@ -22,14 +22,8 @@ def ending(run: Run) -> dict[str, Any]:
 def _headline(run: Run) -> dict[str, Any]:
     end, steps = run.end, _steps_of(run)
     if end is None:
-        if run.finished:
-            return {"level": "plain", "text": steps, "error": "", "details": ""}
-        if run.running:
-            return {"level": "plain", "text": f"Running: {_progress(run)}", "error": "", "details": ""}
-        text = (
-            f"{steps}: its end is not recorded and its files have stopped growing: its machine or container was ended"
-        )
-        return {"level": "warn", "text": text, "error": "", "details": ""}
+        text = f"{steps}: no end is recorded. It goes on, or its machine or container was ended"
+        return {"level": "plain", "text": text, "error": "", "details": ""}
     where = f" in {end.phase.replace(': ', ', ')}" if end.phase else ""
     where += f" (rank {end.rank})" if end.rank else ""
     text = {
@@ -47,15 +41,6 @@ def _headline(run: Run) -> dict[str, Any]:
     error = "\n".join(said[:ERROR_LINES])
     whole = len(said) <= ERROR_LINES and not end.message.startswith("Traceback")
     return {"level": level, "text": text, "error": error, "details": "" if whole else end.message}
-
-
-def _progress(run: Run) -> str:
-    """Example: "step 7 of 50, about 1 min 30 s left, the last at 2026-11-22 17:40 UTC"."""
-    if not run.steps:
-        return "no step is recorded yet"
-    last, total, step_s = run.steps[-1], run.total_steps, run.step_s()
-    left = f", about {_duration(step_s * (total - last))} left" if total is not None and step_s is not None else ""
-    return f"step {last}{f' of {total}' if total is not None else ''}{left}{_when(run)}"
 
 
 def _when(run: Run) -> str:

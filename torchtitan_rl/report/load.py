@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +18,6 @@ LOG_BYTES = 16 * 1024**2
 """Limit for a log. Only the end of a larger log is read."""
 MAX_WARNINGS = 100
 """Largest number of different warnings to show for a run."""
-
-RECENT_S = 60.0
-"""A run without an end whose files changed in the last this many seconds, or five steps, is running."""
 
 HELD_OUT_SPLIT = "eval_greedy"
 """The split of the greedy evaluation's rows."""
@@ -81,8 +77,6 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
     """None while the run goes on, and if nothing could write it."""
-    running: bool = False
-    """Whether the run goes on: it has no end, and its process lives or has written to its files lately."""
     warnings: list[Warned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Sentences about data that could not be read properly."""
@@ -110,24 +104,10 @@ class Run:
         """Whether the loss reads the advantages: that of demonstrations and the exact divergence from a teacher do not."""
         return not self.demonstrated and not str(self.setting("algorithm.loss.class")).endswith(":ExactDistill")
 
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended, or has recorded its last configured step."""
-        return (
-            self.end is not None
-            or bool(self.steps)
-            and self.total_steps is not None
-            and self.steps[-1] >= self.total_steps
-        )
-
-    def worked_s(self, steps: int = 0) -> float | None:
+    def worked_s(self) -> float | None:
         """Seconds of training up to the last step, without the time in which the run was stopped; None if fewer than two steps have
-        a time.
-
-        Args:
-            steps: only of so many last steps; 0: of all.
-        """
-        timed = [(place, at) for place, at in enumerate(self.times) if at is not None][-steps - 1 if steps else 0 :]
+        a time."""
+        timed = [(place, at) for place, at in enumerate(self.times) if at is not None]
         if len(timed) < 2:
             return None
         total = 0.0
@@ -136,12 +116,6 @@ class Run:
             own = sum(value for value in parts if value is not None)
             total += min(at - before, own) if own else at - before
         return total
-
-    def step_s(self) -> float | None:
-        """Mean seconds of the last ten steps; None if fewer than two have a time."""
-        worked = self.worked_s(10)
-        timed = [step for step, at in zip(self.steps, self.times) if at is not None][-11:]
-        return None if worked is None else worked / (timed[-1] - timed[0])
 
     def points(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of the metric at the steps where it has a value."""
@@ -160,24 +134,7 @@ def load_run(folder: Path) -> Run:
     _read_metrics(run)
     run.rows = list(_read_rows(folder / "samples.jsonl", run))
     run.warnings = list(_read_warnings(sorted((folder / "logs").glob("*.log"))))
-    run.running = not run.finished and (_is_locked(folder / "run.lock") or _changed_lately(run))
     return run
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a process of this machine holds the lock of a run's folder. Does not take the lock: a run may be about to."""
-    try:
-        inode = path.stat().st_ino
-        return any(f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line)
-    except OSError:
-        return False
-
-
-def _changed_lately(run: Run) -> bool:
-    """Whether a file of the run changed within `RECENT_S`, or within five steps if these take longer."""
-    files = [*(run.folder / file for file in FILES), *(run.folder / "logs").glob("*.log")]
-    latest = max(file.stat().st_mtime for file in files if file.is_file())
-    return time.time() - latest < max(RECENT_S, 5 * (run.step_s() or 0.0))
 
 
 def number(value: Any) -> float | None:
