@@ -71,8 +71,6 @@ class Run:
     times: list[float | None] = field(default_factory=list)
     """Unix time of each of `steps`, seconds."""
     rows: list[Row] = field(default_factory=list)
-    num_stored_rows: int = 0
-    """Rows in samples.jsonl; `rows` may be only a part of them."""
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
@@ -95,14 +93,9 @@ class Run:
         return found
 
     @property
-    def demonstrated(self) -> bool:
-        """Whether the training samples are demonstrations, which no policy has sampled."""
-        return str(self.setting("algorithm.loss.class")).endswith(":Nll")
-
-    @property
     def learns_from_rewards(self) -> bool:
         """Whether the loss reads the advantages: that of demonstrations and the exact divergence from a teacher do not."""
-        return not self.demonstrated and not str(self.setting("algorithm.loss.class")).endswith(":ExactDistill")
+        return not str(self.setting("algorithm.loss.class")).endswith((":Nll", ":ExactDistill"))
 
     def worked_s(self) -> float | None:
         """Seconds of training up to the last step, without the time in which the run was stopped; None if fewer than two steps have
@@ -222,7 +215,6 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
     for place, line in enumerate(_lines_of(path, path.with_name("samples.unfinished.jsonl"))):
         if not line.strip():
             continue
-        run.num_stored_rows += 1
         if is_large and not _CHOSEN.search(line):
             continue
         row = _object(line)
@@ -232,7 +224,7 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
             latest[row["episode_id"]] = row
     if is_large:
         run.notes.append(
-            f"samples.jsonl is large: {len(latest):,} of its {run.num_stored_rows:,} rows were read, the selected rows and those "
+            f"samples.jsonl is large: {len(latest):,} of its {place + 1:,} rows were read, the selected rows and those "
             "of the greedy evaluation"
         )
     if torn:

@@ -120,11 +120,7 @@ def _size(value: Any) -> int:
 def _described(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
-        "folder": str(run.folder),
         "steps": run.steps,
-        "total": run.total_steps,
-        "demonstrated": run.demonstrated,
-        "stored": run.num_stored_rows,
         "about": list(_about(run)),
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
