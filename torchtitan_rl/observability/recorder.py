@@ -67,9 +67,7 @@ class Recorder(Configurable):
         ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
-        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
-        truncated, failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" selects the rows whose prompt
-        contains TEXT."""
+        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, unscored."""
 
         leave_out_columns: list[str] = field(default_factory=list)
         """Patterns of columns to leave out of all sample tables, such as "messages" or "example/*"."""

@@ -251,7 +251,7 @@ def test_step_metrics_of_several_ranks_equal_those_of_one(ranks, monkeypatch, tm
     groups = a_step()
 
     def make(name):
-        return lambda n, **config: ranks(n, folder=tmp_path / name, select=["group_best:1", "random:2"], **config)
+        return lambda n, **config: ranks(n, folder=tmp_path / name, select=["top:1", "random:2"], **config)
 
     alone = of_all_ranks(make("alone"), 1, monkeypatch, groups)
     together = of_all_ranks(make("together"), count, monkeypatch, groups)
