@@ -82,8 +82,6 @@ class Collector:
         self._seconds = 0.0
         self.rejected = 0
         """Count of values that were not a number (or not a row)."""
-        self.listeners: list[Callable[[str, Any], None]] = []
-        """Called immediately with each key and value, for sinks that stream unreduced values."""
 
     def record(self, key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0) -> None:
         """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
@@ -98,8 +96,6 @@ class Collector:
                 if len(self._waiting) > _MAX_WAITING:
                     self._fold()
                 self._seconds += time.perf_counter() - started
-            for listener in self.listeners:
-                listener(key, value)
         except Exception as error:
             self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
 

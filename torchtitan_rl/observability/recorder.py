@@ -34,8 +34,6 @@ CLOSE_SECONDS = 30.0
 """Time limit of `close` for the last writes of all sinks together."""
 CHECKPOINT_SECONDS = 5.0
 """Time limit of `state_dict` for each file to contain every step so far."""
-VALUES_A_STEP = 256
-"""A streaming sink receives values instead of steps: this many may wait for each step of `queue_size`."""
 
 CONSOLE_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
@@ -64,7 +62,7 @@ class Recorder(Configurable):
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
         """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store (samples.jsonl) is always written.
         A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
-        ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
+        ranks, from rank 0) or per_rank_reduce (one value per rank)."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
         """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, unscored."""
@@ -237,13 +235,7 @@ class Recorder(Configurable):
                 config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank,
                 decode=self._decode, **run,
             )  # fmt: skip
-            streams = mode == "per_rank_no_reduce"
-            most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
-            sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
-            if streams:
-                self.collector.listeners.append(
-                    lambda key, value, sink_thread=sink_thread: sink_thread.stream(key, value, self._next_step)
-                )
+            self.sinks[name] = SinkThread(name, functools.partial(sink, context), self.config.queue_size, mode)
 
     def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
         """Merges the collections, passes the step to the sinks of `mode`, and returns the step's values.

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
 
@@ -34,7 +34,7 @@ class SinkThread:
         self.dropped_rows = 0
         """Table rows that the sink did not write, because it was too slow, full or disabled."""
         self.dropped_writes = 0
-        """Steps, or streamed values, that the sink did not write."""
+        """Steps that the sink did not write."""
         self.disabled = False
         """True after an error that ended the sink."""
         self._build, self._most = build, most
@@ -48,11 +48,6 @@ class SinkThread:
     def submit(self, record: StepRecord) -> None:
         """Queues one step for the sink. Returns immediately; never raises."""
         self.put(Job(lambda sink: sink.write(record), record.num_rows))
-
-    def stream(self, key: str, value: Any, step: int) -> None:
-        """Queues one unreduced value for the sink. Returns immediately; never raises."""
-        self.begin(step)
-        self.put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
 
     def begin(self, step: int) -> None:
         """Before the session's first step: queues the removal of what earlier sessions wrote for `step` and later steps."""

@@ -73,7 +73,7 @@ def test_full_disk_at_the_start_is_a_user_error(one_rank, tmp_path):
 
 def test_known_secrets_are_masked_in_every_sink(recorder, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", "sk-12345678")
-    run = recorder(sinks=["jsonl:per_rank_no_reduce", "tensorboard"], mask=masked)
+    run = recorder(sinks=["jsonl:per_rank_reduce", "tensorboard"], mask=masked)
     row = {
         "score": 1.0,
         "text": "key sk-12345678",

@@ -13,7 +13,7 @@ import numpy as np
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.tokens import Decode
 
-Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
+Mode = Literal["global_reduce", "per_rank_reduce"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +80,6 @@ class Sink(ABC):
     @abstractmethod
     def write(self, record: StepRecord) -> int | None:
         """Writes one step. Returns the number of rows left out, if any. An exception disables only this sink."""
-
-    def stream(self, key: str, value: Any, step: int) -> None:
-        """Writes one value (or the rows) of `key` as recorded during `step`, in order."""
 
     def rewind(self, step: int) -> None:
         """Removes the output of earlier sessions of this run from `step` on. Called once, before the first write.
