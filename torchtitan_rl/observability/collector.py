@@ -3,8 +3,6 @@
 import fnmatch
 import functools
 import logging
-import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,7 +23,6 @@ from torchtitan_rl.observability.select import Selection
 
 logger = logging.getLogger(__name__)
 
-_PACKAGE = os.path.dirname(__file__)
 _MAX_WAITING = 8192
 """Recorded values, or rows of a table, that may wait before they are reduced. It bounds memory between flushes."""
 
@@ -43,7 +40,7 @@ class Collection:
         for key, theirs in other.series.items():
             ours = self.series.setdefault(key, theirs)
             if ours.reduction is not theirs.reduction:
-                warn(key, _two_reductions(key, ours.reduction, ours.site, theirs.reduction, theirs.site))
+                warn(key, _two_reductions(key, ours.reduction, theirs.reduction))
             elif ours is not theirs:
                 ours.merge(theirs)
         for key, rows in other.tables.items():
@@ -54,7 +51,7 @@ class Collection:
         return {name: value for key, series in self.series.items() for name, value in series.values(key).items()}
 
     def distributions(self) -> dict[str, np.ndarray]:
-        """The finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them: float64 [n], n > 0."""
+        """The finite values of each key recorded with Reduce.DISTRIBUTION: float64 [n], n > 0."""
         numbers = {key: s.numbers() for key, s in self.series.items() if isinstance(s, Distribution)}
         return {key: values for key, values in numbers.items() if len(values)}
 
@@ -76,7 +73,7 @@ class Collector:
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()
-        self._first_use: dict[str, tuple[Reduce, str]] = {}
+        self._first_use: dict[str, Reduce] = {}
         self._warned: set[str] = set()
         self._phase_seconds: Counter[str] = Counter()
         self._seconds = 0.0
@@ -87,7 +84,7 @@ class Collector:
         """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
         try:
             started = time.perf_counter()
-            first, _ = self._first_use.get(key, (None, ""))
+            first = self._first_use.get(key)
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
             value = self.plain_rows(value) if first is Reduce.TABLE else _as_recorded(value, first)
@@ -97,7 +94,7 @@ class Collector:
                     self._fold()
                 self._seconds += time.perf_counter() - started
         except Exception as error:
-            self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
+            self._reject(plain(key), type(value).__name__, error)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Adds to this rank's `time/{phase}`. Ranks merge by maximum, because a step waits for the slowest rank."""
@@ -144,9 +141,9 @@ class Collector:
         if not isinstance(key, str):
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
         key = utf8(key)
-        first, site = self._first_use.setdefault(key, (reduction, _call_site()))
+        first = self._first_use.setdefault(key, reduction)
         if first is not reduction:
-            self.warn(key, _two_reductions(key, first, site, reduction, _call_site()))
+            self.warn(key, _two_reductions(key, first, reduction))
         return key, first
 
     def _fold(self) -> None:
@@ -158,7 +155,7 @@ class Collector:
                     self._fold_rows(key, value)
                     continue
                 if key not in found:
-                    found[key] = new_series(*self._first_use[key])
+                    found[key] = new_series(reduction)
                 found[key].append(value, weight)
             except Exception as error:
                 self._reject(key, type(value).__name__, error)
@@ -203,23 +200,11 @@ def _as_recorded(value: Any, reduction: Reduce) -> Any:
     return value.reshape(-1)  # [n]
 
 
-def _two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, second_site: str) -> str:
+def _two_reductions(key: str, first: Reduce, second: Reduce) -> str:
     return (
-        f"metric {key!r} is recorded with Reduce.{first.name} at {first_site} and with Reduce.{second.name} at "
-        f"{second_site}; Reduce.{first.name} is used. Give one of them another key."
+        f"metric {key!r} is recorded with Reduce.{first.name} and with Reduce.{second.name}; Reduce.{first.name} is used. "
+        "Give one of them another key."
     )
-
-
-def _is_own(file: str) -> bool:
-    return os.path.dirname(file) == _PACKAGE or file == events.__file__
-
-
-def _call_site() -> str:
-    """file:line of the nearest caller outside this package and `core.events`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _active: Collector | None = None

@@ -34,7 +34,7 @@ class StepRecord:
     traces: list[Row] = field(default_factory=list)
     """Rollouts to show as conversations."""
     distributions: dict[str, np.ndarray] = field(default_factory=dict)
-    """The values, or a sample of them, of each key recorded with Reduce.DISTRIBUTION; not empty."""
+    """The values of each key recorded with Reduce.DISTRIBUTION; not empty."""
 
     @property
     def num_rows(self) -> int:
