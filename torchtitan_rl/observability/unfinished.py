@@ -5,13 +5,10 @@ from collections.abc import Sequence
 
 from torchtitan_rl.core.types import Completion, Credit, Episode, Group, ScoredCompletion
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, Row, episode_rows
-from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.tokens import TOKENS
 
 REASON = "its step failed"
 """Why these samples are not in the loss, unless the algorithm has left them out already."""
-SHOWN = ("top:1", "bottom:1", "random:1", "unscored:2")
-"""Selectors of the rows whose tokens are written first."""
 WRITTEN_TOKENS = 20_000
 """Tokens take the most time to write: about 0.1 s for these."""
 
@@ -37,8 +34,7 @@ class UnfinishedStep:
     def rows(self) -> list[Row]:
         """A row for each kept sample, marked as "unfinished".
 
-        Up to `WRITTEN_TOKENS` tokens are with them: first of samples on whose log-probabilities trainer and sampler differ most, then of
-        the selected ones.
+        Up to `WRITTEN_TOKENS` tokens are with them, first of samples on whose log-probabilities trainer and sampler differ most.
         """
         rows = []
         for (split, _), group in sorted(self._groups.items(), key=lambda pair: pair[0]):
@@ -55,16 +51,12 @@ class UnfinishedStep:
                     "left_out": row["left_out"] or REASON,
                 }
             rows += members
-        kept = Selection(SHOWN, keep_all=True).select(rows, self._step).kept
-        payloads = {row["episode_id"]: row[TOKENS] for row in rows}
         left = WRITTEN_TOKENS
-        for row in sorted(kept, key=lambda row: (-_difference(row), not row["select_reason"])):
+        for row in sorted(rows, key=_difference, reverse=True):
             left -= row["response_tokens"]
-            if left >= 0:
-                row[TOKENS] = payloads[row["episode_id"]]
-            else:
-                row.pop(TOKENS, None)
-        return kept
+            if left < 0:
+                del row[TOKENS]
+        return rows
 
 
 def _drafted(group: Group) -> Group[Episode]:

@@ -45,7 +45,7 @@ def test_the_newest_state_of_each_group_is_written_and_marked(tmp_path, full):
     assert [rows[f"train/4/{p}/0"]["advantage"] for p in range(3)] == [None, None, 0.7]
     assert rows["eval_greedy/4/0/1"]["table"] == "evaluation/samples"
     assert rows["train/4/2/0"]["left_out"] == "its step failed"
-    assert rows["train/4/2/0"]["tokens"]["advantage"] == 0.7  # the top row is selected
+    assert rows["train/4/2/0"]["tokens"]["advantage"] == 0.7
     unseen = [
         row["tokens"] for name, row in rows.items() if name.startswith(("train/4/0", "train/4/1")) and "tokens" in row
     ]
