@@ -83,8 +83,7 @@ function conversationCards(row, said) {
     typeof waiting === 'number' && ['waiting', seconds(waiting)], cell(row, 'observed_tokens') && ['tokens of others', figure(cell(row, 'observed_tokens'))]].filter(Boolean);
   return h('dl', { class: 'cards' }, cards.map(([name, value, bad]) => h('div', { class: bad ? 'bad' : '' }, h('dt', {}, name), h('dd', {}, String(value)))));
 }
-const MANY_TURNS = 5; // a longer conversation has a table of contents
-/** Buttons that go to the next turn and the next error, that fold all turns, and a table of contents. */
+/** Buttons that go to the next turn and to the next error. */
 function conversationTools(said) {
   const all = (selector) => [...document.querySelectorAll(`.body > .turn${selector}`)];
   const see = (one) => { one.open = true; one.scrollIntoView({ block: 'start' }); one.querySelector('summary').focus({ preventScroll: true }); };
@@ -93,13 +92,9 @@ function conversationTools(said) {
     const after = turns.find((one) => !now?.isConnected || now.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING) || turns[0];
     if (after) see(lastSeen = after);
   };
-  const fold = (event) => { const open = event.currentTarget.getAttribute('aria-pressed') === 'true'; event.currentTarget.setAttribute('aria-pressed', String(!open)); for (const one of all('')) one.open = open; };
   let lastSeen = null;
-  const mine = said.filter((message) => message?.role === 'assistant');
   return h('div', { class: 'paints' }, h('button', { class: 'chip', 'data-next': 'turn', title: 'key n', onclick: next('.assistant') }, 'next turn'),
-    said.some(isToolError) && h('button', { class: 'chip', 'data-next': 'error', title: 'key e', onclick: next('.error') }, 'next error'), h('button', { class: 'chip', 'data-fold': '', 'aria-pressed': 'false', onclick: fold }, 'fold all'),
-    mine.length > MANY_TURNS && h('details', { class: 'rendered contents' }, h('summary', {}, `contents: ${plural(mine.length, 'turn')}`),
-      h('ol', {}, mine.map((message, i) => h('li', {}, h('button', { class: 'link', onclick: () => see(lastSeen = all('.assistant')[i]) }, brief(message.content, 60) || 'empty', isToolError(said[said.indexOf(message) + 1]) && h('b', { class: 'failed' }, ' ✗ error')))))));
+    said.some(isToolError) && h('button', { class: 'chip', 'data-next': 'error', title: 'key e', onclick: next('.error') }, 'next error'));
 }
 /** Where a trace of a rollout comes from, and the context that it begins with. */
 function traceOpening(number, trace) {

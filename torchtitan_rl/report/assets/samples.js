@@ -85,24 +85,12 @@ function filters(changed) {
   const shown = h('input', { type: 'checkbox', checked: state.shown, 'data-field': 'shown', onchange: (event) => { state.shown = event.target.checked; changed(); } });
   return h('div', { class: 'filters' },
     input('Text', 'q', 'search', changed, { placeholder: 'in prompts, responses, tools, answers   ( / )', onkeydown: (event) => { if (event.key === 'Enter') { later(() => { if (listed.length) { visit(document.querySelector('.detail'), listed[0]); document.querySelector('tr.open')?.focus(); } }, 200)(); } } }),
-    splitChips(changed) || select('Split', 'split', pairs('split')),
+    select('Split', 'split', pairs('split')),
     select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
     select('End', 'finish', pairs('finish_reason')),
     bounds('Step', ['from', 'to'], changed), bounds('Reward', ['low', 'high'], changed),
     h('label', { class: 'inline', title: 'only samples that metrics.select chose (with metrics.keep_all_rows, all are stored)' }, shown, 'selected only'), columnPicker(changed),
     h('button', { class: 'quiet', onclick: reset }, 'reset'));
-}
-
-/** A button for each split, which shows only its samples; null if there are too many. */
-function splitChips(changed) {
-  const splits = [...distinct('split').sort((a, b) => (b === 'train') - (a === 'train')), ''];
-  if (splits.length > 5) return null;
-  const chips = h('div', { class: 'chips', role: 'group', 'aria-label': 'split' }, splits.map((split) => h('button', { class: 'chip', 'data-split': split || 'all', 'aria-pressed': String(state.split === split), onclick: (event) => {
-    state.split = split;
-    for (const chip of chips.children) chip.setAttribute('aria-pressed', String(chip === event.currentTarget));
-    changed();
-  } }, visible(brief(split, 24)) || 'all')));
-  return h('div', { class: 'field' }, h('span', {}, 'Split'), chips);
 }
 
 function columnPicker(changed) {

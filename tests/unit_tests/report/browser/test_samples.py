@@ -203,7 +203,9 @@ def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, t
     browser.open(at(tmp_path / "r.html", view="samples"))
     assert shown(browser) == sorted(range(48), key=lambda i: (-rows[i]["step"], rows[i]["reward"]))
     assert browser.run("document.querySelector('.detail .badge').innerText") == "reward -9"
-    browser.run("document.querySelector('[data-split=eval_greedy]').click()")
+    browser.run(
+        "(e => { e.value = 'eval_greedy'; e.dispatchEvent(new Event('change')) })(document.querySelector('[data-field=split]'))"
+    )
     assert sorted(shown(browser)) == list(range(48, 64))
     browser.open(at(tmp_path / "r.html", view="samples", open="eval_greedy/3/5/0"))
     assert browser.run("document.querySelector('tr.open') !== null")
