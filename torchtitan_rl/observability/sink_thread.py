@@ -4,7 +4,6 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ class SinkThread:
 
     The training thread only puts jobs on a bounded queue. When `most` jobs are waiting, the next one is dropped and its
     rows are counted. An exception in the sink's constructor or in a write disables the sink and logs one error. A
-    sink with `waits_for_disk` survives an OSError: its failed writes are retried, in order, at each new write.
+    sink with `survives_full_disk` survives an OSError: the write is lost and counted.
     """
 
     def __init__(self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce") -> None:
@@ -38,7 +37,7 @@ class SinkThread:
         self.disabled = False
         """True after an error that ended the sink."""
         self._build, self._most = build, most
-        self._refused: deque[Job] = deque()  # failed with an OSError, to be retried; oldest first
+        self._failing = False  # whether the last write raised an OSError
         self._queue: queue.Queue[Job] = queue.Queue()
         self._positioned = False
         self._counting = threading.Lock()
@@ -58,7 +57,7 @@ class SinkThread:
     def drain(self, timeout_s: float) -> bool:
         """Waits until the queue is written, at most `timeout_s` seconds. Returns whether it is."""
         deadline = time.monotonic() + timeout_s
-        while (self._queue.unfinished_tasks or self._refused) and not self.disabled:
+        while self._queue.unfinished_tasks and not self.disabled:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
@@ -99,8 +98,6 @@ class SinkThread:
             while (job := self._queue.get()).run is not None:
                 self._write(sink, job)
                 self._queue.task_done()
-            if self._refused:
-                self._write(sink)
             sink.close()
             self._queue.task_done()
         except BaseException as error:
@@ -113,29 +110,20 @@ class SinkThread:
             self._drop(job.rows)
             while not self._queue.empty():
                 self._drop(self._queue.get().rows)
-        if self._refused:
-            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost: none of the attempts succeeded")
 
-    def _write(self, sink: Sink, *new: Job) -> None:
-        """Retries the failed jobs, then runs the new one."""
-        was_refused = len(self._refused)
-        self._refused += new
+    def _write(self, sink: Sink, job: Job) -> None:
         try:
-            while self._refused:
-                left_out = self._refused[0].run(sink)
-                self._refused.popleft()
-                with self._counting:
-                    self.dropped_rows += left_out or 0
+            left_out = job.run(sink)
         except OSError as error:
-            if not sink.waits_for_disk:
-                self._refused.clear()
+            if not sink.survives_full_disk:
                 raise
-            if not was_refused:
-                logger.warning(f"sink {self.name}: {error}. Up to {self._most} writes wait to be retried")
-            if len(self._refused) > self._most:
-                self._drop(self._refused.popleft().rows)
+            if not self._failing:
+                logger.warning(f"sink {self.name}: {error}. Steps are lost until it can write again")
+            self._failing = True
+            self._drop(job.rows)
             return
-        if was_refused:
-            logger.warning(
-                f"sink {self.name} writes again: {was_refused} writes were retried, {self.dropped_writes} are lost"
-            )
+        if self._failing:
+            logger.warning(f"sink {self.name} writes again: {self.dropped_writes} writes are lost")
+        self._failing = False
+        with self._counting:
+            self.dropped_rows += left_out or 0

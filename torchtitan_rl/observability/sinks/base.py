@@ -71,8 +71,8 @@ class Sink(ABC):
     """The supported modes."""
     requires: str | None = None
     """An optional library that the sink imports."""
-    waits_for_disk: bool = False
-    """True if a write that raised OSError left nothing behind, so that it can be retried."""
+    survives_full_disk: bool = False
+    """True if a write that raises OSError leaves nothing behind, so that later ones may succeed."""
 
     def __init__(self, context: SinkContext) -> None:
         self.context = context

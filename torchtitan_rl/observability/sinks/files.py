@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 class _FileSink(Sink):
     """Append-only files; each step in them is complete or absent."""
 
-    waits_for_disk = True
+    survives_full_disk = True
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
