@@ -16,7 +16,7 @@ from typing import Any
 
 from torchtitan_rl.report.ending import ending
 from torchtitan_rl.report.load import Row, Run, load_run
-from torchtitan_rl.report.verdicts import time_by_phase, verdicts
+from torchtitan_rl.report.verdicts import verdicts
 
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
@@ -125,7 +125,6 @@ def _described(run: Run) -> dict[str, Any]:
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
         "ending": _plain(ending(run)),
-        "time": {name: _rounded(seconds) for name, seconds in time_by_phase(run).items()},
         "verdicts": [line._asdict() for line in verdicts(run)],
         "notes": _plain(run.notes),
         "warnings": [_plain(asdict(one)) for one in run.warnings],

@@ -7,11 +7,10 @@ import sys
 import textwrap
 
 import pytest
-import torch.distributed as dist
 
-from tests.parts.observability import FORK, group, rows_of, sample
+from tests.parts.observability import group, rows_of, sample
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.observability import Recorder, Reduce, read_rows, read_samples, record_metric
+from torchtitan_rl.observability import Reduce, read_rows, record_metric
 
 
 def lines(path):
@@ -70,42 +69,3 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
     assert "xyzzy" not in stream.getvalue()
     named = [record.getMessage() for record in caplog.records if "leave_out_columns" in record.getMessage()]
     assert named == ["metrics.leave_out_columns 'messages': no table has had such a column so far"]
-
-
-def conditional_run(rank, folder, results):
-    """What each of two processes does: means on both, one key on rank 1 in step 2 alone, a row each."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-
-    def gather(value):
-        found = [None, None] if rank == 0 else None
-        dist.gather_object(value, found)
-        return found
-
-    config = Recorder.Config(sinks=["jsonl"])
-    run = Recorder(
-        config, run_folder=folder / "run", run_name="r", run_config={}, total_steps=3, rank=rank, gather=gather
-    )
-    for step in range(1, 4):
-        for value in ([1, 1, 1], [0])[rank]:
-            record_metric("mean", value)
-        if rank == 1 and step == 2:
-            record_metric("rare", 7.0, Reduce.MAX)
-        record_metric("t", {"prompt_idx": rank, "sample_idx": 0, "score": rank, "odd": lambda: 0}, Reduce.TABLE)
-        values = run.flush(step)
-    run.close()
-    dist.destroy_process_group()
-    results.put((rank, values.get("mean")))
-
-
-def test_two_processes_with_different_keys_merge_without_hanging(tmp_path):
-    results = FORK.SimpleQueue()
-    processes = [FORK.Process(target=conditional_run, args=(rank, tmp_path, results)) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(100)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert sorted([results.get(), results.get()]) == [(0, 0.75), (1, None)]
-    found = lines(tmp_path / "run" / "metrics.jsonl")
-    assert [line.get("rare") for line in found] == [None, 7.0, None]
-    assert {row["prompt_idx"] for row in read_samples(tmp_path / "run").to_pylist()} == {0, 1}

@@ -28,7 +28,7 @@ function overview(main) {
   const charts = h('div', { class: 'grid' });
   const found = h('div', { class: 'grid' });
   const status = h('p', { class: 'note' });
-  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...[...FIRST, ...run.charts].map(curveCard), timeOf()].filter(Boolean)); search(); };
+  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...FIRST, ...run.charts].map(curveCard)); search(); };
   const search = () => { remember(); searchSeries(found, status); };
   const log = h('input', { type: 'checkbox', checked: state.log, 'data-field': 'log', onchange: (event) => { state.log = event.target.checked; redraw(); } });
   replace(main,
@@ -50,24 +50,6 @@ function endingOf() {
     error && h('pre', { class: 'text' }, visible(error)),
     failed && h('p', {}, h('button', { class: 'link', 'data-failed': '', onclick: see }, `${plural(failed.count, 'sample')} of step ${failed.step}, as far as they came`), ' (in no metric)'),
     details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
-}
-
-/** Seconds by phase, of all steps together. The bars sum to the steps' time. */
-function timeOf() {
-  const rows = Object.entries(run.time).filter(([, s]) => s > 0);
-  if (!rows.length) return null;
-  const total = rows.reduce((sum, [, s]) => sum + s, 0);
-  rows.sort((a, b) => b[1] - a[1]);
-  const shown = rows.filter(([, s]) => s >= 0.005 * total);
-  const rest = total - shown.reduce((sum, [, s]) => sum + s, 0);
-  if (rest >= 0.0005 * total) shown.push(['the rest', rest]);
-  return h('figure', { class: 'card where', 'data-chart': 'Where time went' },
-    h('figcaption', {}, h('strong', {}, 'Where time went'), h('span', { class: 'hint' }, `${figure(total)} s in all steps`)),
-    h('table', { class: 'bars' }, h('tbody', {}, shown.map(([name, s]) => {
-      const bar = h('i', {});
-      bar.style.width = `${(100 * s) / shown[0][1]}%`;
-      return h('tr', {}, h('th', { scope: 'row' }, visible(name)), h('td', { class: 'track-cell' }, bar), h('td', {}, `${figure(s)} s`), h('td', {}, percent(s / total)));
-    }))));
 }
 
 function verdictCard() {

@@ -83,33 +83,6 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
-def test_tokens_are_coloured_by_what_is_asked_for(browser, tmp_path):
-    folder = write_run(tmp_path / "a", steps=1)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    largest = max(abs(row["advantage"]) for row in rows)  # advantages have one scale in the whole run
-    tokens = {
-        "text": ["4", "<b>", "\n"],
-        "logprob": [-0.01, -2.0, None],
-        "diff": [0.0, 1e-5, None],
-        "advantage": -1.5,
-        "age": [2, 0, 0],
-    }
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens}) + "\n" for row in rows))
-    write_report(folder, tmp_path / "r.html")
-    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
-    colours = "[...document.querySelectorAll('.token')].map(e => e.className.includes('observed') ? '' : getComputedStyle(e).backgroundColor)"
-    assert browser.run(colours) == []
-    for paint, expected in (
-        ("logprob", (0.0, 65.0)),
-        ("diff", (0.0, 65.0)),
-        ("advantage", (65.0 * 1.5 / largest, 65.0 * 1.5 / largest)),
-    ):
-        browser.run(f"document.querySelector('[data-paint={paint}]').click()")
-        shares = [100 * float(colour.rstrip(")").split(", ")[3]) if colour else None for colour in browser.run(colours)]
-        assert shares == [pytest.approx(expected[0], abs=1), pytest.approx(expected[1], abs=1), None]
-    assert clean(browser), browser.errors
-
-
 def with_tokens(folder, tokens, **cells):
     """The run with these tokens in each row, and a report of it."""
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
