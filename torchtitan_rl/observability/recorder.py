@@ -18,7 +18,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.line_file import LineFile
-from torchtitan_rl.observability.sample_rows import Row, Schema
+from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sink_thread import SinkThread
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
@@ -147,7 +147,6 @@ class Recorder(Configurable):
 
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces, complete)
         self.collector = Collector(self._selection, config.leave_out_columns, mask)
-        self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}
         """This rank's sinks by name."""
         if config.enabled:
@@ -256,7 +255,7 @@ class Recorder(Configurable):
             step=step,
             time_s=time.time(),
             values=values,
-            tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items() if table.shown},
+            tables={key: table.shown for key, table in selected.items() if table.shown},
             kept={key: table.kept for key, table in selected.items()},
             traces=[row for table in selected.values() for row in table.traces],
             distributions=collection.distributions(),

@@ -1,4 +1,4 @@
-"""The recorder: modes of sinks, schema over time, evaluation beside training, start-up errors, many processes."""
+"""The recorder: modes of sinks, columns that are left out, start-up errors, an exit without close."""
 
 import io
 import json
