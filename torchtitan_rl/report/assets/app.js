@@ -24,7 +24,7 @@ document.body.append(
   h('header', { class: 'top' },
     h('div', { class: 'title' }, h('h1', {}, run.name), h('small', {}, `made ${data.made}`)),
     h('nav', { role: 'tablist', 'aria-label': 'pages' }, Object.entries(VIEWS).map(([view, [title]], place) => h('button', { role: 'tab', 'data-view': view, title: `key ${place + 1}`, onclick: () => { go(view); scrollTo(0, 0); } },
-      title, view === 'samples' && h('small', {}, data.rows.length.toLocaleString('en')), view === 'health' && errors > 0 && h('small', { class: 'alarm' }, errors)))),
+      title, view === 'samples' && h('small', {}, data.rows.length.toLocaleString('en')), view === 'health' && errors > 0 && h('small', { class: 'alarm' }, errors))))),
   main);
 /** Shows what the address asks for. */
 function arrive() {
