@@ -1,7 +1,7 @@
 // The overview: verdicts, then the most important curves, then a search over all series.
 
 const FIRST = [
-  { title: 'Reward', keys: [['reward/mean', 'mean']], band: ['reward/p05', 'reward/p95'], note: 'mean; band: 5th to 95th percentile of rollouts' },
+  { title: 'Reward', keys: [['reward/mean', 'mean']], note: 'mean of rollouts' },
   { title: 'Held-out accuracy', keys: [['evaluation/accuracy', 'greedy'], ['evaluation/sampled/accuracy', 'sampled']], band: ['evaluation/accuracy_low', 'evaluation/accuracy_high'], percent: true, points: true, note: 'band: 95 % interval' },
   { title: 'Held-out loss', keys: [['evaluation/loss', 'demonstrations']], points: true, note: 'nats per token' },
   { title: 'Divergence from the teacher', keys: [['teacher/divergence', 'exact'], ['evaluation/divergence', 'exact, held-out'], ['teacher/kl_k1', 'k1'], ['teacher/kl_k3', 'k3']], note: 'nats per token, on the policy’s own samples' },
