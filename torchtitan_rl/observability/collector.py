@@ -3,6 +3,8 @@
 import fnmatch
 import functools
 import logging
+import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -23,6 +25,7 @@ from torchtitan_rl.observability.select import Selection
 
 logger = logging.getLogger(__name__)
 
+_PACKAGE = os.path.dirname(__file__)
 _MAX_WAITING = 8192
 """Recorded values, or rows of a table, that may wait before they are reduced. It bounds memory between flushes."""
 
@@ -40,7 +43,7 @@ class Collection:
         for key, theirs in other.series.items():
             ours = self.series.setdefault(key, theirs)
             if ours.reduction is not theirs.reduction:
-                warn(key, _two_reductions(key, ours.reduction, theirs.reduction))
+                warn(key, _two_reductions(key, ours.reduction, ours.site, theirs.reduction, theirs.site))
             elif ours is not theirs:
                 ours.merge(theirs)
         for key, rows in other.tables.items():
@@ -51,7 +54,7 @@ class Collection:
         return {name: value for key, series in self.series.items() for name, value in series.values(key).items()}
 
     def distributions(self) -> dict[str, np.ndarray]:
-        """The finite values of each key recorded with Reduce.DISTRIBUTION: float64 [n], n > 0."""
+        """The finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them: float64 [n], n > 0."""
         numbers = {key: s.numbers() for key, s in self.series.items() if isinstance(s, Distribution)}
         return {key: values for key, values in numbers.items() if len(values)}
 
@@ -73,18 +76,20 @@ class Collector:
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()
-        self._first_use: dict[str, Reduce] = {}
+        self._first_use: dict[str, tuple[Reduce, str]] = {}
         self._warned: set[str] = set()
         self._phase_seconds: Counter[str] = Counter()
         self._seconds = 0.0
         self.rejected = 0
         """Count of values that were not a number (or not a row)."""
+        self.listeners: list[Callable[[str, Any], None]] = []
+        """Called immediately with each key and value, for sinks that stream unreduced values."""
 
     def record(self, key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0) -> None:
         """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
         try:
             started = time.perf_counter()
-            first = self._first_use.get(key)
+            first, _ = self._first_use.get(key, (None, ""))
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
             value = self.plain_rows(value) if first is Reduce.TABLE else _as_recorded(value, first)
@@ -93,8 +98,10 @@ class Collector:
                 if len(self._waiting) > _MAX_WAITING:
                     self._fold()
                 self._seconds += time.perf_counter() - started
+            for listener in self.listeners:
+                listener(key, value)
         except Exception as error:
-            self._reject(plain(key), type(value).__name__, error)
+            self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Adds to this rank's `time/{phase}`. Ranks merge by maximum, because a step waits for the slowest rank."""
@@ -141,9 +148,9 @@ class Collector:
         if not isinstance(key, str):
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
         key = utf8(key)
-        first = self._first_use.setdefault(key, reduction)
+        first, site = self._first_use.setdefault(key, (reduction, _call_site()))
         if first is not reduction:
-            self.warn(key, _two_reductions(key, first, reduction))
+            self.warn(key, _two_reductions(key, first, site, reduction, _call_site()))
         return key, first
 
     def _fold(self) -> None:
@@ -155,7 +162,7 @@ class Collector:
                     self._fold_rows(key, value)
                     continue
                 if key not in found:
-                    found[key] = new_series(reduction)
+                    found[key] = new_series(*self._first_use[key])
                 found[key].append(value, weight)
             except Exception as error:
                 self._reject(key, type(value).__name__, error)
@@ -200,11 +207,23 @@ def _as_recorded(value: Any, reduction: Reduce) -> Any:
     return value.reshape(-1)  # [n]
 
 
-def _two_reductions(key: str, first: Reduce, second: Reduce) -> str:
+def _two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, second_site: str) -> str:
     return (
-        f"metric {key!r} is recorded with Reduce.{first.name} and with Reduce.{second.name}; Reduce.{first.name} is used. "
-        "Give one of them another key."
+        f"metric {key!r} is recorded with Reduce.{first.name} at {first_site} and with Reduce.{second.name} at "
+        f"{second_site}; Reduce.{first.name} is used. Give one of them another key."
     )
+
+
+def _is_own(file: str) -> bool:
+    return os.path.dirname(file) == _PACKAGE or file == events.__file__
+
+
+def _call_site() -> str:
+    """file:line of the nearest caller outside this package and `core.events`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 _active: Collector | None = None

@@ -18,7 +18,7 @@ from torchtitan_rl.core.config import number
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
 from torchtitan_rl.observability.line_file import LineFile
-from torchtitan_rl.observability.sample_rows import Row
+from torchtitan_rl.observability.sample_rows import Row, Schema
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sink_thread import SinkThread
 from torchtitan_rl.observability.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
@@ -34,6 +34,8 @@ CLOSE_SECONDS = 30.0
 """Time limit of `close` for the last writes of all sinks together."""
 CHECKPOINT_SECONDS = 5.0
 """Time limit of `state_dict` for each file to contain every step so far."""
+VALUES_A_STEP = 256
+"""A streaming sink receives values instead of steps: this many may wait for each step of `queue_size`."""
 
 CONSOLE_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
@@ -62,10 +64,12 @@ class Recorder(Configurable):
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
         """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store (samples.jsonl) is always written.
         A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
-        ranks, from rank 0) or per_rank_reduce (one value per rank)."""
+        ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
-        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, unscored."""
+        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
+        truncated, failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" selects the rows whose prompt
+        contains TEXT."""
 
         leave_out_columns: list[str] = field(default_factory=list)
         """Patterns of columns to leave out of all sample tables, such as "messages" or "example/*"."""
@@ -147,6 +151,7 @@ class Recorder(Configurable):
 
         self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces, complete)
         self.collector = Collector(self._selection, config.leave_out_columns, mask)
+        self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}
         """This rank's sinks by name."""
         if config.enabled:
@@ -234,7 +239,13 @@ class Recorder(Configurable):
                 config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank,
                 decode=self._decode, **run,
             )  # fmt: skip
-            self.sinks[name] = SinkThread(name, functools.partial(sink, context), self.config.queue_size, mode)
+            streams = mode == "per_rank_no_reduce"
+            most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
+            sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
+            if streams:
+                self.collector.listeners.append(
+                    lambda key, value, sink_thread=sink_thread: sink_thread.stream(key, value, self._next_step)
+                )
 
     def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
         """Merges the collections, passes the step to the sinks of `mode`, and returns the step's values.
@@ -255,7 +266,7 @@ class Recorder(Configurable):
             step=step,
             time_s=time.time(),
             values=values,
-            tables={key: table.shown for key, table in selected.items() if table.shown},
+            tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items() if table.shown},
             kept={key: table.kept for key, table in selected.items()},
             traces=[row for table in selected.values() for row in table.traces],
             distributions=collection.distributions(),

@@ -1,8 +1,8 @@
-"""Rows of sample tables: plain cells, and one row for each episode."""
+"""Rows of sample tables: plain cells, column types over a whole run, and one row for each episode."""
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +49,35 @@ def kind_of(cell: object) -> str | None:
     if isinstance(cell, (int, float)):
         return "number"
     return "text" if isinstance(cell, str) else "nested"
+
+
+class Schema:
+    """The columns and kinds of every table over a whole run. Calls `warn(topic, message)` once for each change."""
+
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
+        self._warn = warn
+        self._kinds: dict[str, dict[str, str | None]] = {}
+
+    def fit(self, table: str, rows: list[Row], step: int) -> list[Row]:
+        """Returns the rows, with cells as text in columns that have had several kinds up to this step."""
+        is_new = table not in self._kinds
+        kinds = self._kinds.setdefault(table, {})
+        for column, cell in (pair for row in rows for pair in row.items()):
+            kind = kind_of(cell)
+            if column not in kinds and not is_new:
+                change = f"has a new column {column!r} from step {step} on; it is empty in earlier rows"
+                self._warn(f"{table} {column}", f"table {table!r} {change}")
+            known = kinds.setdefault(column, kind)
+            if known is None:
+                kinds[column] = kind
+            elif kind not in (None, known) and known != "mixed":
+                change = f"column {column!r} held {known}, and {kind} from step {step} on; it is now written as text"
+                self._warn(f"{table} {column} mixed", f"table {table!r}: {change}")
+                kinds[column] = "mixed"
+        mixed = {column for column, kind in kinds.items() if kind == "mixed"}
+        if not mixed:
+            return rows
+        return [{c: str(cell) if c in mixed and cell is not None else cell for c, cell in row.items()} for row in rows]
 
 
 def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int) -> list[Row]:

@@ -18,6 +18,8 @@ from torchtitan_rl.observability.tokens import TOKENS
 
 UNSCORED_SHOWN = 2
 """Rows without a usable score to show in each step, unless the config has its own "unscored:k"."""
+PINNED_SHOWN = 64
+"""Largest number of rows that one "pinned:TEXT" selects in a step."""
 
 
 class Candidate(NamedTuple):
@@ -26,6 +28,8 @@ class Candidate(NamedTuple):
     row: Row
     score: float | None
     """The value it is ranked by; None: it is not ranked."""
+    reward: float | None
+    """The reward, for the variance of its group; None without a score."""
     group: int | None
     """The prompt's index, if any."""
     place: tuple[Any, ...]
@@ -44,6 +48,11 @@ def first(k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], 
     return lambda rows: heapq.nsmallest(k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.tie_breaker))
 
 
+def any_of(takes: Callable[[Candidate], bool]) -> Callable[[int], Choose]:
+    """A selector for k of the candidates that `takes` accepts."""
+    return lambda k: first(k, lambda c: 0, takes)
+
+
 def top(k: int) -> Choose:
     """The k rows with the highest score."""
     return first(k, lambda c: -c.score, lambda c: c.score is not None)
@@ -59,13 +68,63 @@ def random(k: int) -> Choose:
     return first(k, lambda c: c.tie_breaker[::-1])
 
 
-def unscored(k: int) -> Choose:
-    """k rows without a usable score."""
-    return first(k, lambda c: 0, lambda c: c.score is None)
+def longest(k: int) -> Choose:
+    """The k rows with the most response tokens, or characters if a row has no token count."""
+
+    def length(c: Candidate) -> float:
+        tokens = c.row.get("response_tokens")
+        return tokens if isinstance(tokens, (int, float)) else len(str(c.row.get("response", "")))
+
+    return first(k, lambda c: -length(c), lambda c: "response" in c.row or "response_tokens" in c.row)
 
 
-SELECTORS: dict[str, Callable[[int], Choose]] = {"top": top, "bottom": bottom, "random": random, "unscored": unscored}
-"""The selectors that `select` may name. Each takes the number of rows."""
+def each_group(choose: Choose) -> Choose:
+    """Applies `choose` to each prompt's rows separately."""
+    return lambda rows: [c for group in _groups(rows) for c in choose(group)]
+
+
+def zero_variance(k: int) -> Choose:
+    """One row from each of k groups that have at least two rewards, all equal."""
+
+    def choose(rows: list[Candidate]) -> list[Candidate]:
+        ends = [_reward_ends(group) for group in _groups(rows)]
+        alike = [pair[0] for pair in ends if len(pair) == 2 and pair[0].reward == pair[1].reward]
+        return heapq.nsmallest(k, alike, key=lambda c: c.tie_breaker)
+
+    return choose
+
+
+def _groups(rows: list[Candidate]) -> list[list[Candidate]]:
+    groups: dict[int, list[Candidate]] = {}
+    for c in rows:
+        if c.group is not None:
+            groups.setdefault(c.group, []).append(c)
+    return list(groups.values())
+
+
+def _reward_ends(group: list[Candidate]) -> list[Candidate]:
+    """The rows with the lowest and highest reward: enough to tell, over all ranks, whether all rewards are equal."""
+    members = sorted((c for c in group if c.reward is not None), key=lambda c: (c.reward, c.tie_breaker))
+    return [members[0], members[-1]] if len(members) > 1 else members
+
+
+CUT = ("length", "max_tokens", "max_turns", "max_traces", "time")
+"""Finish reasons of completions that a limit has cut."""
+
+SELECTORS: dict[str, Callable[..., Choose]] = {
+    "top": top,
+    "bottom": bottom,
+    "random": random,
+    "longest": longest,
+    "truncated": any_of(lambda c: c.row.get("finish_reason") in CUT),
+    "failed": any_of(lambda c: c.row.get("answer", "absent") is None),
+    "unscored": any_of(lambda c: c.score is None),
+    "zero_variance": zero_variance,
+    "group_best": lambda k: each_group(top(k)),
+    "group_worst": lambda k: each_group(bottom(k)),
+    "pinned": lambda text: any_of(lambda c: text in str(c.row.get("prompt", "")))(PINNED_SHOWN),
+}
+"""The selectors that `select` may name. Each takes k; `pinned` takes a part of the prompt's text."""
 
 
 class Selector(NamedTuple):
@@ -74,10 +133,12 @@ class Selector(NamedTuple):
     reason: str
     """The name shown in `select_reason`."""
     choose: Choose
+    candidates: Choose
+    """Selects the rows that a rank sends for the selection over all ranks. For most selectors, the same as `choose`."""
 
 
 def parse_selector(text: str) -> Selector:
-    """Parses "name:k", such as "top:2". Without ":k", k is 1.
+    """Parses "name:k", such as "top:2", or "pinned:TEXT". Without ":k", k is 1.
 
     Raises: UserError for an unknown name, or a k that is not a whole number from 0 up.
     """
@@ -86,10 +147,15 @@ def parse_selector(text: str) -> Selector:
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
     hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
     expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
-    fits = not argument or argument.isdecimal()
-    example = hint if "," in text else "Example: 'top:2'."
-    expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", example)
-    return Selector(name, SELECTORS[name](int(argument or 1)))
+    if name == "pinned":
+        expect(argument, "metrics.select", text, "part of a prompt after the colon", "Example: 'pinned:What is 12'.")
+    else:
+        fits = not argument or argument.isdecimal()
+        example = hint if "," in text else "Example: 'top:2'."
+        expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", example)
+    choose = SELECTORS[name](argument if name == "pinned" else int(argument or 1))
+    candidates = each_group(_reward_ends) if name == "zero_variance" else choose
+    return Selector(name.replace("_", " "), choose, candidates)
 
 
 HELD_OUT_SPLIT = "eval_greedy"
@@ -137,7 +203,7 @@ class Selection:
         found: set[int] = set()
         beside: set[int] = set()
         for members in self._splits(rows):
-            chosen = [c for selector in self._selectors for c in selector.choose(members)]
+            chosen = [c for selector in self._selectors for c in selector.candidates(members)]
             found |= {id(c.row) for c in [*chosen, *random(self._num_traces)(members)]}
             beside |= {id(c.row) for c in _siblings(members, chosen)}
         kept = [(row, id(row) in found) for row in rows if id(row) in found | beside or self._stores(row)]
@@ -181,12 +247,14 @@ class Selection:
 
     def _candidate(self, row: Row) -> Candidate:
         score, prompt_idx, sample_idx = score_of(row), row.get("prompt_idx"), row.get("sample_idx")
+        reward = row.get("reward", score)
         group = prompt_idx if isinstance(prompt_idx, int) else None
         known = group is not None and isinstance(sample_idx, int)
         place = (0, group, sample_idx) if known else (1, _digest(_content(row)))
         return Candidate(
             row=row,
             score=score,
+            reward=reward if isinstance(reward, (int, float)) and score is not None else None,
             group=group,
             place=place,
             idle="advantage" in row and not (row["advantage"] and row.get("in_loss", True)),

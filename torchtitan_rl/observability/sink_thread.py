@@ -4,8 +4,9 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchtitan_rl.observability.sinks.base import Mode, Sink, StepRecord
 
@@ -25,7 +26,7 @@ class SinkThread:
 
     The training thread only puts jobs on a bounded queue. When `most` jobs are waiting, the next one is dropped and its
     rows are counted. An exception in the sink's constructor or in a write disables the sink and logs one error. A
-    sink with `survives_full_disk` survives an OSError: the write is lost and counted.
+    sink with `waits_for_disk` survives an OSError: its failed writes are retried, in order, at each new write.
     """
 
     def __init__(self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce") -> None:
@@ -33,11 +34,11 @@ class SinkThread:
         self.dropped_rows = 0
         """Table rows that the sink did not write, because it was too slow, full or disabled."""
         self.dropped_writes = 0
-        """Steps that the sink did not write."""
+        """Steps, or streamed values, that the sink did not write."""
         self.disabled = False
         """True after an error that ended the sink."""
         self._build, self._most = build, most
-        self._failing = False  # whether the last write raised an OSError
+        self._refused: deque[Job] = deque()  # failed with an OSError, to be retried; oldest first
         self._queue: queue.Queue[Job] = queue.Queue()
         self._positioned = False
         self._counting = threading.Lock()
@@ -48,6 +49,11 @@ class SinkThread:
         """Queues one step for the sink. Returns immediately; never raises."""
         self.put(Job(lambda sink: sink.write(record), record.num_rows))
 
+    def stream(self, key: str, value: Any, step: int) -> None:
+        """Queues one unreduced value for the sink. Returns immediately; never raises."""
+        self.begin(step)
+        self.put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
+
     def begin(self, step: int) -> None:
         """Before the session's first step: queues the removal of what earlier sessions wrote for `step` and later steps."""
         if not self._positioned:
@@ -57,7 +63,7 @@ class SinkThread:
     def drain(self, timeout_s: float) -> bool:
         """Waits until the queue is written, at most `timeout_s` seconds. Returns whether it is."""
         deadline = time.monotonic() + timeout_s
-        while self._queue.unfinished_tasks and not self.disabled:
+        while (self._queue.unfinished_tasks or self._refused) and not self.disabled:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
@@ -98,6 +104,8 @@ class SinkThread:
             while (job := self._queue.get()).run is not None:
                 self._write(sink, job)
                 self._queue.task_done()
+            if self._refused:
+                self._write(sink)
             sink.close()
             self._queue.task_done()
         except BaseException as error:
@@ -110,20 +118,29 @@ class SinkThread:
             self._drop(job.rows)
             while not self._queue.empty():
                 self._drop(self._queue.get().rows)
+        if self._refused:
+            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost: none of the attempts succeeded")
 
-    def _write(self, sink: Sink, job: Job) -> None:
+    def _write(self, sink: Sink, *new: Job) -> None:
+        """Retries the failed jobs, then runs the new one."""
+        was_refused = len(self._refused)
+        self._refused += new
         try:
-            left_out = job.run(sink)
+            while self._refused:
+                left_out = self._refused[0].run(sink)
+                self._refused.popleft()
+                with self._counting:
+                    self.dropped_rows += left_out or 0
         except OSError as error:
-            if not sink.survives_full_disk:
+            if not sink.waits_for_disk:
+                self._refused.clear()
                 raise
-            if not self._failing:
-                logger.warning(f"sink {self.name}: {error}. Steps are lost until it can write again")
-            self._failing = True
-            self._drop(job.rows)
+            if not was_refused:
+                logger.warning(f"sink {self.name}: {error}. Up to {self._most} writes wait to be retried")
+            if len(self._refused) > self._most:
+                self._drop(self._refused.popleft().rows)
             return
-        if self._failing:
-            logger.warning(f"sink {self.name} writes again: {self.dropped_writes} writes are lost")
-        self._failing = False
-        with self._counting:
-            self.dropped_rows += left_out or 0
+        if was_refused:
+            logger.warning(
+                f"sink {self.name} writes again: {was_refused} writes were retried, {self.dropped_writes} are lost"
+            )

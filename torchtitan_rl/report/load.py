@@ -190,8 +190,11 @@ def _read_metrics(run: Run) -> None:
     again = 0
     for line in _lines(path, run):
         step = line.pop("step")
-        again += step in by_step
-        by_step[step] = line
+        if "key" in line and "value" in line:  # a stream: one value per line
+            by_step.setdefault(step, {})[str(line["key"])] = line["value"]
+        else:
+            again += step in by_step
+            by_step[step] = line
     if again:
         run.notes.append(f"{path.name}: {again} steps appear twice, as after a resume; the later values are shown")
     run.steps = sorted(by_step)

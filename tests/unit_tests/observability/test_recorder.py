@@ -1,4 +1,4 @@
-"""The recorder: modes of sinks, columns that are left out, start-up errors, an exit without close."""
+"""The recorder: modes of sinks, schema over time, evaluation beside training, start-up errors, many processes."""
 
 import io
 import json
@@ -27,6 +27,21 @@ def test_per_rank_reduce_writes_each_rank_s_own_value(ranks, tmp_path):
         one.close()
     assert [line["x"] for line in lines(tmp_path / "metrics.rank0.jsonl")] == [1.5]
     assert [line["x"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [15.0]
+
+
+def test_per_rank_no_reduce_streams_each_value_immediately_in_order(ranks, tmp_path):
+    world = ranks(2, sinks=["jsonl:per_rank_no_reduce"])
+    for value in range(5):
+        world.record(1, "x", value)
+    world.recorders[1].sinks["jsonl"].drain(5)
+    assert [line["value"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [0, 1, 2, 3, 4]
+    world.flush(0)
+    world.record(1, "x", 9.0)
+    world.record(1, "t", {"score": 1}, Reduce.TABLE)
+    world.recorders[1].close()
+    found = lines(tmp_path / "metrics.rank1.jsonl")
+    assert [line["step"] for line in found] == [0] * 5 + [1, 1]
+    assert found[-1]["value"] == [{"score": 1}]
 
 
 def test_a_missing_library_is_a_clear_message_with_the_install_command(recorder, monkeypatch):

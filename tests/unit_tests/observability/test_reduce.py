@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtitan_rl.observability.reduce import Reduce, new_series
+from torchtitan_rl.observability.reduce import MAX_SAMPLE, Reduce, new_series
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
 
 def series(reduction, pairs=()):
     """A series that was given these (value, weight) pairs."""
-    one = new_series(reduction)
+    one = new_series(reduction, "here:1")
     for value, weight in pairs:
         one.append(np.array([value]) if reduction is Reduce.DISTRIBUTION else value, weight)
     return one
@@ -71,3 +71,29 @@ def test_merged_states_equal_the_pooled_values_for_every_reduction(ranks):
             assert value == pytest.approx(expected(pooled), rel=1e-9, abs=1e-5)
         else:
             assert value is None
+
+
+def distribution(*arrays):
+    one = series(Reduce.DISTRIBUTION)
+    for values in arrays:
+        one.append(np.asarray(values, dtype=float))
+    return one
+
+
+def test_a_distribution_is_exact_up_to_its_cap_and_a_repeatable_sample_of_bounded_size_above_it():
+    values = np.arange(MAX_SAMPLE, dtype=float)
+    assert sorted(distribution(*np.split(values, 8)).numbers()) == values.tolist()
+    many = np.split(np.arange(50.0 * MAX_SAMPLE), 100)
+    sample, again = distribution(*many).numbers(), distribution(*many).numbers()
+    assert len(sample) == len(set(sample)) == MAX_SAMPLE
+    assert np.array_equal(sample, again)
+
+
+def test_a_sampled_distribution_of_uneven_ranks_is_that_of_the_pooled_values():
+    small, large = distribution(np.zeros(MAX_SAMPLE * 2)), distribution(*np.ones((60, MAX_SAMPLE // 10)))
+    small.merge(large)
+    share = 6 / (6 + 2)
+    assert small.numbers().mean() == pytest.approx(share, abs=0.02), "large is three quarters of all values"
+    values = distribution(*np.split(np.random.default_rng(1).normal(size=400_000), 50)).values("x")
+    assert values["x/p05"] == pytest.approx(-1.645, abs=0.1)
+    assert values["x/p50"] == pytest.approx(0.0, abs=0.05)

@@ -1,4 +1,4 @@
-"""Columns of an episode row, and plain cells."""
+"""Columns of an episode row, plain cells, and schemas over time."""
 
 import math
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from torchtitan_rl.observability.select import Selection
 
-ALL = ("top:2", "bottom:2", "random:2", "unscored:3")
+ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", "unscored:3", "zero_variance:2",
+       "group_best:1", "group_worst:1", "pinned:three")  # fmt: skip
 
 
 def selected(rows, select=("top", "bottom", "random"), **options):
@@ -38,6 +39,9 @@ some_rows = st.lists(
         sample_idx=st.integers(0, 3),
         score=scores,
         answer=st.sampled_from([None, "3"]),
+        finish_reason=st.sampled_from(["stop", "length"]),
+        response_tokens=st.integers(0, 5),
+        prompt=st.sampled_from(["one two three", "four"]),
     ),
     max_size=30,
 )
@@ -100,6 +104,28 @@ def test_rows_with_nan_or_none_score_are_selected_separately():
     rows = [row(0, 0, math.nan), row(0, 1, None), row(0, 2, 1.0), row(0, 3, "text")]
     found = selected(rows, ("top:3", "bottom:3", "unscored:3"))
     assert [r["select_reason"] for r in found] == ["top, bottom", "unscored", "unscored", "unscored"]
+
+
+def test_each_named_selector_selects_its_rows():
+    rows = [
+        row(0, 0, 1.0, response_tokens=9, answer="1", finish_reason="length", prompt="one"),
+        row(0, 1, 0.0, response_tokens=2, answer=None, finish_reason="stop", prompt="one"),
+        row(1, 0, 0.5, response_tokens=3, answer="1", finish_reason="stop", prompt="two"),
+        row(1, 1, 0.5, response_tokens=3, answer="1", finish_reason="stop", prompt="two"),
+    ]
+    expected = {
+        "longest": [(0, 0)],
+        "truncated": [(0, 0)],
+        "failed": [(0, 1)],
+        "zero_variance": [(1, 0)],
+        "group_best": [(0, 0), (1, 0)],
+        "group_worst": [(1, 0), (0, 1)],
+        "pinned:two": [(1, 0), (1, 1)],
+    }
+    for name, places in expected.items():
+        found = selected(rows, (name,))
+        assert [(r["prompt_idx"], r["sample_idx"]) for r in found] == places, name
+        assert {r["select_reason"] for r in found} == {name.partition(":")[0].replace("_", " ")}
 
 
 def test_ranks_send_only_candidate_rows():

@@ -65,10 +65,11 @@ def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
 
 
 def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS) -> dict[str, Metric]:
-    """`diversity/...`: how much a prompt's completions differ: distinct-1 and distinct-2.
+    """`diversity/...`: how much a prompt's completions differ: distinct-1, distinct-2 and pairwise Jaccard distance.
 
     distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams. No n-gram
-    crosses the boundary of a completion. macro: the mean over groups; micro: over all n-grams of all groups. Groups are
+    crosses the boundary of a completion. The Jaccard distance of two completions with token sets A and B is
+    1 - |A & B| / |A | B|. macro: the mean over groups; micro: over all n-grams, or pairs, of all groups. Groups are
     measured in order until `max_tokens` is reached, at least one; diversity/groups is their number.
     """
     taken: list[list[np.ndarray]] = []
@@ -81,7 +82,7 @@ def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERS
         )
         tokens += sum(map(len, taken[-1]))
     metrics: dict[str, Metric] = {}
-    for name, measure in (("distinct_1", _distinct_1), ("distinct_2", _distinct_2)):
+    for name, measure in (("distinct_1", _distinct_1), ("distinct_2", _distinct_2), ("jaccard_distance", _jaccard)):
         pairs = [pair for completions in taken if completions and (pair := measure(completions))[1]]
         if pairs:
             metrics[f"diversity/{name}/macro"] = same_everywhere(fmean([part / amount for part, amount in pairs]))
@@ -106,6 +107,22 @@ def _different(values: np.ndarray) -> np.ndarray:
     """The distinct values, sorted. Several times as fast as np.unique, which hashes."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+
+
+def _jaccard(completions: list[np.ndarray]) -> tuple[float, int]:
+    """The summed distance over all pairs of non-empty completions, and the number of these pairs."""
+    sets = [_different(tokens) for tokens in completions if len(tokens)]
+    if len(sets) < 2:
+        return 0.0, 0
+    vocabulary = _different(np.concatenate(sets))
+    present = np.zeros((len(sets), len(vocabulary)), dtype=np.float32)  # [completions, vocabulary]
+    for row, tokens in enumerate(sets):
+        present[row, np.searchsorted(vocabulary, tokens)] = 1.0
+    shared = present @ present.T  # [completions, completions]
+    sizes = present.sum(axis=1)
+    union = sizes[:, None] + sizes[None, :] - shared
+    upper = np.triu_indices(len(sets), 1)
+    return float((1.0 - shared[upper] / union[upper]).sum()), len(upper[0])
 
 
 def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:

@@ -13,7 +13,7 @@ import numpy as np
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.tokens import Decode
 
-Mode = Literal["global_reduce", "per_rank_reduce"]
+Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class StepRecord:
     traces: list[Row] = field(default_factory=list)
     """Rollouts to show as conversations."""
     distributions: dict[str, np.ndarray] = field(default_factory=dict)
-    """The values of each key recorded with Reduce.DISTRIBUTION; not empty."""
+    """The values, or a sample of them, of each key recorded with Reduce.DISTRIBUTION; not empty."""
 
     @property
     def num_rows(self) -> int:
@@ -71,8 +71,8 @@ class Sink(ABC):
     """The supported modes."""
     requires: str | None = None
     """An optional library that the sink imports."""
-    survives_full_disk: bool = False
-    """True if a write that raises OSError leaves nothing behind, so that later ones may succeed."""
+    waits_for_disk: bool = False
+    """True if a write that raised OSError left nothing behind, so that it can be retried."""
 
     def __init__(self, context: SinkContext) -> None:
         self.context = context
@@ -80,6 +80,9 @@ class Sink(ABC):
     @abstractmethod
     def write(self, record: StepRecord) -> int | None:
         """Writes one step. Returns the number of rows left out, if any. An exception disables only this sink."""
+
+    def stream(self, key: str, value: Any, step: int) -> None:
+        """Writes one value (or the rows) of `key` as recorded during `step`, in order."""
 
     def rewind(self, step: int) -> None:
         """Removes the output of earlier sessions of this run from `step` on. Called once, before the first write.

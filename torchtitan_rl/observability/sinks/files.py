@@ -1,11 +1,13 @@
 """File sinks that survive kill -9 and resume: `metrics.jsonl`, and `samples.jsonl`, which is always written."""
 
 import logging
+from typing import Any
 
 from torchtitan_rl.observability.line_file import LineFile
+from torchtitan_rl.observability.sample_rows import plain
 from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 from torchtitan_rl.observability.store import END_OF_BATCH, STORE_FILE
-from torchtitan_rl.observability.tokens import with_written_tokens
+from torchtitan_rl.observability.tokens import TOKENS, with_written_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -13,7 +15,7 @@ logger = logging.getLogger(__name__)
 class _FileSink(Sink):
     """Append-only files; each step in them is complete or absent."""
 
-    survives_full_disk = True
+    waits_for_disk = True
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
@@ -36,10 +38,11 @@ class _FileSink(Sink):
 class JsonlSink(_FileSink):
     """Writes one line per step, such as `{"step": 3, "time": 1763640000.0, "reward/mean": 0.5, ...}`.
 
-    Per rank, the files are `metrics.rank0.jsonl` and so on, and the rank's selected rows are in `samples.rank0.jsonl`.
+    Per rank, the files are `metrics.rank0.jsonl`
+    and so on, and the rank's selected rows are in `samples.rank0.jsonl`. When streaming, each value is a line `{"step": 3, "key": "loss", "value": 0.5}`, in call order.
     """
 
-    modes = ("global_reduce", "per_rank_reduce")
+    modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
 
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
@@ -52,6 +55,12 @@ class JsonlSink(_FileSink):
         rows = [{"table": key, **row} for key, table in record.tables.items() for row in table]
         if rows and self._rows is not None:
             self._rows.append(record.step, rows)
+
+    def stream(self, key: str, value: Any, step: int) -> None:
+        """Writes one value, or rows without their tokens, which are only computed for rows that are shown."""
+        if isinstance(value, list):
+            value = [{column: cell for column, cell in row.items() if column != TOKENS} for row in value]
+        self._file.append(step, [{"key": key, "value": plain(value)}])
 
 
 class LocalSink(_FileSink):

@@ -18,10 +18,10 @@ READ_FIRST = ("prompt", "response", "conversation", "expected_answer", "answer",
 class TensorboardSink(Sink):
     """Writes scalars, histograms, sample tables as markdown, and at the end the configuration as hyper-parameters.
 
-    After a resume, TensorBoard itself purges repeated steps when it reads them.
+    When streaming, it writes only scalars. After a resume, TensorBoard itself purges repeated steps when it reads them.
     """
 
-    modes = ("global_reduce", "per_rank_reduce")
+    modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
     requires = "tensorboard"
 
     def __init__(self, context: SinkContext) -> None:
@@ -44,6 +44,11 @@ class TensorboardSink(Sink):
             writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
         self._last |= record.values
         writer.flush()
+
+    def stream(self, key: str, value: Any, step: int) -> None:
+        """Adds a scalar; other values are ignored."""
+        if not isinstance(value, list) and getattr(value, "ndim", 0) == 0:
+            self._open(step).add_scalar(key, float(value), step)
 
     def rewind(self, step: int) -> None:
         """Hides what was written after `step`."""

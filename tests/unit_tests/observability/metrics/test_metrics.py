@@ -147,7 +147,16 @@ def test_diversity_macro_is_the_mean_over_groups_and_micro_over_their_n_grams():
     assert found["diversity/distinct_1/macro"] == pytest.approx((1 / 6 + 1) / 2)
     assert found["diversity/distinct_1/micro"] == pytest.approx(3 / 8)
     assert found["diversity/distinct_2/macro"] == pytest.approx(1 / 4)
+    assert found["diversity/jaccard_distance/macro"] == pytest.approx((0 + 1) / 2)
     assert found["diversity/groups"] == 2
+
+
+def test_mean_pairwise_jaccard_distance_equals_its_definition():
+    completions = [[1, 2, 3, 3], [2, 3, 4], [9], [1, 2, 3], []]
+    pairs = list(combinations([set(ids) for ids in completions if ids], 2))
+    expected = sum(1 - len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+    found = values(diversity_metrics([tokens(*completions)]))
+    assert found["diversity/jaccard_distance/micro"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_evaluation_accuracy_mean_and_unbiased_pass_at_k():
@@ -242,7 +251,7 @@ def test_step_metrics_of_several_ranks_equal_those_of_one(ranks, monkeypatch, tm
     groups = a_step()
 
     def make(name):
-        return lambda n, **config: ranks(n, folder=tmp_path / name, select=["top:1", "random:2"], **config)
+        return lambda n, **config: ranks(n, folder=tmp_path / name, select=["group_best:1", "random:2"], **config)
 
     alone = of_all_ranks(make("alone"), 1, monkeypatch, groups)
     together = of_all_ranks(make("together"), count, monkeypatch, groups)
