@@ -266,33 +266,12 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "raised AttributeError: 'ForgetsSuper' object has no attribute 'config'. Correct it.",
             "on a synthetic step of two groups ",
         ),
-        *(
-            _part(
-                f"a loss whose {method} {what}",
-                "loss",
-                part,
-                f"{method} returned {found}: expected {expected}. Return one.",
-                "",
-                ".",
-            )
-            for method, what, part, found, expected in (
-                ("zero_gradient", "is a text", wrong_parts.TextZero, "'no'", "a bool"),
-                ("state_dict", "is a list", wrong_parts.ListState, "[]", "a dict of JSON values"),
-                (
-                    "loss_metrics",
-                    "has no weights",
-                    wrong_parts.BareMetrics,
-                    "{'mine': tensor(1.)}",
-                    "a dict with a tuple of two 0-d tensors, (mean, weight), by each name",
-                ),
-                (
-                    "group_metrics",
-                    "has plain numbers",
-                    wrong_parts.PlainMetrics,
-                    "1.0",
-                    "a dict with a Metric by each name",
-                ),
-            )
+        _part(
+            "a loss whose group_metrics has plain numbers",
+            "loss",
+            wrong_parts.PlainMetrics,
+            "group_metrics returned 1.0: expected a dict with a Metric by each name. Return one.",
+            between=".",
         ),
         *(
             _part(given, "", part, f"raised {error}", "on a synthetic step of two groups ")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torchtitan.config import Configurable
 
-from torchtitan_rl.core.algorithm import Algorithm
+from torchtitan_rl.core.algorithm import Aggregation, Algorithm, LossInputs, TokenLoss
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.algorithm.nonfinite import NonFiniteError
 from torchtitan_rl.core.errors import UserError
@@ -29,7 +30,6 @@ from torchtitan_rl.core.types import (
 from torchtitan_rl.library.distillation import DIVERGENCE
 from torchtitan_rl.library.references import correctable, is_users_class
 from torchtitan_rl.observability.sample_rows import TRAINED_SPLIT, episode_rows
-from torchtitan_rl.setup.checked_parts import checked
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -50,7 +50,7 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     parts = dict.fromkeys(type(part) for part in held if isinstance(part, Configurable))
     own = ", ".join(part.__qualname__ for part in parts if is_users_class(part))
     with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
-        _train(checked(algorithm), draft_episodes(groups))
+        _train(algorithm, draft_episodes(groups))
 
 
 def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
@@ -68,9 +68,7 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     episode_rows(groups, step=1, split=TRAINED_SPLIT, policy_step=0)  # raises for a column of the tables' own
     members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
     for member in members:
-        _check(
-            algorithm, "zero_gradient", algorithm.policy_loss.zero_gradient(member.episode), bool | np.bool_, "a bool"
-        )
+        algorithm.policy_loss.zero_gradient(member.episode)
     batch = pack(
         members,
         normalizers=algorithm.normalizers(groups),
@@ -81,6 +79,7 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     logprobs = (batch.sampler_logprobs - 0.01).requires_grad_()  # [T]
     if algorithm.policy_loss.divergence_beta is not None:
         batch.token_columns[DIVERGENCE] = -logprobs  # [T]
+    _check_shapes_in(algorithm)
     output = algorithm.loss(batch, logprobs, -logprobs)
     output.loss.backward()
     _ = output.metrics
@@ -93,9 +92,7 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     _check_metrics(algorithm, "group_metrics", algorithm.policy_loss.group_metrics(groups))
     algorithm.group_metrics(groups)
     _check_metrics(algorithm, "after_update", algorithm.after_update(dict.fromkeys(algorithm.controller_inputs, 1.0)))
-    state = algorithm.policy_loss.state_dict()
-    _check(algorithm, "state_dict", state, dict, "a dict of JSON values")
-    json.dumps(state)
+    json.dumps(algorithm.policy_loss.state_dict())
 
 
 def _assign_credit(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
@@ -111,18 +108,51 @@ def _assign_credit(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
         raise UserError(f"{cause}: {masked[0].credit.left_out.partition(', because')[0]}. Look for a division by 0.")
 
 
-def _check(algorithm: Algorithm, method: str, returned: Any, kind: Any, expected: str) -> None:
-    """Raise UserError unless a method of the loss returned a `kind`."""
-    name = f"{type(algorithm.policy_loss).__qualname__}.{method}"
-    if not isinstance(returned, kind):
-        raise UserError(f"algorithm.loss: {name} returned {returned!r:.80}: expected {expected}. Return one.")
-
-
-def _check_metrics(algorithm: Algorithm, method: str, returned: Any) -> None:
-    expected = "a dict with a Metric by each name"
-    _check(algorithm, method, returned, dict, expected)
+def _check_metrics(algorithm: Algorithm, method: str, returned: dict[str, Metric]) -> None:
+    name, expected = f"{type(algorithm.policy_loss).__qualname__}.{method}", "a dict with a Metric by each name"
     for metric in returned.values():
-        _check(algorithm, method, metric, Metric, expected)
+        if not isinstance(metric, Metric):
+            raise UserError(f"algorithm.loss: {name} returned {metric!r:.80}: expected {expected}. Return one.")
+
+
+def _check_shapes_in(algorithm: Algorithm) -> None:
+    """Let the next call of the loss raise UserError for a result of another shape, which would be broadcast in silence."""
+    loss, terms = algorithm.policy_loss, algorithm.policy_loss.terms
+
+    def checked(inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        _check_shapes(algorithm, inputs)
+        found = terms(inputs, aggregation)
+        if not found["policy"].requires_grad:
+            raise UserError(
+                f"algorithm.loss: {type(loss).__qualname__} returned a loss without a gradient, so nothing would be learned. Compute "
+                "it from inputs.logprobs or inputs.log_ratio, without detach(), item(), numpy() or torch.no_grad()."
+            )
+        return found
+
+    loss.terms = checked
+
+
+def _check_shapes(algorithm: Algorithm, inputs: LossInputs) -> None:
+    """Raise UserError, naming the class, for a correction, loss, ratio or clipping that is not one value for each token, or for
+    each sequence if the loss is one of sequences."""
+    loss, tokens = algorithm.policy_loss, inputs.mask.shape
+    results: list[tuple[str, Any, Any, tuple[int, ...]]] = [("mismatch", algorithm.mismatch, inputs.correction, tokens)]
+    if isinstance(loss, TokenLoss):
+        results.append(("loss", loss, loss(inputs), tokens))
+        of_ratio = loss.ratio_loss
+        if of_ratio is not None:
+            ratio = of_ratio.ratio(inputs)  # [T]
+            values = (ratio, *of_ratio.clipped(inputs, ratio).values())
+            results += [("loss", of_ratio, value, tokens) for value in values]
+    elif callable(loss):
+        results.append(("loss", loss, loss(inputs), (inputs.sequences.num,)))
+    for field, part, value, shape in results:
+        if not isinstance(value, Tensor) or value.shape != shape:
+            found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(
+                f"algorithm.{field}: {type(part).__qualname__} returned {found}: expected a tensor of shape {list(shape)}, a value "
+                f"for each packed {'token' if shape == tokens else 'sequence'}. Leave sums and means to algorithm.aggregation."
+            )
 
 
 def _group(prompt: Prompt, config: "RunConfig", reward_names: Sequence[str]) -> Group[ScoredCompletion]:

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from tests.parts.wrong_parts import RaisesLoss, trial
+from tests.parts.wrong_parts import CASES, trial
 from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
-from torchtitan_rl.core.algorithm import GroupFilter
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.setup.registry import config_functions, load_config
@@ -30,18 +29,7 @@ def test_every_kind_of_objective_passes(algorithm, n, credit):
         try_objective(config, PROMPT, ["correct"])
 
 
-def test_a_part_that_raises_is_named_with_its_line():
-    with pytest.raises(UserError, match=r"raised RuntimeError: The size .*wrong_parts.py, line \d+\). Correct it"):
-        trial(loss=RaisesLoss)
-
-
-class SaysYes(GroupFilter):
-    def left_out(self, group):
-        return True
-
-
-def test_a_filter_that_returns_no_reason_is_named():
-    config = load_config("debug")
-    config.algorithm.group_filter = SaysYes.Config()
-    with pytest.raises(UserError, match="algorithm.group_filter: SaysYes.left_out returned True: expected the reason"):
-        try_objective(config, PROMPT, ["correct"])
+@pytest.mark.parametrize(("parts", "message"), CASES, ids=[next(iter(parts.values())).__name__ for parts, _ in CASES])
+def test_a_faulty_part_is_named(parts, message):
+    with pytest.raises(UserError, match=message):
+        trial(**parts)

@@ -8,7 +8,6 @@ from operator import attrgetter
 
 from torch import Tensor
 
-from torchtitan_rl.common.returned import numbers_from, tensor_from
 from torchtitan_rl.core.algorithm.advantages import Grpo
 from torchtitan_rl.core.algorithm.algorithm import Algorithm
 from torchtitan_rl.core.algorithm.losses import Aggregation, Loss, LossInputs, Sequences, TokenMean
@@ -97,15 +96,14 @@ class ListwiseLoss(Loss):
         check_whole_groups(batch)
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        what = "[S], a loss for each sequence, 0 outside the loss. Their sum is taken for you."
-        losses = tensor_from(self, "algorithm.loss", self(inputs), inputs.columns[MASS].shape, what)  # [S]
+        losses = self(inputs)  # [S]
         return {"policy": losses.sum() / max(inputs.normalizers.num_groups, 1)}
 
 
 def check_masses(loss: ListwiseLoss, members: Sequence[Episode]) -> None:
     """Raise UserError if `weigh` has not given the group's episodes that are left in the loss masses that sum to 1."""
     masses = [episode.credit.columns[MASS] for episode in members if episode.in_loss]
-    total = sum(numbers_from(loss, "algorithm.loss", masses, [0.0] * len(masses)))
+    total = sum(map(float, masses))
     if masses and abs(total - 1) > 1e-3:  # NaN is named by its completion
         raise UserError(
             f"algorithm.loss: {type(loss).__qualname__}.weigh set masses that sum to {total:.4g}: expected 1 over the group's "

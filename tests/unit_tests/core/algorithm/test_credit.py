@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from tests.parts.algorithm import (
     MAX_TOKENS,
@@ -10,9 +11,21 @@ from tests.parts.algorithm import (
     group,
     normalizers_of,
 )
-from torchtitan_rl.core.algorithm import Algorithm, Truncation
+from torchtitan_rl.core.algorithm import Advantage, Algorithm, Truncation
 from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.seed_grpo import SeedGrpo, semantic_entropy
+
+
+class ArrayAdvantage(Advantage):
+    def of_group(self, group):
+        return torch.tensor(group.rewards, dtype=torch.float64) - 1
+
+
+def test_advantages_may_be_returned_as_a_tensor():
+    algorithm = Algorithm.Config(advantage=ArrayAdvantage.Config()).build(max_completion_tokens=MAX_TOKENS)
+    episodes = episodes_of(algorithm, group(0, [1.0, None, 4.0]))
+    assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, 3.0]
+    assert all(type(episode.credit.advantage) is float for episode in episodes)
 
 
 def tokens(length: int) -> tuple[float, ...]:
