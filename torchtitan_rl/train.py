@@ -16,11 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.common.secret_variables import hide_from_proc
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
-    hide_from_proc()
 
 from torchtitan_rl.core import (
     device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)

@@ -1,6 +1,5 @@
 """Environment variables that hold keys and passwords."""
 
-import ctypes
 import os
 import re
 from fnmatch import fnmatch
@@ -37,18 +36,3 @@ def secret_values() -> dict[str, str]:
 def _is_path(value: str) -> bool:
     """Whether the value names a file, as that of GOOGLE_APPLICATION_CREDENTIALS does, and is no secret itself."""
     return value.startswith("/") and os.path.exists(value)
-
-
-def hide_from_proc() -> None:
-    """Take secrets out of /proc/PID/environ, which every program of the same user can read, such as the policy's own.
-
-    The file shows the memory that the process got at its start. This process keeps its variables, and so do its children, which
-    have to call this too. Call it before other threads read the environment.
-    """
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    for name in secret_values():
-        value = os.environ[name]
-        if address := libc.getenv(os.fsencode(name)):
-            ctypes.memset(address, ord("*"), len(os.fsencode(value)))
-            os.environ[name] = value  # in new memory

@@ -13,7 +13,6 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import main as torchrun
 from torch.distributed.run import parse_args
 
-from torchtitan_rl.common.secret_variables import hide_from_proc
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE, die_with_parent
 
 
@@ -46,7 +45,6 @@ def _no_meeting(error: Exception, nodes: str) -> str:
 def main() -> None:
     """Run torchrun's command line. Exit with the code of the rank that failed first, 128 + N if signal N killed it."""
     die_with_parent()
-    hide_from_proc()
     logger = logging.getLogger("torch.distributed.elastic")
     logger.setLevel(logging.ERROR)
     logger.propagate = False

@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 
 from torchtitan_rl.common.left_processes import find_marked, kill_marked
-from torchtitan_rl.common.secret_variables import hide_from_proc
 from torchtitan_rl.resilience import job_processes, out_of_memory
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
@@ -307,7 +306,6 @@ def find_installed_programs() -> None:
 
 def main() -> None:
     """Launch torchrun's command line and exit with the job's exit code."""
-    hide_from_proc()
     open_streams()
     find_installed_programs()
     # By default OpenMP's threads spin while they wait. If another process wants the cores, they then keep the thread that they
