@@ -206,16 +206,6 @@ def module_of_reference(reference: str) -> ModuleType | None:
     return sys.modules.get(_key(Path(from_caller(place)).resolve()) if place.endswith(".py") else place)
 
 
-def in_folder(folder: Path, reference: str) -> str:
-    """Returns a reference such as my_rewards.py:function with `folder` before the file, if it has that file."""
-    found = _REWARD.fullmatch(reference)
-    file = found["place"].rpartition(":")[0] if found else ""
-    if not (file.endswith(".py") and (folder / file).is_file()):
-        return reference
-    begin = found.start("place")
-    return f"{reference[:begin]}{folder / file}{reference[begin + len(file) :]}"
-
-
 def module_name(module: str) -> str:
     """Returns the name under which a user's file would be imported, for the name that a module has here.
 

@@ -1,11 +1,10 @@
 """Loads the sinks that `metrics.sinks` names by their place: path/to/file.py:Class or package.module:Class."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_args
 
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.library.references import in_folder, load_class
+from torchtitan_rl.library.references import load_class
 from torchtitan_rl.observability.sinks import SINKS, Sink, name_and_mode
 from torchtitan_rl.observability.sinks.base import Mode
 
@@ -21,9 +20,3 @@ def load_own_sinks(sinks: Sequence[str]) -> dict[str, type[Sink]]:
         expect(":" not in place.rpartition(":")[0], "metrics.sinks", text, modes, "Leave it out for global_reduce.")
         found[place] = load_class(place, "metrics.sinks", Sink)
     return found
-
-
-def sink_in_folder(folder: Path, text: str) -> str:
-    """Returns an entry of `metrics.sinks` with `folder` before the file, if it has that file."""
-    place, _ = name_and_mode(text)
-    return in_folder(folder, place) + text[len(place) :]

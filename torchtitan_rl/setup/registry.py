@@ -16,7 +16,6 @@ from torchtitan_rl.common.config_types import check_types
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function, returned
 from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
-from torchtitan_rl.setup.config_paths import resolve_from
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
 from torchtitan_rl.setup.identity import described
@@ -89,8 +88,6 @@ def load_config(name: str) -> "RunConfig":
     expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
     config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
     check_types(config)
-    if _is_reference(name):
-        resolve_from(config_file(name).parent, config)
     return config
 
 
@@ -127,11 +124,10 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
         path = getattr(config, field)
         if field == "resume" and not (path and Path(from_caller(path)).is_dir()):
             check_form(path)
-        if path != getattr(default, field) and _is_path(field, path):
+        if _is_path(field, path):
             setattr(config, field, from_caller(path))
-    lora = config.trainer.lora
-    if lora.start != default.trainer.lora.start:
-        lora.start = from_caller(lora.start)
+    if config.trainer.lora.start:
+        config.trainer.lora.start = from_caller(config.trainer.lora.start)
     on_read()
     if given.preview:
         from torchtitan_rl.setup.preview import show_preview  # imports the trainer and the engine
