@@ -146,8 +146,6 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     status_file.update(run_folder=str(folder.path))
     if not folder.continues:
         folder.begin(name, config)
-    if resume is not None and not resume.fork and os.environ["RANK"] == "0":
-        CheckpointFolder(folder.path).go_back_to(resume.step)  # for torchrun's restarts
     try:
         controller = build_run(config, folder.path, prepared=prepared, resume=resume)
         folder.begin(name, config)

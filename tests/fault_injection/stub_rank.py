@@ -11,8 +11,6 @@ from torchtitan_rl.resilience.rank_status import StatusFile
 from torchtitan_rl.resilience.stop_signal import StopSignal
 from torchtitan_rl.resilience.watchdog import ENDING_LIMIT_S
 
-FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-
 
 def hang_here() -> None:
     time.sleep(1000)
@@ -27,7 +25,7 @@ def main() -> None:
     status_file.update(run_folder=str(folder), notice_s=1.0, limit_s=6.0 if act == "hang" else 100.0)
     stop = StopSignal(failure_marker=folder / "logs" / "failed")
     (folder / "logs" / "failed").unlink(missing_ok=True)
-    bad = rank == int(os.environ["WORLD_SIZE"]) - 1 and FIRST
+    bad = rank == int(os.environ["WORLD_SIZE"]) - 1
     if act == "full disk":
         status_file.moved("checkpoint/save" if rank else "start the vLLM engine")
         (folder / "begun").touch()
@@ -48,11 +46,11 @@ def main() -> None:
             hang_here()
         time.sleep(0.05)
         status_file.moved(f"step {step}: gather")
-        while bad is False and act in ("hang", "late", "exit") and step == 3 and FIRST and not stop.number:
+        while bad is False and act in ("hang", "late", "exit") and step == 3 and not stop.number:
             time.sleep(0.05)
         if stop.number:
             break
-        if (not FIRST and step == 10) or (act == "lingers" and step == 3):
+        if act == "lingers" and step == 3:
             break
     status_file.update(outcome=str(stop.number) if stop.number else "done")
     if act == "lingers":  # as in a close of the engine that never returns, for ten minutes already

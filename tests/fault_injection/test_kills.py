@@ -125,19 +125,6 @@ def test_no_process_outlives_a_killed_launcher_or_agent(tmp_path, victim):
     assert run.left() == {}
 
 
-def test_max_restarts_resumes_a_killed_run_automatically_and_bitwise(whole_run, tmp_path):
-    run = start(tmp_path, *STEPS, launcher=["--standalone", "--max-restarts=1"])
-    run.wait_until(lambda: steps_of(tmp_path / "run"), "save")
-    run.signal(signal.SIGKILL, rank=0)
-    ended = run.end(120)
-    assert ended.code == 0
-    ended.says(
-        r"rank 0 \(.*\) in step \d: .* was killed by signal 9 .*The ranks are started again", "resuming after step"
-    )
-    assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)
-    assert list(metrics_of(tmp_path / "run")) == list(range(1, 7))
-
-
 TALK = "tests/parts/talk.py"
 TRACES = {
     "compacted in process": (1, ["--config", f"{TALK}:talk_traces"]),

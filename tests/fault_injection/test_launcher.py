@@ -148,12 +148,6 @@ def test_killed_launcher_leaves_no_process_even_in_another_session(tmp_path):
     assert "The launcher was killed, and its ranks with it" in (job.folder / "report.html").read_text()
 
 
-def test_max_restarts_restarts_the_ranks_and_reports_the_cause(tmp_path):
-    code, said = Job(tmp_path, "killed", "--standalone", "--max-restarts=1").end()
-    assert code == 0, said
-    assert re.search(r"rank 1 \(.*\) in step 3: grade was killed by signal 9 .*The ranks are started again", said)
-
-
 def two_nodes(tmp_path, act, *more):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -201,17 +195,6 @@ def test_killed_rank_ends_both_nodes_with_the_reason(tmp_path):
     code, said = first.end(30)
     assert code == 1
     assert re.search(r"watchdog: node .* has ended: rank 1 \(.*\) in step 3: grade was killed by signal 9", said)
-
-
-def test_killed_rank_restarts_both_nodes(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
-    jobs = [Job(tmp_path, "killed", *common, ranks=1, log=f"node{n}") for n in range(2)]
-    ends = [job.end(120) for job in jobs]
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert any(re.search(r"rank 1 .* was killed by signal 9 .*The ranks are started again", said) for _, said in ends)
 
 
 def test_lost_node_ends_the_other_node_with_a_reason(tmp_path):

@@ -77,10 +77,6 @@ a node is lost
   watchdog: no news from rank 1 (node3) on node ... for 30 s; the job is ended at 180 s
   1 fault_injection/test_launcher.py::test_lost_node_ends_the_other_node_with_a_reason
 
-a rank dies with --max-restarts
-  ... was killed by signal 9 ... The ranks are started again and go on from the last checkpoint.
-  0 fault_injection/test_launcher.py::test_max_restarts_restarts_the_ranks_and_reports_the_cause
-
 Ctrl-C, SIGTERM
   SIGINT: saving a checkpoint after this step; a second signal stops at once
   130, 143 fault_injection/test_signals.py::test_first_stop_signal_saves_after_the_step_and_the_run_resumes_bitwise

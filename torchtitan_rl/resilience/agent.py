@@ -16,16 +16,6 @@ from torch.distributed.run import parse_args
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE, die_with_parent
 
 
-class _Failures(logging.Handler):
-    """Writes failed ranks to the file. torchrun has no hook for them, but logs each, with the numbers as the record's arguments."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if str(record.msg).startswith("failed (exitcode"):
-            exitcode, _, pid, *_ = record.args
-            with open(failures_file(os.environ[WATCH_VARIABLE]), "a") as file:
-                file.write(json.dumps({"pid": pid, "exitcode": exitcode}) + "\n")
-
-
 def failures_file(folder: str | Path) -> Path:
     """The file with a line for each failed rank. Example: {"pid": 17, "exitcode": -9}; the code is negative for a signal."""
     return Path(folder) / "failures.jsonl"
@@ -48,7 +38,7 @@ def main() -> None:
     logger = logging.getLogger("torch.distributed.elastic")
     logger.setLevel(logging.ERROR)
     logger.propagate = False
-    logger.addHandler(_Failures())
+    logger.addHandler(logging.NullHandler())  # the launcher says which rank failed
     # Seconds from a forwarded SIGTERM to SIGKILL: long enough to end a step and save. torchrun's own default is 30.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "900")
     try:

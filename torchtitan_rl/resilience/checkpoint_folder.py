@@ -12,7 +12,7 @@ from typing import Any
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.resilience import manifest
 
-BEST, GOING_BACK = "best.json", "going-back.json"
+BEST = "best.json"
 UNFINISHED, LEAVING, ASIDE = ".writing-", ".deleting-", "set-aside-"
 
 
@@ -67,7 +67,10 @@ class CheckpointFolder:
 
     def best(self) -> int | None:
         """The step of the checkpoint that is kept as the best; None if there is none."""
-        return self._noted(BEST)
+        try:
+            return json.loads((self.path / BEST).read_text())["step"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
 
     def mark_best(self, step: int) -> None:
         """Exempt the checkpoint of `step` from `purge`, in place of the former best."""
@@ -78,27 +81,7 @@ class CheckpointFolder:
     def set_aside_from(self, step: int) -> list[Path]:
         """Rename the checkpoints of `step` and later ones, so that `auto` no longer finds them. Returns their new paths."""
         later = [path for number, path in self.steps().items() if number >= step]
-        aside = [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
-        (self.path / GOING_BACK).unlink(missing_ok=True)
-        return aside
-
-    def going_back_to(self) -> int | None:
-        """The step of the last `go_back_to`, until later checkpoints are set aside; None if there is none."""
-        return self._noted(GOING_BACK)
-
-    def go_back_to(self, step: int) -> None:
-        """Store that a job restarted before its first step continues from `step`, not from later checkpoints."""
-        if any(number > step for number in self.steps()):
-            (self.path / GOING_BACK).write_text(json.dumps({"step": step}) + "\n")
-        else:
-            (self.path / GOING_BACK).unlink(missing_ok=True)
-
-    def _noted(self, name: str) -> int | None:
-        """The step that a file of the folder names; None without a readable one."""
-        try:
-            return json.loads((self.path / name).read_text())["step"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
+        return [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
 
     def _delete(self, folder: Path) -> None:
         if folder.exists():  # rename first: a kill in the middle must not leave half a checkpoint under its name

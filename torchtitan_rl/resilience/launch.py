@@ -60,10 +60,8 @@ class Launcher:
         self._last_status: dict[int, RankStatus] = {}  # by process id
         self._peak_bytes: dict[int, int] = {}
         self._died_at: dict[int, float] = {}
-        self._pids_before_restart: set[int] = set()
         job_processes.start_reaper(self.mark, at_end=lambda: _record_killed_launcher(self.folder))
         environment = {**os.environ, WATCH_VARIABLE: str(self.folder)}
-        environment.setdefault("TORCHTITAN_RL_STARTED", time.strftime("%Y%m%d-%H%M%S"))
         command = [sys.executable, "-m", "torchtitan_rl.resilience.agent", *by_address(args)]
         # In its own session, so that the ranks get a terminal's Ctrl-C once, from here.
         self.agent = subprocess.Popen(command, env=environment, start_new_session=True)
@@ -122,8 +120,7 @@ class Launcher:
         A rank that waits in NCCL for a dead one does not notice it, and torchrun accepts a rank that ended with code 0.
         """
         now = time.monotonic()
-        here = [status for status in read_statuses(self.folder) if status.pid not in self._pids_before_restart]
-        self._check_for_restart(here)
+        here = read_statuses(self.folder)
         for status in here:
             self._last_status[status.pid] = status
             self._peak_bytes[status.pid] = job_processes.peak_bytes(status.pid) or self._peak_bytes.get(status.pid, 0)
@@ -147,18 +144,6 @@ class Launcher:
         file = self.folder / "failures.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return {entry["pid"]: entry["exitcode"] for entry in map(json.loads, lines)}
-
-    def _check_for_restart(self, here: list[RankStatus]) -> None:
-        """If the agent has restarted the ranks (--max-restarts), say why and forget the earlier ones."""
-        before = {status.rank: pid for pid, status in self._last_status.items()}
-        if any(before.get(status.rank, status.pid) != status.pid for status in here):
-            say(
-                f"{self._describe(*self._first_exit())} The ranks are started again and go on from the last checkpoint."
-            )
-            self._pids_before_restart |= self._last_status.keys()
-            self._last_status.clear()
-            self._died_at.clear()
-            self.hung_reason = ""
 
     def _kill_hung_job(self, reason: str) -> None:
         statuses = read_statuses(self.folder)
@@ -308,6 +293,10 @@ def main() -> None:
     """Launch torchrun's command line and exit with the job's exit code."""
     open_streams()
     find_installed_programs()
+    if any(arg.replace("_", "-").startswith("--max-restarts") for arg in sys.argv[1:]):
+        sys.exit(
+            "error: --max-restarts: expected none. Start the same command again: it goes on from the last checkpoint."
+        )
     # By default OpenMP's threads spin while they wait. If another process wants the cores, they then keep the thread that they
     # wait for from running, and small operations take six times as long. PASSIVE lets them sleep.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -18,7 +18,7 @@ from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.resilience import manifest
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume, is_choice
+from torchtitan_rl.resilience.checkpoint_folder import Resume, find_resume, is_choice
 from torchtitan_rl.setup.identity import SOURCES, digests, identity
 from torchtitan_rl.setup.secrets import without_secrets
 
@@ -130,8 +130,7 @@ def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
     """Like `prepare_resume`, on one rank alone."""
     choice = config.resume
     if was_restarted() and is_choice(choice):
-        step = CheckpointFolder(run_folder).going_back_to()
-        choice = "auto" if step is None else str(step)
+        choice = "auto"
     found = find_resume(choice, run_folder)
     if found is not None:
         _accept(found, config)
@@ -142,8 +141,8 @@ def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
 
 
 def was_restarted() -> bool:
-    """Whether torchrun or Slurm restarted this job. It then continues, whatever step --resume says, or never."""
-    return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    """Whether Slurm restarted this job. It then continues, whatever step --resume says, or never."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def _accept(found: Resume, config: "RunConfig") -> None:

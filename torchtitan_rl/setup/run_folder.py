@@ -190,11 +190,11 @@ def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
 
 
 def take_new(name: str, lock: Callable[[Path], IO[str] | None]) -> tuple[Path, IO[str] | None]:
-    """A folder under outputs/, named after the config and the time of the launch, and what `lock` returns for it.
+    """A folder under outputs/, named after the config and the time, and what `lock` returns for it.
 
-    torchrun's restarts find theirs again. A folder that another run is using is passed over.
+    A folder that another run is using is passed over.
     """
-    started = os.environ.get("TORCHTITAN_RL_STARTED") or time.strftime("%Y%m%d-%H%M%S")
+    started = time.strftime("%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{number}" for number in range(2, 100))):
         folder = Path(f"outputs/{name}-{started}{suffix}")
         with suppress(FolderInUseError):

@@ -144,14 +144,7 @@ def test_going_back_moves_no_checkpoint_before_the_first_step(accept, config, tm
     assert list(CheckpointFolder(tmp_path).steps()) == [10, 20]  # the engine's start may still fail
 
 
-def test_a_job_that_is_restarted_before_its_first_step_still_goes_back(accept, config, tmp_path, monkeypatch):
+def test_a_job_that_slurm_restarts_goes_on_from_the_newest_checkpoint(accept, config, monkeypatch):
     config.resume = "10"
-    folder = CheckpointFolder(tmp_path)
-    folder.go_back_to(accept().step)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert accept().step == 10
-    folder.set_aside_from(11)  # after its first step
-    assert folder.going_back_to() is None
-    assert accept().step == 10  # the newest
-    config.resume = "20"
-    assert accept().step == 10
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert accept().step == 20

@@ -44,13 +44,13 @@ def test_a_folder_in_use_is_refused_until_the_other_run_ends(tmp_path):
 
 def test_runs_that_begin_in_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHTITAN_RL_STARTED", "20260101-000000")
+    monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
     first, second = (take_new("debug", create)[1] for _ in range(2))
     assert [lock.name for lock in (first, second)] == [
         f"outputs/debug-20260101-000000{suffix}/run.lock" for suffix in ("", "-2")
     ]
     first.close()
-    assert take_new("debug", create)[1].name == first.name  # torchrun has started its ranks again
+    assert take_new("debug", create)[1].name == first.name
 
 
 def test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step(tmp_path):
