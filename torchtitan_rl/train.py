@@ -31,7 +31,7 @@ from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import die_with_parent
 from torchtitan_rl.resilience.out_of_memory import has_no_memory, memory_remedy
 from torchtitan_rl.resilience.rank_output import RankOutput
-from torchtitan_rl.resilience.rank_status import READING_CONFIG, StatusFile, heartbeat_text
+from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
 from torchtitan_rl.resilience.run_end import REPORT, Phases, phase_of, write_end
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.secrets import masked
@@ -64,19 +64,15 @@ def main(args: Sequence[str] | None = None) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()
     status_file = StatusFile(int(os.environ["RANK"]))
-    status_file.update(phase=READING_CONFIG, since=time.monotonic())
     events.listen(status_file)
     output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
-
-    def config_is_read() -> None:
-        status_file.update(phase="start", since=time.monotonic(), importing="")
 
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
         from torchtitan_rl.setup.registry import parse_args
 
         # Only parse_args may exit: for --help, --list-configs and unknown options.
-        name, config = parse_args(sys.argv[1:] if args is None else args, on_read=config_is_read)
+        name, config = parse_args(sys.argv[1:] if args is None else args)
         try:
             train_run(name, config, output, status_file)
         except SystemExit as request:  # for example in a reward function: the run is not done

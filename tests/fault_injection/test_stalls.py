@@ -43,12 +43,3 @@ def test_hanging_reward_is_shown_with_its_stack(tmp_path, ranks):
     ended.says("the job is ended")
     assert (tmp_path / "run" / "logs" / f"stacks_rank_{bad}.txt").stat().st_size > 100
     assert (tmp_path / "run" / "checkpoint" / "step-1" / "manifest.json").exists()
-
-
-def test_config_with_endless_import_is_shown_with_its_stack(tmp_path):
-    (tmp_path / "loops.py").write_text("import time\n\nwhile True:\n    time.sleep(1)\n")
-    run = start(tmp_path, "--config", f"{tmp_path}/loops.py:f")
-    run.wait_for(r"watchdog: rank 0 \(.*\) in read the config for 3\d s; the job is ended at 300 s", timeout_s=90)
-    run.wait_for(r"loops.py\", line 4")
-    run.signal(signal.SIGTERM)
-    assert run.end(20).code == 143

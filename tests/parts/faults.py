@@ -52,10 +52,6 @@ a run in which no completion ever has a reward
   stopped: no completion of 50 steps had a reward: every reward function failed or returned None, so nothing was learned.
   3 unit_tests/observability/metrics/test_idle.py::test_run_without_any_reward_fails
 
-importing the config never ends
-  watchdog: rank 0 (node3) in read the config for 31 s; the job is ended at 300 s, with its stack
-  1 fault_injection/test_stalls.py::test_config_with_endless_import_is_shown_with_its_stack
-
 the other nodes never come, or have another address
   error: the 2 nodes did not meet (DistStoreError: ...). Start the same command on every node, with the same NNODES, ...
   2 unit_tests/resilience/test_launch.py::test_nodes_that_do_not_meet_are_told_in_a_sentence

@@ -26,7 +26,7 @@ from torchtitan_rl.resilience import job_processes, out_of_memory
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.rank_status import READING_CONFIG, RankStatus, name_ranks, read_statuses, stragglers
+from torchtitan_rl.resilience.rank_status import RankStatus, name_ranks, read_statuses, stragglers
 from torchtitan_rl.resilience.run_end import ensure_report, write_end
 from torchtitan_rl.resilience.watchdog import Watchdog, stack_of
 
@@ -159,8 +159,8 @@ class Launcher:
     def _exit_code_and_reason(self, agent_code: int) -> tuple[int, str]:
         """The launcher's exit code, and the reason if no rank has printed it."""
         outcomes = {status.outcome for status in self._last_status.values()}
-        if agent_code == 2 and all(status.phase == READING_CONFIG for status in self._last_status.values()):
-            return 2, ""  # wrong input, as the agent or a rank has said
+        if agent_code in (2, 3):
+            return agent_code, ""  # as the agent or a rank has said
         if outcomes and "" not in outcomes:
             return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
         if self.hung_reason:

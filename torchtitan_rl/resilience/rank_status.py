@@ -22,9 +22,6 @@ from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
 SHOW_STACKS = signal.SIGRTMIN + 3
 """Makes a rank write the stacks of its threads, even if it hangs: the handler is C code and does not need Python's lock."""
 
-READING_CONFIG = "read the config"
-"""The first phase: the user's config is imported, and so are the modules that it imports."""
-
 CHANGES_PER_STEP = 10_000
 ADVANCED_EVERY_S = 1.0
 """Seconds between two writes of progress within a phase."""
@@ -48,8 +45,6 @@ class RankStatus:
     """Time at which the rank entered the phase, in seconds of the node's monotonic clock."""
     advanced: float = 0.0
     """Time of the last progress reported within the phase, such as a decoded token, by the same clock; 0 without any."""
-    importing: str = ""
-    """The context inside of READING_CONFIG. Example: "import of my_config.py"."""
     changes: int = 0
     """Phase changes so far; a step counts as 10,000. All ranks run one program: the one with the fewest holds up the others."""
     run_folder: str = ""
@@ -96,9 +91,6 @@ class StatusFile(Listener):
         if os.getpid() != self.status.pid:
             os.write(2, FORKED)
             os._exit(1)
-        if self.status.phase == READING_CONFIG:
-            self.update(importing=where[:1000])  # the file is a page
-            return
         changes, step = self.status.changes + 1, _step(where)
         if step != _step(self.status.phase):  # within a step, ranks may change phase more or less often
             changes = step * CHANGES_PER_STEP

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.rank_status import (
-    READING_CONFIG,
     SHOW_STACKS,
     RankStatus,
     describe_stragglers,
@@ -31,9 +30,6 @@ from torchtitan_rl.resilience.rank_status import (
 
 STARTING_NOTICE_S, STARTING_LIMIT_S = 600.0, 7200.0
 """Least notice and limit for phases before the first step. A warm start or a download may take long and shows its own progress."""
-
-READING_NOTICE_S, READING_LIMIT_S = 30.0, 300.0
-"""The notice and the limit while the config is read: an import that loops or waits must not take a night."""
 
 ENDING_LIMIT_S = 600.0
 """Seconds that a rank may take after its training to write the report and to close its engine."""
@@ -104,8 +100,6 @@ class Watchdog:
 
     def _deadline(self, first: RankStatus) -> float:
         """Seconds after which a rank is late in its phase."""
-        if first.phase == READING_CONFIG:
-            return READING_NOTICE_S
         if is_stopped_here(first):
             return first.notice_s
         notice = first.notice_s if _in_a_step(first) else max(first.notice_s, STARTING_NOTICE_S)
@@ -193,8 +187,6 @@ def _in_a_step(status: RankStatus) -> bool:
 
 def _limit(status: RankStatus) -> float:
     """Seconds that a rank may stay in its phase until the job is ended."""
-    if status.phase == READING_CONFIG:
-        return READING_LIMIT_S
     if status.outcome:
         return ENDING_LIMIT_S
     return status.limit_s if _in_a_step(status) else max(status.limit_s, STARTING_LIMIT_S)

@@ -91,13 +91,10 @@ def load_config(name: str) -> "RunConfig":
     return config
 
 
-def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: None) -> "tuple[str, RunConfig]":
+def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     """(config name, config with overrides) from command-line arguments.
 
     Prints and exits for --help, --list-configs, --print-config, --dry-run and --preview.
-
-    Args:
-        on_read: called when the config is read. A dry run, which may download a model, comes after it.
     """
     program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
@@ -128,7 +125,6 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
             setattr(config, field, from_caller(path))
     if config.trainer.lora.start:
         config.trainer.lora.start = from_caller(config.trainer.lora.start)
-    on_read()
     if given.preview:
         from torchtitan_rl.setup.preview import show_preview  # imports the trainer and the engine
 

@@ -10,7 +10,6 @@ import pytest
 
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.rank_status import (
-    READING_CONFIG,
     RankStatus,
     StatusFile,
     describe_stragglers,
@@ -122,19 +121,6 @@ def test_the_limit_ends_the_job_and_is_longer_before_the_first_step(watchdog, tm
     write(tmp_path, status(0, limit_s=200.0))
     assert watchdog.check(301).startswith(
         "rank 0 (node0) in step 3: gather for 201 s: longer than watchdog.limit_seconds (200 s)"
-    )
-
-
-def test_endless_config_import_is_reported_soon_and_ends_the_job(watchdog, tmp_path):
-    write(tmp_path, status(0, READING_CONFIG, changes=0))
-    assert watchdog.check(100.0 + 29) == ""
-    assert not watchdog.said
-    assert watchdog.check(100.0 + 31) == ""
-    assert watchdog.said[0].startswith(
-        "watchdog: rank 0 (node0) in read the config for 31 s; the job is ended at 300 s"
-    )
-    assert watchdog.check(100.0 + 301).endswith(
-        "read the config for 301 s: longer than the limit of this phase (300 s)"
     )
 
 
