@@ -1,7 +1,6 @@
 """--dry-run: shows what a run would do, without an engine or an update. It starts the reward functions' workers."""
 
 from contextlib import closing
-from dataclasses import fields, is_dataclass
 from itertools import cycle, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.common.text import head_and_tail
-from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
@@ -50,7 +48,7 @@ _FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}"
 
 
 def show_run(config: "RunConfig", *, world_size: int) -> None:
-    """Print layout, memory, five prompts, what is learned of the first or the rewards of answers to it, and the objective.
+    """Print layout, memory, five prompts, and what is learned of the first or the rewards of answers to it.
 
     Raises the errors of a run.
     """
@@ -85,7 +83,6 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
-        _show("objective, tried on a synthetic step", _objective(config.algorithm))
         if config.needs_engine:
             _show("rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer))
 
@@ -152,21 +149,6 @@ def _layout(config: "RunConfig", world_size: int) -> str:
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
         f"{_plural(config.num_steps, 'step')} in all" + "".join(f"\n{said}" for said in learning_warnings(config))
     )
-
-
-def _objective(objective: Algorithm.Config) -> str:
-    """The loss, what it uses besides, and what is set of the rest, as text. Example: "loss Clip(eps_low=0.2, ...)"."""
-    loss, default, lines = objective.loss.build(), Algorithm.Config(), []
-    used = {"loss"} | ({"advantage", "aggregation"} if loss.uses_advantages else set())
-    for field in fields(objective):
-        value = getattr(objective, field.name)
-        if field.name not in used and value == getattr(default, field.name):
-            continue
-        if is_dataclass(value):
-            given = ", ".join(f"{one.name}={getattr(value, one.name)!r:.300}" for one in fields(value))
-            value = f"{type(value).__qualname__.removesuffix('.Config')}({given})"
-        lines.append(f"{field.name} {value}")
-    return "\n".join(lines)
 
 
 def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:

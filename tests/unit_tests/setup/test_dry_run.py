@@ -52,9 +52,6 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert {most[1], most[3]} <= {"4", "8", "16"}  # halves of 8 completions, 16 prompts, 32 tokens
     assert float(most[2]) <= float(most[4]) < float(step[1])
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
-    objective = shown.partition("--- objective, tried on a synthetic step\n")[2].partition("\n\n")[0].splitlines()
-    assert objective[0].startswith("advantage GroupMean(")
-    assert objective[1].startswith("loss Clip(eps_low=0.2, eps_high=0.2")
     lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
     assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
     assert "reward -0.8 (correct -1, format 0.2); judged False" in lines["wrong"]
