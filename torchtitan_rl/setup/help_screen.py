@@ -1,4 +1,4 @@
-"""`--help` of a config: one screen of the fields that most people change and the groups; `--help GROUP`; `--help all`."""
+"""`--help` of a config: one screen of the fields that most people change and the groups; `--help all`: every field."""
 
 import ast
 import dataclasses
@@ -7,12 +7,9 @@ import inspect
 import shutil
 import textwrap
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import tyro
-
-from torchtitan_rl.core.errors import expect
-from torchtitan_rl.library.references import did_you_mean
 
 if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
@@ -32,12 +29,10 @@ MOST_CHANGED = {
     "metrics.sinks": "where metrics and samples go",
 }
 """The fields of the first screen, and their meaning in a few words."""
-ALL, RUN = "all", "run"
-"""Arguments of `--help` besides the groups' names: every field, and the fields that are in no group."""
 _MOST_WIDTH = 120
 
 
-def show_help(program: str, name: str, description: str, config: "RunConfig", topic: str) -> None:
+def show_help(program: str, name: str, description: str, config: "RunConfig", *, every_field: bool) -> None:
     """Print the help of a config.
 
     Args:
@@ -45,22 +40,14 @@ def show_help(program: str, name: str, description: str, config: "RunConfig", to
         name: the config's name.
         description: the config function's docstring.
         config: its values are shown.
-        topic: "" for the screen, "all", "run", or a group such as "trainer" or "trainer.optimizer".
-
-    Raises:
-        UserError: if there is no such group.
+        every_field: whether all fields are shown, and not the screen.
     """
     command = f"{program} --config {name}"
-    if not topic:
+    if not every_field:
         print("\n".join(_screen(command, description, config)))
         return
-    shown: Any = config
-    if topic == RUN:
-        shown = _fields({field: (getattr(config, field), _meaning(config, field)) for field in _own_fields(config)})
-    elif topic != ALL:
-        shown = _group(config, topic.replace("-", "_"))
-    about = f"Fields of {name}{'' if topic == ALL else f', {topic}'}, with their values and meaning."
-    tyro.cli(type(shown), default=shown, args=["--help"], prog=command, description=about, config=TYRO)
+    about = f"Fields of {name}, with their values and meaning."
+    tyro.cli(type(config), default=config, args=["--help"], prog=command, description=about, config=TYRO)
 
 
 TYRO = (tyro.conf.AvoidSubcommands,)
@@ -68,13 +55,12 @@ TYRO = (tyro.conf.AvoidSubcommands,)
 
 
 def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
-    """The lines of `--help` without a topic."""
+    """The lines of `--help`."""
     width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
     about = textwrap.wrap(" ".join(description.partition("\n\n")[0].split()), width)
     given = {f"--{_option(path)} {_value(config, path)}": meaning for path, meaning in MOST_CHANGED.items()}
     changed = [f"  {_cut(option, 34):34}  {meaning}" for option, meaning in given.items()]
     groups = {_option(group): _meaning(config, group).partition(". ")[0].removesuffix(".") for group in _groups(config)}
-    groups[RUN] = "Fields of no group, such as seed and num-steps"
     group_width = max(map(len, groups))
     named = [f"  {group:{group_width}}  {meaning}" for group, meaning in groups.items()]
     lines = [
@@ -84,7 +70,7 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
         "Fields that most people change, with this config's values:",
         *changed,
         "",
-        f"All groups. --help trainer shows one of them, --help {ALL} everything:",
+        "All groups. --help all shows their fields:",
         *named,
         "--config NAME or FILE.py:FUNCTION: another config; --list-configs: the names.",
         "--dry-run: what a run would do; --preview: what the start answers; --print-config: the whole config.",
@@ -92,43 +78,10 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
     return [_cut(line, width) for line in lines]
 
 
-def _group(config: "RunConfig", path: str) -> Any:
-    """A dataclass with only this group, at the same path, so that its options have their full names."""
-    try:
-        found = attrgetter(path)(config)
-    except AttributeError:
-        found = None
-    known = [ALL, RUN, *_groups(config)]
-    remedy = f"{did_you_mean(path, known)}The groups are {', '.join(map(_option, _groups(config)))}."
-    expect(dataclasses.is_dataclass(found), "--help", path, "all, run or a group of fields", remedy)
-    for part in reversed(path.split(".")):
-        found = _fields({part: (found, "")})
-    return found
-
-
-def _fields(values: dict[str, tuple[Any, str]]) -> Any:
-    """A dataclass with these fields; of each the value and the meaning."""
-    fields = [
-        (
-            name,
-            Annotated[type(value), tyro.conf.arg(help=meaning)],
-            dataclasses.field(default_factory=lambda v=value: v),
-        )
-        for name, (value, meaning) in values.items()
-    ]
-    return dataclasses.make_dataclass("Fields", fields)()
-
-
 def _groups(config: "RunConfig") -> list[str]:
     """The fields of a config that are configs themselves."""
     names = [field.name for field in dataclasses.fields(config)]
     return sorted(n for n in names if n != "model_spec" and dataclasses.is_dataclass(getattr(config, n)))
-
-
-def _own_fields(config: "RunConfig") -> list[str]:
-    """The fields of a config that are plain values."""
-    names = [field.name for field in dataclasses.fields(config)]
-    return [n for n in names if n not in ("model_spec", *_groups(config))]
 
 
 def _option(path: str) -> str:
@@ -140,11 +93,9 @@ def _value(config: "RunConfig", path: str) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _meaning(config: "RunConfig", path: str) -> str:
+def _meaning(config: "RunConfig", name: str) -> str:
     """The docstring below a field, without its line breaks; "" if it has none."""
-    parent, _, name = path.rpartition(".")
-    owner = attrgetter(parent)(config) if parent else config
-    documented = (docstrings(cls).get(name, "") for cls in type(owner).__mro__ if dataclasses.is_dataclass(cls))
+    documented = (docstrings(cls).get(name, "") for cls in type(config).__mro__ if dataclasses.is_dataclass(cls))
     return next(filter(None, documented), "")
 
 

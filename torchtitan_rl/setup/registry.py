@@ -99,7 +99,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
     own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
-    own.add_argument("-h", "--help", nargs="?", const="", metavar="all or GROUP")
+    own.add_argument("-h", "--help", nargs="?", const="", choices=["", "all"], metavar="all")
     for flag in _SWITCHES:
         own.add_argument(flag, f"--{flag[2:].replace('-', '_')}", action="store_true")
     given, overrides = own.parse_known_args(args)
@@ -115,7 +115,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         _refuse_unknown(unknown[0], default)
         tyro.cli(type(default), **cli)  # says which options are spelled alike, and exits
     if given.help is not None:
-        show_help(program, name, inspect.getdoc(config_function(name)) or "", config, given.help)
+        show_help(program, name, inspect.getdoc(config_function(name)) or "", config, every_field=bool(given.help))
         raise SystemExit(0)
     for field in ("dump_folder", "hf_assets_path", "resume"):
         path = getattr(config, field)
