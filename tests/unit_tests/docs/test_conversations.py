@@ -2,7 +2,6 @@
 
 import random
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -69,20 +68,6 @@ def test_the_tool_task_answers_calls_until_there_is_none(files):
     assert scored.completion.messages[1]["content"] == str(base**3)
     assert scored.correct
     assert scored.reward == pytest.approx(1.2)
-
-
-def test_the_tool_may_run_in_a_process(files):
-    import my_tools
-
-    from torchtitan_rl.library.environments import ToolEnvironment
-    from torchtitan_rl.resilience.tool_processes import in_processes
-
-    [methods] = re.findall(r"```python\n(def __init__.*?)```", PAGE.read_text(), re.DOTALL)
-    names = {**vars(my_tools), "in_processes": in_processes}
-    exec(f"class Killable(Powers):\n{textwrap.indent(methods, '    ')}", names)
-    environment = ToolEnvironment(names["Killable"](my_tools.Powers.Config()).tools())
-    call = '<tool_call>{"name": "power", "arguments": {"base": 3, "exponent": 2}}</tool_call>'
-    assert environment.step({"role": "assistant", "content": call}).messages[0]["content"] == "9"
 
 
 def test_the_environment_counts_in_turn(files):

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import time
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -14,7 +12,6 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.environments.python_tool import python_tool
 from torchtitan_rl.library.environments.tool_calls import ToolCall, parse_calls
 from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas
-from torchtitan_rl.resilience.tool_processes import in_processes
 
 
 def multiply(a: int, b: int) -> int:
@@ -166,18 +163,6 @@ def test_async_tool_that_exits_keeps_the_event_loop_running(error):
     for tool in (exits, leaves_it_to_a_task):
         assert answers(hermes(tool.__name__), tool, seconds=5) == [f"error: {error.__name__}: "]
         assert answers(hermes("fine"), fine, seconds=5) == ["42"]
-
-
-def test_hanging_tool_in_a_process_is_killed(tmp_path):
-    def holds_the_interpreter() -> int:
-        (tmp_path / "pid").write_text(str(os.getpid()))
-        return 3 ** (10**9)
-
-    tools = in_processes([holds_the_interpreter, multiply], 1, seconds=0.5)
-    told = answers(hermes("holds_the_interpreter") + hermes("multiply", a=6, b=7), *tools)
-    assert told == ["error: TimeoutError: took longer than 0.5 s", "42"]
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
-    assert tool_schemas(tools[1:]) == tool_schemas([multiply])
 
 
 @pytest.mark.parametrize(
