@@ -41,7 +41,7 @@ from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import Prepared, build_prompts, check_parts
 from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
-from torchtitan_rl.setup.node import check_environment, engine_start_note
+from torchtitan_rl.setup.node import check_environment
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
@@ -163,7 +163,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         sources += algorithm.policy_loss.sources(trainer)
     generator, weight_sync = NoEngine(), None
     if config.needs_engine:
-        with events.phase("start the vLLM engine" + engine_start_note()):
+        with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
         proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
         weight_sync = config.weight_sync.build(proof=proof, policy=trainer.model, dtypes=set(config.dtypes.values()))

@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.metadata
-import importlib.util
 import os
 import re
 import shutil
@@ -30,28 +29,16 @@ def environment_kind() -> str:
 
 
 def gpu_count() -> int:
-    """Number of NVIDIA GPUs of this node that CUDA_VISIBLE_DEVICES leaves visible; 0 without a GPU or its driver.
-
-    As in CUDA, the first entry that names no GPU hides those after it, and an entry that is there twice hides all.
-    A MIG instance counts as one GPU, because CUDA gives a process only one.
-    """
+    """Number of NVIDIA GPUs of this node that CUDA_VISIBLE_DEVICES leaves visible; 0 without a GPU or its driver."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return 0
-    gpus = re.findall(r"^GPU \d+: .*\(UUID: (GPU-[^)]*)\)", listed, re.MULTILINE)
-    entries = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(gpus)).split(",")
-    visible: list[str] = []
-    for entry in map(str.strip, entries):
-        if gpus and entry.startswith("MIG-"):
-            return max(len(visible), 1)
-        named = (
-            gpus[int(entry) : int(entry) + 1] if entry.isdecimal() else [gpu for gpu in gpus if gpu.startswith(entry)]
-        )
-        if not entry or len(named) != 1:
-            break
-        visible += named
-    return len(visible) if len(set(visible)) == len(visible) else 0
+    gpus = len(re.findall(r"^GPU \d+: ", listed, re.MULTILINE))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return gpus
+    return min(gpus, sum(entry.strip() not in ("", "-1") for entry in named.split(",")))
 
 
 def check_build_tools() -> None:
@@ -90,13 +77,6 @@ def check_engine_library() -> None:
         ) from None
 
 
-def engine_start_note() -> str:
-    """A note for the line about the engine's start: what else it may wait for. "" for nothing."""
-    if not gpu_count() or shutil.which("nvcc") is None or importlib.util.find_spec("flashinfer") is None:
-        return ""
-    return " (FlashInfer may compile kernels with nvcc, minutes, the first time on a machine)"
-
-
 def check_environment(*, gpu_expected: bool = True) -> None:
     """Check that the installed builds of torch and vLLM fit each other, and that builds for a GPU find one.
 
@@ -131,23 +111,9 @@ def check_environment(*, gpu_expected: bool = True) -> None:
     if gpu_expected and not torch.cuda.is_available():
         raise UserError(
             f"the environment is for GPUs (torch {torch.__version__}, CUDA {torch.version.cuda}), but torch finds none it "
-            f"can use; {_driver_state()} For a machine without one: TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
+            f"can use. Its driver must be {OLDEST_DRIVER} or newer (nvidia-smi), and CUDA_VISIBLE_DEVICES name a GPU: it is "
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}. For a machine without one: TORCHTITAN_RL_KIND=cpu "
+            "scripts/setup.sh."
         )
     if gpu_expected:
         check_build_tools()
-
-
-def _driver_state() -> str:
-    try:
-        text = Path("/proc/driver/nvidia/version").read_text()
-    except OSError:
-        return "no NVIDIA driver is loaded (is the GPU passed to this container or job?)."
-    version = re.search(r"\b(\d+)\.\d[\d.]*", text)
-    if version is None:
-        return f"its NVIDIA driver's version is unknown; CUDA 13 needs {OLDEST_DRIVER} or newer."
-    if int(version[1]) < OLDEST_DRIVER:
-        return f"its NVIDIA driver {version[0]} is too old: CUDA 13 needs {OLDEST_DRIVER} or newer. Update the driver."
-    return (
-        f"its NVIDIA driver is {version[0]}, which is new enough: see CUDA_VISIBLE_DEVICES "
-        f"({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}) and nvidia-smi."
-    )

@@ -27,19 +27,6 @@ def installed(monkeypatch):
     return simulate
 
 
-@pytest.fixture
-def driver(monkeypatch, tmp_path):
-    """Simulates /proc/driver/nvidia/version."""
-
-    def simulate(text):
-        file = tmp_path / "version"
-        if text is not None:
-            file.write_text(text)
-        monkeypatch.setattr(node, "Path", lambda _: file)
-
-    return simulate
-
-
 def test_a_sound_environment_of_either_kind_passes(installed, monkeypatch):
     monkeypatch.setattr(node, "check_build_tools", lambda: None)  # this machine may have none
     installed("cpu")
@@ -65,20 +52,9 @@ def test_amd_gpus_are_not_supported_yet(installed):
         node.check_environment()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (None, "no NVIDIA driver is loaded"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12", r"535\.183\.01 is too old.*580"),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release",
-            r"580\.82\.07.*CUDA_VISIBLE_DEVICES",
-        ),
-        ("nothing known", "version is unknown"),
-    ],
-)
-def test_a_gpu_that_does_not_answer_is_refused_with_its_drivers_version(installed, driver, text, said):
+def test_a_gpu_that_does_not_answer_is_refused_with_the_drivers_version_that_is_needed(installed):
     installed("gpu", cuda="13.0")
-    driver(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(
+        UserError, match=r"torch finds none it can use. Its driver must be 580 or newer \(nvidia-smi\), and"
+    ):
         node.check_environment()
