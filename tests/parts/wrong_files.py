@@ -263,12 +263,6 @@ def _best_by(metric: str, task: Task.Config) -> Cause:
     return cause
 
 
-def _no_conversation(_: Path) -> None:
-    config = load_config("debug")
-    config.conversations.max_turns = 5
-    check_task(config, config.task.build())
-
-
 def _prompts(**settings: Any) -> Cause:
     """The prompts of debug's task, with these settings."""
 
@@ -319,7 +313,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
     """The rows, made by the class of wrong_inputs.py."""
     return [
         row("--config debgu", "--config = 'debgu': expected a registered name", lambda _: load_config("debgu")),
-        row("--help trianer", "--help = 'trianer': expected all, run or a group of fields. Did you mean trainer"),
         row("--config nowhere.py:mine", "expected a file that exists", lambda _: load_config("nowhere.py:mine")),
         row("a config function that returns None", "expected a function that returns a RunConfig. It returned None",
             _config_file("def mine():\n    pass\n")),
@@ -387,8 +380,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _best_by("evaluation/pass@4", SumDigits.Config())),
         row("--evaluation.best-by -evaluation/accuracy", "best_by = '-evaluation/accuracy': expected one of ['evaluation/accuracy'",
             _best_by("-evaluation/accuracy", SumDigits.Config())),
-        row("--conversations.max-turns 5 of a task without any", "conversations.max_turns = 5: expected 8, as the task has neither tools",
-            _no_conversation),
         row("--prompts.enable-thinking without a template", "prompts.enable_thinking = True: expected False, as no chat template with",
             _prompts(enable_thinking=True)),
         row("--prompts.system-prompt prompts/system.txt", "'prompts/system.txt': expected the text, not a file's name. Pass what is in it",

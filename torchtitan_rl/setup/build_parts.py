@@ -46,7 +46,7 @@ from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
-from torchtitan_rl.setup.validation import check_model, learning_warnings
+from torchtitan_rl.setup.validation import check_model
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -129,8 +129,6 @@ def prepare(config: "RunConfig") -> Prepared:
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
-    for said in learning_warnings(config):
-        events.progress(said)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
     return prepared

@@ -33,7 +33,7 @@ from torchtitan_rl.setup.start_checkpoint import load_tokenizer
 from torchtitan_rl.setup.step_time import expected_time
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
-from torchtitan_rl.setup.validation import check_model, learning_warnings
+from torchtitan_rl.setup.validation import check_model
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.grading import Grader
@@ -147,7 +147,7 @@ def _layout(config: "RunConfig", world_size: int) -> str:
         f"{_plural(tp, 'rank')}{' each' * (world_size > tp)}\n"
         f"a step: {_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences of up to "
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
-        f"{_plural(config.num_steps, 'step')} in all" + "".join(f"\n{said}" for said in learning_warnings(config))
+        f"{_plural(config.num_steps, 'step')} in all"
     )
 
 

@@ -1,13 +1,11 @@
 """Checks a config before a process group starts."""
 
 import os
-import re
 from dataclasses import Field, fields
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torchtitan.config import Configurable, ParallelismConfig
+from torchtitan.config import Configurable
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.common.field_limits import check_fields, check_number, parts
@@ -17,7 +15,6 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.demonstrations import HELD_OUT_LOSS
-from torchtitan_rl.library.environments.factory import Conversations, may_answer
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
@@ -30,7 +27,6 @@ from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_name
 from torchtitan_rl.observability.select import Selection
 from torchtitan_rl.observability.sinks import chosen_sinks
 from torchtitan_rl.resilience.checkpoint_folder import check_form
-from torchtitan_rl.resilience.out_of_memory import GIB, usable_bytes
 from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.identity import built_by
 from torchtitan_rl.setup.lengths import check_lengths
@@ -44,28 +40,8 @@ if TYPE_CHECKING:
 _DEGREE: Field = number(1, least=1, remedy="1 turns it off.")
 """The limit of degrees in torchtitan's own config, which declares none."""
 
-LEAST_IN_BFLOAT16 = 0.02
-"""A smaller limit on the difference of single tokens ends healthy runs in bfloat16: `debug` shows 0.003 in a step of 70 tokens."""
-
-_ONLY: dict[str, tuple[object, str, str]] = {
-    "trainer.parallelism.pipeline_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
-    "trainer.parallelism.context_parallel_degree": (1, "as it is not supported", "Use FSDP, HSDP and TP."),
-    "trainer.parallelism.spmd_backend": ("partial_dtensor", "the only one for this torch", "Leave it at its default."),
-    "comm.train_timeout_seconds": (100, "as it has no effect", "Set comm.init_timeout_seconds."),
-    "comm.mode": ("default", "as training is real", "Leave it at its default."),
-}
-"""Fields of torchtitan's own configs with the only value that works here, the reason and the remedy."""
-
-for _unused in fields(ParallelismConfig):
-    if _unused.name.startswith(("pipeline_parallel_", "context_parallel_", "module_fqns_")):
-        _reason = (_unused.default, "as it has no effect", "Leave it at its default.")
-        _ONLY.setdefault(f"trainer.parallelism.{_unused.name}", _reason)
-
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's CPU kernels support."""
-
-LEAST_TEMPERATURE = 0.01
-"""vLLM samples at this temperature when a lower one is asked for, except for 0, which is greedy."""
 
 
 def validate(config: "RunConfig", *, world_size: int) -> None:
@@ -86,14 +62,13 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     check_form(config.resume)
     if config.comm.init_timeout_seconds is not None:
         check_number(number(1800, least=1), config.comm.init_timeout_seconds, "comm.init_timeout_seconds")
-    for field, (only, why, remedy) in _ONLY.items():
-        value = attrgetter(field)(config)
-        expect(type(value) is type(only) and value == only, field, value, f"{only!r}, {why}", remedy)
-    _check_limits(config)
+    for name in ("pipeline_parallel_degree", "context_parallel_degree"):
+        degree = getattr(config.trainer.parallelism, name)
+        expect(
+            degree == 1, f"trainer.parallelism.{name}", degree, "1, as it is not supported", "Use FSDP, HSDP and TP."
+        )
     chosen_sinks(config.metrics.sinks, load_own_sinks(config.metrics.sinks))
     Selection(config.metrics.select)
-    titles = [chart.partition("=")[0] for chart in config.metrics.charts]
-    expect(len({*titles}) == len(titles), "metrics.charts", titles, "another title for each", "Rename one.")
     for chart in config.metrics.charts:
         title, _, keys = chart.partition("=")
         named = bool(title) and all(keys.split(","))
@@ -112,11 +87,9 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     if not os.path.isdir(config.hf_assets_path):  # the positions of a folder's model are read later: see check_model
         check_lengths(config, _samplings(config))
     _check_training(config)
-    _check_used(config)
+    _check_weights(config)
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
-    cut, cache = config.algorithm.truncation.cut, config.algorithm.truncation.cache_tokens
-    ends = 'reasons other than "stop", by which a completion ends that was not cut'
-    expect("stop" not in cut, "algorithm.truncation.cut", cut, ends, "Leave it out.")
+    cache = config.algorithm.truncation.cache_tokens
     for sampling in (config.sampling, *config.task.samplings().values()):
         longest = f"at most the longest completion ({sampling.max_tokens} tokens)"
         fits = cache is None or cache <= sampling.max_tokens
@@ -128,7 +101,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
 
 
 def _check_best(config: "RunConfig") -> None:
-    """Check that `evaluation.best_by` names a metric of an evaluation that takes place, and that something uses it."""
+    """Check that `evaluation.best_by` names a metric of an evaluation that takes place."""
     best_by, stops = config.evaluation.best_by, config.evaluation.stop_after
     asked = "a metric, as evaluation.stop_after asks"
     remedy = f"Use evaluation/accuracy; for demonstrations, -{HELD_OUT_LOSS}."
@@ -137,9 +110,6 @@ def _check_best(config: "RunConfig") -> None:
     expect(known, "evaluation.best_by", best_by, "a metric of the evaluation", "Use evaluation/accuracy.")
     on = bool(config.evaluation.every) or not best_by
     expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
-    kept = "one that something uses: with checkpoint.enable False and stop_after 0 there is no best checkpoint to keep"
-    used = config.checkpoint.enable or stops or not best_by
-    expect(bool(used), "evaluation.best_by", best_by, kept, "Leave it out, or save checkpoints.")
 
 
 def _check_whole(config: Any, path: str = "") -> None:
@@ -196,7 +166,7 @@ def _check_evaluates(config: "RunConfig") -> None:
 
 
 def check_task(config: "RunConfig", task: Task) -> None:
-    """Check what depends on the built task: the metric of `evaluation.best_by`, and the settings of conversations.
+    """Check what depends on the built task: the metric of `evaluation.best_by`.
 
     Raises:
         UserError: as `validate`.
@@ -204,9 +174,6 @@ def check_task(config: "RunConfig", task: Task) -> None:
     best_by, known = config.evaluation.best_by, set()
     members = task.members()
     judged = any(getattr(member, "has_answers", True) for member in members.values())
-    for one in () if any(map(may_answer, members.values())) else fields(Conversations.Config):
-        value, unused = getattr(config.conversations, one.name), "as the task has neither tools nor environments"
-        expect(value == one.default, f"conversations.{one.name}", value, f"{one.default!r}, {unused}", "Leave it out.")
     if not config.samples_training:
         known.add(f"-{HELD_OUT_LOSS}")
     for evaluation_pass, sampling in config.evaluation.build().passes.items():
@@ -224,43 +191,8 @@ def check_task(config: "RunConfig", task: Task) -> None:
     expect(has_it, "evaluation.best_by", best_by, f"one of {sorted(known)}", remedy)
 
 
-def learning_warnings(config: "RunConfig") -> list[str]:
-    """A sentence for each setting that leaves less to learn than one would expect."""
-    if config.eval_only:
-        return []
-    found, warmup, steps, kl = [], config.trainer.lr_scheduler.warmup_steps, config.num_steps, config.algorithm.kl
-    if getattr(config.trainer.optimizer, "lr", None) == 0:
-        found.append("trainer.optimizer.lr is 0: nothing is learned")
-    elif warmup > steps:
-        found.append(
-            f"trainer.lr_scheduler.warmup_steps {warmup} is longer than the run, num_steps {steps}: the learning rate rises to its end"
-        )
-    if kl.coef > 0 and (kl.estimator, kl.placement) == ("k1", "loss"):
-        found.append(
-            "algorithm.kl.estimator k1 in the loss has an expected gradient of 0; k2 and k3 pull to the reference"
-        )
-    return found
-
-
-def _check_limits(config: "RunConfig") -> None:
-    """Check the order of the watchdog's limits: it must speak before it ends a job, and end it before a collective gives up."""
-    limits, timeout = config.watchdog, config.comm.init_timeout_seconds
-    expect(
-        limits.notice_seconds < limits.limit_seconds, "watchdog.notice_seconds", limits.notice_seconds,
-        f"less than watchdog.limit_seconds {limits.limit_seconds:g}, at which the job is ended", "Lower it, or raise the other.",
-    )  # fmt: skip
-    expect(
-        timeout is None or limits.limit_seconds < timeout, "watchdog.limit_seconds", limits.limit_seconds,
-        f"less than comm.init_timeout_seconds {timeout}, whose error names no rank", "Lower it, or raise the other.",
-    )  # fmt: skip
-
-
 def _check_cpu(config: "RunConfig") -> None:
-    """Check what only a CPU limits: the size of vLLM's KV cache, the size of a head, and compilation."""
-    given, gib = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), usable_bytes() // GIB
-    expected = f"a whole number of GiB for each rank, between 1 and the {gib} of the memory here"
-    holds = given.isdecimal() and 1 <= int(given) <= gib
-    expect(holds, "VLLM_CPU_KVCACHE_SPACE", given, expected, "Leave it out for 1.")
+    """Check what only a CPU limits: the size of a head, and compilation."""
     head_dim = config.model_spec.model.layers[0].attention.head_dim
     expect(
         head_dim in CPU_HEAD_DIMS, "hf_assets_path", config.hf_assets_path,
@@ -270,10 +202,6 @@ def _check_cpu(config: "RunConfig") -> None:
     expect(
         not config.trainer.compile, "trainer.compile", True, "False on a CPU, whose attention cannot be compiled",
         "Leave it off without a GPU.",
-    )  # fmt: skip
-    expect(
-        config.trainer.compile_head is not True, "trainer.compile_head", True, "auto or False on a CPU, where torch.compile is off",
-        "Leave it out.",
     )  # fmt: skip
 
 
@@ -300,9 +228,6 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
                 size % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {size} {what}",
                 "Use another degree.",
             )  # fmt: skip
-    for field, sampling in _samplings(config).items():
-        token, known = max(sampling.stop_token_ids, default=0), f"token ids below the model's {model.vocab_size}"
-        expect(token < model.vocab_size, f"{field}.stop_token_ids", token, known, "Use the tokenizer's ids.")
     check_lengths(config, _samplings(config))
     if config.trainer.lora.start:
         lora, spec = Lora(config.trainer.lora), config.model_spec
@@ -344,19 +269,13 @@ def check_layout(config: "RunConfig", world_size: int) -> None:
 
 
 def _check_samples(config: "RunConfig") -> None:
-    """Check that every sampling config draws samples, at a temperature that vLLM does not change."""
+    """Check that every sampling config draws samples, and several only if they differ."""
     for field, sampling in _samplings(config).items():
         expect(sampling.n >= 1, f"{field}.n", sampling.n, "at least 1 and at most 65536", "Use 8.")
         expect(
             sampling.n == 1 or sampling.temperature > 0, f"{field}.n", sampling.n,
             "1 with temperature 0, as all samples would be equal", f"Set {field}.temperature, or lower it.",
         )  # fmt: skip
-        holds = sampling.temperature == 0 or sampling.temperature >= LEAST_TEMPERATURE
-        least = f"at least {LEAST_TEMPERATURE}: vLLM would sample at that, and the trainer would score at another"
-        expect(holds, f"{field}.temperature", sampling.temperature, least, "1.0 is usual.")
-        escaped = any(re.fullmatch(r"(\\[nrt])+", text) for text in sampling.stop)
-        characters = "the characters themselves, not a backslash and a letter"
-        expect(not escaped, f"{field}.stop", sampling.stop, characters, f"In a shell: --{field}.stop $'\\n'.")
 
 
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
@@ -374,22 +293,6 @@ def _check_sampling(config: "RunConfig") -> None:
         config.samples_training or temperature == 1, "sampling.temperature", temperature,
         "1 with demonstrations, whose likelihood is the policy's own", "evaluation.sampling has its own.",
     )  # fmt: skip
-    turn, most = config.conversations.max_turn_tokens, max(one.max_tokens for one in _samplings(config).values())
-    expect(
-        turn is None or turn <= most, "conversations.max_turn_tokens", turn,
-        f"at most sampling.max_tokens {most}, which all turns of the policy share", "Lower it, or leave it out.",
-    )  # fmt: skip
-    demonstrated = {"prompts.demonstrate": config.prompts.demonstrate or "none"}
-    demonstrated["task.demonstrations"] = getattr(config.task, "demonstrations", "none")
-    for field, given in demonstrated.items() if config.samples_training else ():
-        unread = f"none with the loss {type(config.algorithm.loss).__qualname__.partition('.')[0]}, which samples completions"
-        expect(
-            given == "none",
-            field,
-            given,
-            unread,
-            "Leave it out, or learn from them: algorithm.loss Nll, as --config sft.",
-        )
     replay = (
         "False with sampling.top_p, top_k or min_p: the engine records either its experts or the tokens that it kept"
     )
@@ -419,13 +322,6 @@ def _check_training(config: "RunConfig") -> None:
             ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,
             "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32", "Set it.",
         )  # fmt: skip
-    coarse = [f"{field} bfloat16" for field, dtype in config.dtypes.items() if dtype == "bfloat16"]
-    limit = trainer.logprob_gate.max_diff
-    expect(
-        not coarse or limit is None or limit >= LEAST_IN_BFLOAT16, "trainer.logprob_gate.max_diff", limit,
-        f"None or at least {LEAST_IN_BFLOAT16} with {' and '.join(coarse)}: rounding alone would end the run",
-        "Pass --trainer.logprob-gate.max-diff None.",
-    )  # fmt: skip
     expect(
         trainer.num_minibatches <= config.num_prompts_per_step,
         "trainer.num_minibatches",
@@ -435,26 +331,8 @@ def _check_training(config: "RunConfig") -> None:
     )
 
 
-def _check_used(config: "RunConfig") -> None:
-    """Check that settings which only another one makes effective are set with it."""
-    effective = {
-        "algorithm.refill_rounds": (config.algorithm.zero_variance == "refill", 'algorithm.zero_variance "refill"'),
-        "in_flight.max_age": (config.in_flight.prompts > 0, "in_flight.prompts"),
-        "algorithm.truncation.cache_tokens": (
-            config.algorithm.truncation.mode == "penalty",
-            'algorithm.truncation.mode "penalty"',
-        ),
-    }
-    for name in ("estimator", "placement"):
-        effective[f"algorithm.kl.{name}"] = (config.algorithm.kl.coef > 0, "algorithm.kl.coef")
-    for name in ("alpha", "targets"):
-        effective[f"trainer.lora.{name}"] = (config.trainer.lora.rank > 0, "trainer.lora.rank")
-    for name in ("temperature", "top_p", "top_k", "min_p"):
-        effective[f"evaluation.sampled.{name}"] = (config.evaluation.sampled.n > 0, "evaluation.sampled.n")
-    for field, (holds, by) in effective.items():
-        group, _, name = field.rpartition(".")
-        value, default = attrgetter(field)(config), type(attrgetter(group)(config)).__dataclass_fields__[name].default
-        expect(holds or value == default, field, value, f"{default}, as {by} is not set", f"Set {by}, or leave it out.")
+def _check_weights(config: "RunConfig") -> None:
+    """Check that the advantages of single rewards are added up with the weights of the rewards."""
     if isinstance(config.algorithm.advantage, Gdpo.Config):
         weights, summed = config.algorithm.advantage.weights, config.grader.weights
         expect(weights == summed, "algorithm.advantage.weights", weights, f"{summed}, as grader.weights", "Set both.")
