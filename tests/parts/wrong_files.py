@@ -116,11 +116,6 @@ def _stored_twice(folder: Path) -> None:
     _start(folder)
 
 
-def _end_token(folder: Path) -> None:
-    (_checkpoint(folder) / "generation_config.json").write_text('{"eos_token_id": [2, 99999]}')
-    _start(folder)
-
-
 def _tokenizer_files(content: dict[str, str | None]) -> Cause:
     """A checkpoint's tokenizer with other files; None: without the file."""
 
@@ -326,7 +321,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
         row("--dump-folder s3://bucket/run", "'s3://bucket/run': expected a path, no URL", lambda _: check_dump_folder("s3://bucket/run")),
         row("--dump-folder of a model's folder", "new, empty or a run's own, but it is a model's folder, with", _in_model),
-        row("--dump-folder of your home folder", "but it is your home folder", lambda _: check_dump_folder(str(Path.home()))),
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
         row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),
@@ -351,7 +345,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _stored_twice),
         row("an output head that is stored and not the embedding, with tie_word_embeddings true",
             "tie_word_embeddings false, as lm_head.weight is stored and is not model.embed_tokens.weight", _with_tensors(_other_head)),
-        row("eos_token_id 99999 in generation_config.json", "its generation_config.json has eos_token_id 99999", _end_token),
         row("no tokenizer.json", "a tokenizer that transformers can load, but it has no tokenizer.json",
             _tokenizer_files({"tokenizer.json": None})),
         row("a chat template that is no template", "a template that renders, but: TemplateSyntaxError: unexpected '}'",

@@ -33,9 +33,6 @@ def check_dump_folder(folder: str) -> None:
     if not folder:
         return
     path = Path(folder)
-    name = str(path.absolute())
-    is_text = name == name.encode(errors="replace").decode()
-    expect(is_text, "dump_folder", name, "a name in UTF-8, as TensorBoard and others need", "Pass another.")
     expect("://" not in folder, "dump_folder", folder, "a path, no URL", "Pass a folder that every node can write to.")
     with explained(path):
         whose = _other_use(path)
@@ -48,8 +45,6 @@ def check_dump_folder(folder: str) -> None:
             existing = next(parent for parent in (part, *part.parents) if os.path.lexists(parent))
             if not existing.is_dir():
                 raise NotADirectoryError(0, f"Not a directory: {existing}")
-            if Path(os.path.realpath(existing)).parts[1:2] in (("proc",), ("sys",)):
-                raise OSError(0, "The kernel has no files of yours there")
             if not os.access(existing, os.W_OK | os.X_OK):
                 raise PermissionError(0, "Permission denied")
 
@@ -69,23 +64,12 @@ def _other_use(folder: Path) -> str:
     """The other use that a folder has; "" if it is new, empty or a run's own. Raises OSError if it cannot be read."""
     if not os.path.lexists(folder):
         return ""
-    for place, name in _PLACES.items():
-        if place.is_dir() and os.path.samefile(folder, place):
-            return f"it is {name}"
     found = sorted(os.listdir(folder))
     if {LOCK, RUN_ID} & set(found) or all(name in _MADE_BEFORE or name.endswith(".log") for name in found):
         return ""
     what = "it is a model's folder, with" if any(name.endswith(".safetensors") for name in found) else "it has"
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return f"{what} {', '.join(found[:NAMED])}{more}"
-
-
-_PLACES = {
-    Path("/"): "the root of the file system",
-    Path(os.path.expanduser("~")): "your home folder",
-    CHECKOUT: "the folder of this program",
-}
-"""Folders that no run may take, even if they are empty."""
 
 
 def lock_existing(folder: Path) -> IO[str] | None:

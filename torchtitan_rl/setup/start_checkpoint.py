@@ -71,7 +71,6 @@ def prepare_start(config: "RunConfig") -> None:
         expect(given <= most, "generator.max_model_len", given, limit, remedy)
     config.model_spec = config.model_spec or found
     check_tensors(folder, config.model_spec)
-    check_end_tokens(folder, config.model_spec.model.vocab_size)
 
 
 def missing_start(config: "RunConfig") -> "MissingStartError | None":
@@ -93,12 +92,6 @@ def missing_start(config: "RunConfig") -> "MissingStartError | None":
         config.model_spec = config.model_spec or missing.recipe.model_spec
         return missing
     return None
-
-
-def check_folder(config: "RunConfig") -> None:
-    """Check the folder of `hf_assets_path`, if the field names one. Raises UserError, naming the field."""
-    if config.hf_assets_path and not is_hub_name(config.hf_assets_path):
-        check_complete(Path(config.hf_assets_path))
 
 
 def check_complete(folder: Path) -> None:
@@ -171,22 +164,6 @@ def check_same_model(folder: Path, found: "ModelSpec", spec: "ModelSpec") -> Non
     )  # fmt: skip
 
 
-def check_end_tokens(folder: Path, vocab_size: int) -> None:
-    """Check that the model can sample every end token that the folder names.
-
-    Raises:
-        UserError: naming `hf_assets_path`, the file and the token.
-    """
-    for name in ("config.json", "generation_config.json"):
-        entries = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
-        found = entries.get("eos_token_id") if isinstance(entries, dict) else entries
-        for token in found if isinstance(found, list) else [found]:
-            expect(
-                token is None or (type(token) is int and 0 <= token < vocab_size), "hf_assets_path", str(folder),
-                f"end tokens below the model's vocab_size {vocab_size}, but its {name} has eos_token_id {token!r}", "Correct it.",
-            )  # fmt: skip
-
-
 def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     """Returns a folder's tokenizer. Raises UserError, naming `hf_assets_path`, if its files are not one."""
     from transformers import AutoTokenizer
@@ -202,15 +179,6 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
         ) from error
     known = len(tokenizer) > len(tokenizer.all_special_ids)
     expect(known, "hf_assets_path", folder, "a tokenizer with a vocabulary, but it has special tokens alone", remedy)
-    longest = tokenizer.model_max_length
-    is_length = isinstance(longest, int | float) and longest >= 1
-    expect(
-        is_length,
-        "hf_assets_path",
-        folder,
-        f"a model_max_length of at least 1, but its tokenizer_config.json has {longest!r}",
-        remedy,
-    )
     return tokenizer
 
 
