@@ -3,12 +3,12 @@
 import ast
 import hashlib
 import inspect
+import os
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
-from importlib.util import resolve_name
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -86,37 +86,16 @@ def keep_sources(config: "RunConfig", run_folder: Path, *, config_file: Path | N
 
 
 def source_files(config: "RunConfig", config_file: Path | None = None) -> list[Path]:
-    """The user's files in which parts, reward functions, demonstrations and the config are defined, and those that these import, sorted."""
+    """The user's files in which parts, reward functions, demonstrations and the config are defined, and imported ones beside them, sorted."""
     modules = {sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__}
     sinks = [name_and_mode(text)[0] for text in config.metrics.sinks]
     references = [*config.grader.rewards, *sinks, config.prompts.demonstrate, getattr(config.task, "warm_start", "")]
     modules |= {module_of_reference(reference) for reference in references}
     modules |= {module for module in list(sys.modules.values()) if config_file and _file(module) == config_file}
-    todo, found = [module for module in modules if _file(module)], {}
-    while todo:
-        module = todo.pop()
-        if _file(module) not in found:
-            found[_file(module)] = module
-            todo += [other for other in _imported(module) if _file(other)]
-    return sorted(found)
-
-
-def _imported(module: ModuleType) -> Iterator[ModuleType]:
-    """The modules that are imported by the statements in a module's file, also those inside functions."""
-    try:
-        tree = ast.parse(_content(_file(module)))
-    except (SyntaxError, ValueError):  # it was changed after it was imported
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            base = resolve_name(base, module.__package__) if node.level and module.__package__ else base
-            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        yield from (sys.modules[name] for name in names if name in sys.modules)
+    found = {file for module in modules if (file := _file(module))}
+    folders = {os.path.dirname(module.__file__) for module in modules if _file(module)}
+    beside = (m for m in list(sys.modules.values()) if os.path.dirname(str(getattr(m, "__file__", ""))) in folders)
+    return sorted(found | {file for module in beside if (file := _file(module))})
 
 
 def _file(module: ModuleType | None) -> Path | None:

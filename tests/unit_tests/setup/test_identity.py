@@ -50,7 +50,7 @@ def test_every_part_says_its_class(mine):
     assert told["task"]["class"] == "torchtitan_rl.library.tasks.sum_digits:SumDigits"
     assert told["prompts"]["class"] == "torchtitan_rl.library.prompts.stream:PromptStream"
     assert told["class"] == "torchtitan_rl.setup.run_config:RunConfig"
-    assert set(told["sources"]) == {"my_config.py", "my_helper.py", "my_reward.py", "debug.py"}
+    assert set(told["sources"]) == {"my_config.py", "my_helper.py", "my_reward.py"}
     json.dumps(told["algorithm"])
 
 
