@@ -54,11 +54,7 @@ WRONG_INPUT, STOPPED = 2, 3
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line's training as one of torchrun's ranks, or without torchrun as the only rank."""
-    try:
-        be_only_rank()
-    except UserError as error:  # RankOutput needs a rank
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(WRONG_INPUT)
+    be_only_rank()
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -9,7 +9,6 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.grading.grader import Scorers
 from torchtitan_rl.core.grading.scorer import Scope
-from torchtitan_rl.library.environments.factory import may_answer
 from torchtitan_rl.library.references import load_reward
 from torchtitan_rl.library.scoring.reports import CallReports
 from torchtitan_rl.library.scoring.reward import JUDGEMENT, Judgement, Reward
@@ -28,9 +27,6 @@ def find_scorers(
 
     Raises UserError for reward functions that cannot be found or called, and for impossible settings.
     """
-    letters = [reference for reference in config.rewards if len(reference) == 1]  # of a text that was added to the list
-    whole = f"Add [{''.join(letters)!r}] in place of it." if len(letters) > 1 else "Write path/to/file.py:function."
-    expect(not letters, "grader.rewards", letters, "references, not letters", whole)
     extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
     members = task.members()
     by_task = {
@@ -39,14 +35,6 @@ def find_scorers(
     scorers = {name: by_task[member] for name, member in members.items()}
     rewards = [reward for of_task in scorers.values() for reward in of_task.rewards]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
-    turns = any(map(may_answer, members.values())) or not any(reward.of_turns for reward in extra)
-    expect(
-        turns,
-        "grader.rewards",
-        config.rewards,
-        "no environment_reward, as the task has no environment",
-        "Leave it out.",
-    )
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
     expect(counts, "grader.weights", config.weights, "a weight other than 0, as every reward would be 0", "Set one.")
     return scorers
@@ -146,11 +134,6 @@ def _check(config: Grader.Config, names: list[str]) -> None:
     for setting, by_name in settings.items():
         known = set(by_name) <= set(names)
         expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
-    unlimited = sorted(config.time_limit_seconds_of.keys() & set(config.in_process))
-    expect(
-        not unlimited, "grader.time_limit_seconds_of", config.time_limit_seconds_of,
-        f"functions that run in a worker, and {', '.join(unlimited)} runs in_process without a limit", "Leave out one of the two.",
-    )  # fmt: skip
 
 
 def _unwrapped(function: Callable) -> Callable:

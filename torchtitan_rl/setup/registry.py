@@ -80,12 +80,6 @@ def load_config(name: str) -> "RunConfig":
     function = config_function(name)
     written = inspect.isfunction(function) or not _is_reference(name)
     expect(written, "--config", name, "a function", f"It is {function!r:.200}: write one with def.")
-    needed = [
-        p.name
-        for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty and p.kind < p.VAR_POSITIONAL
-    ]
-    expect(not needed, "--config", name, "a function without arguments", f"It needs {needed}: give each a default.")
     config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
     check_types(config)
     return config

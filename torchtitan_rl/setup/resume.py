@@ -16,7 +16,6 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.library.named_models import NamedModel
-from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import Resume, find_resume, is_choice
 from torchtitan_rl.setup.identity import SOURCES, digests, identity
@@ -156,7 +155,7 @@ def _accept(found: Resume, config: "RunConfig") -> None:
     config.prompts.date = config.prompts.date or then.get("prompts.date", "")
     now = config_fields(config)
     both = then.keys() & now.keys()
-    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n] and not _same_file(then[n], now[n])}
+    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n]}
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
@@ -168,16 +167,6 @@ def _accept(found: Resume, config: "RunConfig") -> None:
         progress(f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}")
     if found.fork:
         progress(f"forked from {found.checkpoint}")
-
-
-def _same_file(then: Any, now: Any) -> bool:
-    """Whether two values are paths of one file, such as data.jsonl and /home/me/data.jsonl."""
-    if not (isinstance(then, str) and isinstance(now, str)):
-        return False
-    try:
-        return os.path.samefile(from_caller(then), from_caller(now))
-    except (OSError, ValueError):  # one of them is no path of a file that exists
-        return False
 
 
 def _why_binding(name: str) -> str:
