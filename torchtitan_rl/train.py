@@ -29,7 +29,7 @@ from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.out_of_memory import has_no_memory, memory_remedy
+from torchtitan_rl.resilience.out_of_memory import MEMORY_REMEDY, has_no_memory
 from torchtitan_rl.resilience.rank_output import RankOutput
 from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
 from torchtitan_rl.resilience.run_end import REPORT, Phases, phase_of, write_end
@@ -115,7 +115,7 @@ def _memory_line(error: BaseException) -> list[str]:
     if not has_no_memory(error):
         return []
     phase = phase_of(error)
-    return [f"This process was refused memory{f' in {phase}' if phase else ''}. {memory_remedy(phase)}"]
+    return [f"This process was refused memory{f' in {phase}' if phase else ''}. {MEMORY_REMEDY}"]
 
 
 def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:

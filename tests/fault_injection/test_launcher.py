@@ -136,16 +136,9 @@ def test_killed_launcher_leaves_no_process_even_in_another_session(tmp_path):
     job = Job(tmp_path, "child")
     job.wait_for_step_3()
     assert len(find_marked(job.mark)) >= 6
-    (job.folder / "config.json").write_text("{}")  # without it there is no report
     job.process.kill()
     job.process.wait()
     assert job.left() == []
-    deadline = time.monotonic() + 20  # the reaper writes the end and the report
-    while not (job.folder / "report.html").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert job.how_it_ended()["outcome"] == "killed"
-    assert "The launcher was killed, and its ranks with it" in (job.folder / "report.html").read_text()
 
 
 def two_nodes(tmp_path, act, *more):

@@ -69,7 +69,7 @@ def test_rank_killed_for_out_of_memory_is_reported_with_settings_to_lower(tmp_pa
     ended.says(
         r"rank 1 \(.*\) in step 2: grade was killed by signal 9 \(SIGKILL\): out of memory, by (the kernel|its control group)'s",
         r"Its peak was \d\.\d of the \d\.\d GiB of memory that its control group allows all its processes",
-        r"Lower what the reward functions keep, .*--dump-folder .* goes on after step-1\.",
+        r"Lower trainer.max_tokens_per_microbatch, .*--dump-folder .* goes on after step-1\.",
     )
     ended.never_says("Traceback", "gloo")
     assert run.left() == {}

@@ -28,7 +28,7 @@ a rank is killed
 
 a rank is killed because memory ran out
   ...: out of memory, by its control group's counter. Its peak was 3.4 of the 6.5 GiB of memory that its control group allows ...
-  Lower what the reward functions keep, ... --dump-folder RUN goes on after step-1.
+  Lower trainer.max_tokens_per_microbatch, ... --dump-folder RUN goes on after step-1.
   137 fault_injection/test_out_of_memory.py::test_rank_killed_for_out_of_memory_is_reported_with_settings_to_lower
 
 the launcher or torchrun's agent is killed

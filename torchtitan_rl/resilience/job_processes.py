@@ -2,8 +2,8 @@
 
 import ctypes
 import os
+import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from torchtitan_rl.common.left_processes import kill_marked
@@ -84,8 +84,8 @@ def send_signal(pid: int, number: int) -> None:
         return
 
 
-def start_reaper(mark: str, at_end: Callable[[], None] = lambda: None) -> None:
-    """Fork a process that waits for the end of this one, then kills the job's remaining processes and calls `at_end`.
+def start_reaper(folder: Path) -> None:
+    """Fork a process that waits for the end of this one, then kills the job's remaining processes and removes `folder`, its ranks' statuses.
 
     The kernel kills the ranks with their parent. Processes that ranks have started, such as a reward's sandbox, need this reaper.
     """
@@ -102,8 +102,6 @@ def start_reaper(mark: str, at_end: Callable[[], None] = lambda: None) -> None:
     for stream in (0, 1, 2):  # a reader of the job's output must not wait for this process
         os.dup2(null, stream)
     os.read(reader, 1)
-    kill_marked(mark)
-    try:
-        at_end()
-    finally:
-        os._exit(0)
+    kill_marked(f"{WATCH_VARIABLE}={folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)

@@ -60,7 +60,7 @@ class Launcher:
         self._last_status: dict[int, RankStatus] = {}  # by process id
         self._peak_bytes: dict[int, int] = {}
         self._died_at: dict[int, float] = {}
-        job_processes.start_reaper(self.mark, at_end=lambda: _record_killed_launcher(self.folder))
+        job_processes.start_reaper(self.folder)
         environment = {**os.environ, WATCH_VARIABLE: str(self.folder)}
         command = [sys.executable, "-m", "torchtitan_rl.resilience.agent", *by_address(args)]
         # In its own session, so that the ranks get a terminal's Ctrl-C once, from here.
@@ -212,21 +212,7 @@ class Launcher:
         who = f"{name_ranks([status])} in {status.phase}" if status else f"process {pid}"
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
-        known = {"phase": status.phase if status else "", "peak_bytes": self._peak_bytes.get(pid, 0)}
-        return f"{who} was {self.oom_detector.explain(-code, **known)}"
-
-
-def _record_killed_launcher(folder: Path) -> None:
-    """Write the end and the report of a run whose launcher was killed. Called by the reaper, with the folder of statuses.
-
-    A launcher that ends by itself has removed the folder.
-    """
-    for run_folder in {status.run_folder for status in read_statuses(folder) if not status.outcome} - {""}:
-        first = next(status for status in read_statuses(folder) if status.run_folder == run_folder)
-        message = f"The launcher was killed, and its ranks with it. {_how_to_resume(run_folder)}"
-        write_end(Path(run_folder), "killed", message, code=128 + signal.SIGKILL, phase=first.phase)
-        ensure_report(Path(run_folder))
-    shutil.rmtree(folder, ignore_errors=True)
+        return f"{who} was {self.oom_detector.explain(-code, peak_bytes=self._peak_bytes.get(pid, 0))}"
 
 
 def _cause_order(code: int) -> int:
@@ -275,15 +261,6 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def open_streams() -> None:
-    """Open /dev/null for each standard stream that the parent has closed, as some daemons do: the next file would get its number."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-
-
 def find_installed_programs() -> None:
     """Append the environment's programs to PATH: FlashInfer compiles only if it finds ninja there."""
     os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), sysconfig.get_path("scripts")]))
@@ -291,7 +268,6 @@ def find_installed_programs() -> None:
 
 def main() -> None:
     """Launch torchrun's command line and exit with the job's exit code."""
-    open_streams()
     find_installed_programs()
     if any(arg.replace("_", "-").startswith("--max-restarts") for arg in sys.argv[1:]):
         sys.exit(

@@ -13,13 +13,10 @@ V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 """Where control groups are mounted, by version. Both may be in use; one of them counts memory."""
 OWN_GROUPS = Path("/proc/self/cgroup")
 
-TO_LOWER = {
-    "generate": "generator.max_num_seqs, grader.workers or, on a CPU, VLLM_CPU_KVCACHE_SPACE (GiB a rank)",
-    "grade": "what the reward functions keep, or grader.workers",
-    "train": "trainer.max_tokens_per_microbatch",
-    "start the vLLM engine": "on a CPU VLLM_CPU_KVCACHE_SPACE (GiB a rank)",
-}
-"""Settings that need less memory, by the end of the name of the phase in which a rank was killed."""
+MEMORY_REMEDY = (
+    "Lower trainer.max_tokens_per_microbatch, num_prompts_per_step, sampling.n, grader.workers or, on a CPU, VLLM_CPU_KVCACHE_SPACE "
+    "(GiB a rank), or start fewer ranks on a node."
+)
 
 
 def out_of_memory_kills() -> int:
@@ -77,7 +74,7 @@ class OomDetector:
     def __init__(self) -> None:
         self._kills_before = out_of_memory_kills()
 
-    def explain(self, number: int, *, phase: str = "", peak_bytes: int = 0) -> str:
+    def explain(self, number: int, *, peak_bytes: int = 0) -> str:
         """Describe how a signal ended a process, with the evidence, its peak memory and a remedy.
 
         Example: "killed by signal 9 (SIGKILL): out of memory, by its control group's counter. Its peak was 22.6 of the node's 23.4
@@ -87,7 +84,7 @@ class OomDetector:
         if number != signal.SIGKILL:
             return f"{text}.{peak}"
         if evidence := self.out_of_memory():
-            return f"{text}: {evidence}.{peak} {memory_remedy(phase)}"
+            return f"{text}: {evidence}.{peak} {MEMORY_REMEDY}"
         return f"{text}. There is no sign of an out-of-memory kill: a person, a batch system or an outer limit sent the signal.{peak}"
 
     def out_of_memory(self) -> str:
@@ -102,12 +99,6 @@ def _peak(size: int) -> str:
     if limit := memory_limit():
         bound = f"the {limit / GIB:.1f} GiB of memory that its control group allows all its processes, and {bound}"
     return f" Its peak was {size / GIB:.1f} of {bound}." if size else ""
-
-
-def memory_remedy(phase: str) -> str:
-    """A sentence that names the settings to lower after memory ran out in a phase."""
-    first = next((f"{what}, " for end, what in TO_LOWER.items() if phase.endswith(end)), "")
-    return f"Lower {first}num_prompts_per_step or sampling.n, or start fewer ranks on a node."
 
 
 def usable_bytes() -> int:

@@ -42,6 +42,7 @@ class RankOutput:
         handler.setFormatter(_Masked("%(levelname)s: %(message)s", self._mask))
         logging.getLogger().addHandler(handler)
         logging.getLogger().setLevel(logging.INFO)
+        logging.raiseExceptions = False  # on a full disk a traceback would be printed for each record
         logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints its warnings itself
         if not self.shown:
             self._redirect(os.devnull)
@@ -63,7 +64,7 @@ class RankOutput:
         self._folder = run_folder
         path = run_folder / "logs" / f"rank_{self.rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = LogFile(path)
+        handler = logging.FileHandler(path)
         handler.setFormatter(_Masked("%(asctime)s %(levelname)s %(name)s: %(message)s", self._mask))
         logging.getLogger().addHandler(handler)
         if not self.shown:
@@ -113,21 +114,12 @@ class OutputStream(io.TextIOBase):
     """Passes what is printed through `mask`. If it cannot be written, as after `| head` or on a full disk, training continues."""
 
     def __init__(self, stream: TextIO, mask: Callable[[str], str] = str) -> None:
-        self._stream, self._mask, self._refused = stream, mask, False
+        self._stream, self._mask = stream, mask
 
     def write(self, text: str) -> int:
         """Returns the length of the text, which is lost if the stream refuses it."""
-        try:
+        with suppress(OSError, ValueError):
             self._stream.write(self._mask(text))
-        except (OSError, ValueError) as error:
-            if not self._refused:
-                self._refused = True
-                # The reader of a pipe has what it wants: this is for the log.
-                level = logging.INFO if isinstance(error, BrokenPipeError) else logging.WARNING
-                said = "training continues, and its logs are in the run's folder"
-                logging.getLogger(__name__).log(
-                    level, f"{self._stream.name} cannot be written any more ({error}): {said}"
-                )
         return len(text)
 
     def flush(self) -> None:
@@ -157,12 +149,3 @@ class _Masked(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(self._mask(super().format(record)))
-
-
-class LogFile(logging.FileHandler):
-    """A log file that drops records if the disk is full, instead of printing a traceback for each."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
-        """Drops a record that the disk refuses; other errors are reported as logging does."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)

@@ -62,16 +62,6 @@ def test_peak_is_compared_with_the_smallest_limit(machine, files):
     assert out_of_memory.usable_bytes() == 6 * GIB
 
 
-def test_memory_remedy_depends_on_the_phase(machine):
-    machine({"own": "0::/job\n", "job/memory.events": "oom_kill 0\n"})
-    detector = out_of_memory.OomDetector()
-    machine({"job/memory.events": "oom_kill 1\n"})
-    in_grade = detector.explain(signal.SIGKILL, phase="step 3: grade")
-    assert "Lower what the reward functions keep, or grader.workers, num_prompts" in in_grade
-    in_build = detector.explain(signal.SIGKILL, phase="build and shard the policy (qwen3 4x256)")
-    assert "Lower num_prompts_per_step or" in in_build
-
-
 @pytest.mark.parametrize(("number", "name"), [(35, "SIGRTMIN+1"), (64, "SIGRTMAX"), (33, "SIGRTMIN-1")])
 def test_real_time_signal_is_named(machine, number, name):
     assert out_of_memory.OomDetector().explain(number) == f"killed by signal {number} ({name})."

@@ -1,23 +1,17 @@
 """What is printed: secrets are hidden in it, and nothing fails if nobody reads it."""
 
-import logging
 import os
 
 from torchtitan_rl.resilience.rank_output import OutputStream
 
 
-def test_closed_pipe_fails_no_print_and_is_reported_once(caplog):
-    caplog.set_level(logging.INFO)  # for the log file: on the terminal, `| head` needs no warning
+def test_closed_pipe_fails_no_print():
     reader, writer = os.pipe()
     os.close(reader)
     stream = OutputStream(open(writer, "w"))  # noqa: SIM115  (the test's end closes it)
     for _ in range(3):
         print("x" * 100_000, file=stream)
         stream.flush()
-    [said] = [record.getMessage() for record in caplog.records]
-    assert said.endswith(
-        "cannot be written any more ([Errno 32] Broken pipe): training continues, and its logs are in the run's folder"
-    )
 
 
 def test_secrets_are_hidden_and_user_code_cannot_close_the_stream(capsys):
