@@ -41,7 +41,7 @@ from torchtitan_rl.library.models.experts import mixtures
 from torchtitan_rl.proof.shard_checksums import ShardChecksums
 from torchtitan_rl.resilience.checkpointer import policy_state
 from torchtitan_rl.setup.build_parts import trainer_of_run
-from torchtitan_rl.setup.memory import communicators, memory_need, teacher_spec
+from torchtitan_rl.setup.memory import memory_need, teacher_spec
 from torchtitan_rl.setup.run_config import RunConfig
 from torchtitan_rl.setup.validation import check_model, validate
 
@@ -79,8 +79,6 @@ class Rehearsal:
     routing_waits: int = 0
     """Times that the host may wait in the last update for what a mixture's routers chose: before each exchange of tokens, and for
     the metrics."""
-    communicators: int = 0
-    """NCCL communicators of this rank's trainer, by setup/memory.py."""
     forwards: int = 0
     """Forwards of the last update."""
     tokens: int = 0
@@ -120,12 +118,9 @@ def rehearse(
     check_model(config, world_size=layout.world)
     need = memory_need(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     record.predicted = {
-        "sync": sum(need.awake.values()) - need.awake["engine"] - need.awake["CUDA and NCCL"],
-        "update": sum(need.updating.values()) - need.updating.get("engine", 0) - need.updating["CUDA and NCCL"],
+        "sync": sum(need.awake.values()) - need.awake["engine"] - need.awake["CUDA"],
+        "update": sum(need.updating.values()) - need.updating.get("engine", 0) - need.updating["CUDA"],
     }
-    record.communicators = sum(
-        number for group, number in communicators(config, world_size=layout.world).items() if group != "engine TP"
-    )
     record.timeout = config.comm.init_timeout_seconds
     with _ranks(layout, config, record), recording(device), _pretended_values(device, record), even_routing(device):
         groups = draft_episodes(_step(prompts, longest, even, recorded=_recorded(config)))

@@ -14,7 +14,6 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.logprobs import GPU_TILE
 from torchtitan_rl.core.trainer.lora import is_adapter
-from torchtitan_rl.library.divergence import TILES
 from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.lora.engine import room_for
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
@@ -29,11 +28,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
 CONTEXT_BYTES = 2 * GIB
-"""CUDA's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps."""
-
-COMMUNICATOR_BYTES = 32 * (10 + 2) * 2**20
-"""Buffers of one NCCL communicator: 32 channels with 10 and 2 MiB, as NVIDIA/nccl issue 1685 lists them on H100s. No GPU has
-confirmed it here."""
+"""CUDA's own memory, cuBLAS workspaces, and the engine's CUDA graphs, which stay while it sleeps. On several GPUs NCCL has 0.4 GiB a
+group of ranks besides."""
 
 STATE = "weights, moments and gradients"
 """The trainer's float32 state. Only more GPUs reduce it."""
@@ -60,7 +56,7 @@ class MemoryNeed:
     def describe(self) -> str:
         """Both in GiB, with their parts.
 
-        Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA and NCCL 2.0); update 21.0 GiB (...)"
+        Example: "engine awake 40.2 GiB (weights and moments 6.7, engine 31.6, CUDA 2.0); update 21.0 GiB (...)"
         """
         return f"engine awake {_in_gib(self.awake)}; update {_in_gib(self.updating)}"
 
@@ -99,35 +95,6 @@ def teacher_spec(config: "RunConfig") -> ModelSpec | None:
     return spec_from_folder(folder) if config.teacher and (folder / "config.json").is_file() else None
 
 
-def communicators(config: "RunConfig", *, world_size: int) -> dict[str, int]:
-    """Returns the number of NCCL communicators of each rank, by the group of ranks that they serve.
-
-    A group of one rank has none, and a trainer's group of all ranks is the default one. An engine of several ranks has
-    torch's and vLLM's own.
-    """
-    p = config.trainer.parallelism
-    shards, replicas = fsdp_shards(config, world_size), p.data_parallel_replicate_degree
-    engine = config.generator.tensor_parallel_degree if config.needs_engine else 1
-    ranks = {
-        "default": world_size,
-        "data parallel": shards * replicas,
-        "FSDP": shards,
-        "HSDP": replicas,
-        "TP": p.tensor_parallel_degree,
-        "experts": p.expert_parallel_degree,
-        "FSDP of experts": shards * p.tensor_parallel_degree // p.expert_parallel_degree
-        if p.expert_parallel_degree > 1
-        else 1,
-        "engine TP": engine,
-    }
-    own = {"default", "engine TP"}
-    return {
-        name: 1 + (name == "engine TP")
-        for name, number in ranks.items()
-        if number > 1 and (name in own or number < world_size)
-    }
-
-
 def fsdp_shards(config: "RunConfig", world_size: int) -> int:
     """The ranks over which FSDP shards."""
     p = config.trainer.parallelism
@@ -137,7 +104,8 @@ def fsdp_shards(config: "RunConfig", world_size: int) -> int:
 
 
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
-    """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth.
+    """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth. Left out is what takes less than a
+    twentieth: NCCL's buffers, the tiles of an exact divergence, and copies of shared prompts' keys and values.
 
     The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
     bytes during an update. A reference policy adds 4, a teacher those of the forward's dtype. The engine has its configured share of the GPU. With LoRA all this is
@@ -148,7 +116,6 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     p = trainer.parallelism
     tp, width = p.tensor_parallel_degree, BYTES[trainer.mixed_precision_param]
     shards = fsdp_shards(config, world_size)
-    cuda = CONTEXT_BYTES + COMMUNICATOR_BYTES * sum(communicators(config, world_size=world_size).values())
     state = shape.parameters / (shards * tp)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     reference = 4 * state if algorithm.needs_reference else 0
@@ -174,7 +141,7 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         "weights and moments": 12 * trained + frozen + reference,
         "engine": engine,
         "weight sync": _sync_bytes(shape, BYTES[config.generator.dtype], shards=shards, tp=tp),
-        "CUDA and NCCL": cuda,
+        "CUDA": CONTEXT_BYTES,
         **{name: 2 * size for name, size in pushed.items()},  # the new one and the one before
     }
     tokens = trainer.max_tokens_per_microbatch
@@ -194,43 +161,12 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
         "gathered gradients": (gathered[1] * 4 + largest * width) / tp * trained / state,
         "activations": tokens * (kept + shape.layer_activations) * width / tp,
         "log-probabilities": chunk * rows * (8 + width) + 8 * (tokens + rows) * shape.dim,
-        "CUDA and NCCL": cuda,
+        "CUDA": CONTEXT_BYTES,
         **pushed,
     }
-    if teacher is not None and algorithm.policy_loss.divergence_beta is not None:
-        updating["divergence"] = _divergence_bytes(config, _Shape.of(teacher))
-    if trainer.share_prompts_from:
-        updating["copied keys and values"] = _copied_keys_bytes(config)
     if not config.generator.sleep:
         updating["engine"] = engine
     return MemoryNeed(awake, updating)
-
-
-def _divergence_bytes(config: "RunConfig", teacher: "_Shape") -> float:
-    """Bytes of the exact divergence in an update: the teacher's forward, its head, which stays gathered, and the tiles."""
-    trainer, p = config.trainer, config.trainer.parallelism
-    tp, tokens = p.tensor_parallel_degree, trainer.max_tokens_per_microbatch
-    gathered = teacher.embedding + 2 * teacher.layer
-    if p.fsdp_reshard_after_forward == "never":
-        gathered = teacher.parameters
-    chunk = min(trainer.logprob_chunk_tokens, tokens)
-    tile = min(chunk * teacher.vocabulary / tp, GPU_TILE / (TILES // 2))
-    forward = gathered / tp + tokens * (teacher.dim + teacher.layer_activations / tp)
-    return forward * BYTES[trainer.mixed_precision_param] + TILES * 4 * tile
-
-
-def _copied_keys_bytes(config: "RunConfig") -> float:
-    """Bytes of the keys and values that completions of a shared prompt have of it, for a pack of whole groups at the limits
-    of prompt and completion.
-
-    They exist in one layer at a time, and in every layer whose activations are kept.
-    """
-    trainer, prompt, samples = config.trainer, config.prompts.max_prompt_tokens, config.sampling.n
-    own = prompt + samples * config.sampling.max_tokens
-    copied = trainer.max_tokens_per_microbatch * samples * prompt / own
-    layers = max(ACTIVATION_SHARE[trainer.activation_checkpoint], 1 / _Shape.of(config.model_spec).layers)
-    degree = trainer.parallelism.tensor_parallel_degree
-    return copied * layers * _cached_values(config) * BYTES[trainer.mixed_precision_param] / degree
 
 
 def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:
@@ -287,7 +223,7 @@ def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | N
 def machine_memory(config: "RunConfig", *, world_size: int) -> str:
     """A line that says, without a GPU, what the ranks need of this machine's memory in an update, and what it has."""
     parts = memory_need(config, world_size=world_size, gpu_bytes=0).updating
-    parts = {name: size for name, size in parts.items() if name not in ("engine", "CUDA and NCCL")}
+    parts = {name: size for name, size in parts.items() if name not in ("engine", "CUDA")}
     if config.needs_engine:
         parts["engine's weights"] = _engine_bytes(config)[0]
         parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
