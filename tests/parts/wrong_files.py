@@ -374,12 +374,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _prompts(enable_thinking=True)),
         row("--prompts.system-prompt prompts/system.txt", "'prompts/system.txt': expected the text, not a file's name. Pass what is in it",
             _prompts(system_prompt="prompts/system.txt")),
-        row("a loss with `forward`", "expected a class that overrides something of its base, but its ['forward'] are none",
-            _assigned("""from torchtitan_rl.core.algorithm import Clip
-    class Mine(Clip):
-        def forward(self, inputs):
-            return inputs
-    c.algorithm.loss = Mine.Config()""")),
         row("answer_kind number, and an answer without one", "no answer that can be read in 'answer': expected a number alone",
             _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
         row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",
@@ -399,8 +393,6 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--teacher of a recipe with another vocabulary", "expected the policy's vocabulary, but token ",
             _recipe(_other_vocabulary, worked="'5'", dimensions={"vocab_size": 512})),
         row("c.task.instruction = 'Add:'", "as this task with task.instruction 'Add:' makes no start itself. Pass --hf-assets-path", _instructed),
-        row("c.prompts.system_prompt = '\\udc80'", "prompts.system_prompt = '\\udc80': expected text that UTF-8 can encode, without",
-            _assigned("c.prompts.system_prompt = '\\udc80'")),
         row("task.template = '{prompt} {answer}'", "but ['answer'] is task.answer_column, which the prompt would show.",
             _rows(_ROW * 9, template="{prompt} {answer}")),
         *(

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
-from torchtitan_rl.common.field_limits import check_fields
-from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.engine.end_tokens import end_token_ids
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
@@ -122,11 +120,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
         WrongInput(
             "--sampling.top-p 0.9 --generator.router-replay",
             "generator.router_replay = True: expected False with sampling.top_p, top_k or min_p: the engine records either",
-        ),
-        WrongInput(
-            "a lone surrogate in sampling.stop",
-            "sampling.stop = ['\\ud800']: expected text that UTF-8 can encode",
-            lambda _: check_fields(SamplingConfig(stop=["\ud800"]), "sampling"),
         ),
         _option(
             "conversations.tool-call-parser", "hermess", "'hermess': expected auto or one of vLLM's parsers: apertus, "

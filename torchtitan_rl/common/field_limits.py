@@ -55,10 +55,6 @@ def check_fields(config: Any, path: str = "") -> None:
                     "texts of at least one character",
                     "Correct the value.",
                 )
-            if isinstance(part, str):
-                whole = part == part.encode(errors="replace").decode()
-                utf8 = "text that UTF-8 can encode, without lone surrogates"
-                expect(whole, name, value, utf8, "Correct the value.")
         if "limits" in declared.metadata:
             check_number(declared, value, name, config)
 

@@ -24,7 +24,7 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.library.lora.folder import merged_weights, write_adapter
-from torchtitan_rl.library.models import hf_architecture, spec_from_folder
+from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.library.models.multimodal import whole_weights
 from torchtitan_rl.resilience import manifest, safe_load
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
@@ -90,9 +90,6 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     expect(is_free, "--output", str(output), "a new folder", "Name another.")
     checkpoint = find_checkpoint(run, step)
     spec, lora = spec_from_folder(start), lora_of(checkpoint)
-    other = differing_entries(checkpoint, spec)
-    whole = f"the folder that the run started from, but {'; '.join(other)}"
-    expect(not other, "hf_assets_path", str(start), whole, "Put the model back.")
     model, of_text = meta_model(spec), bool(getattr(spec.model, "part_of", ""))
     if lora and not merged:
         adapter = stored_adapter(spec, lora, checkpoint)
@@ -109,17 +106,6 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")
-
-
-def differing_entries(checkpoint: Path, spec: ModelSpec) -> list[str]:
-    """Returns what config.json says otherwise than the checkpoint's manifest, as text. Example: ["vocab_size was 320 and is 512"]"""
-    then = manifest.read(checkpoint).get("config", {})
-    now = {f"model_spec.{key}": value for key, value in hf_architecture(spec.model).items()}
-    return [
-        f"{key.partition('.')[2]} was {then[key]} and is {value}"
-        for key, value in now.items()
-        if then.get(key, value) != value
-    ]
 
 
 def lora_of(checkpoint: Path) -> Lora | None:

@@ -21,7 +21,7 @@ from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_par
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.objectives import Gdpo
-from torchtitan_rl.library.references import correctable, did_you_mean, is_users_class, load_function
+from torchtitan_rl.library.references import correctable, did_you_mean, load_function
 from torchtitan_rl.library.task import Task
 from torchtitan_rl.observability.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observability.select import Selection
@@ -113,26 +113,14 @@ def _check_best(config: "RunConfig") -> None:
 
 
 def _check_whole(config: Any, path: str = "") -> None:
-    """Check that no part is silently another one: that its Config builds its class, and that its methods have names that are used."""
+    """Check that no part is silently another one, as its Config builds another class."""
     for declared in fields(config):
         for key, part in parts(getattr(config, declared.name)):
             name = f"{path}.{declared.name}.{key}".strip(".")
             if isinstance(part, Configurable.Config):
                 if built_by(part) is type(part):
                     _check_builds(name, type(part))
-                else:
-                    _check_overrides(name, built_by(part))
                 _check_whole(part, name)
-
-
-def _check_overrides(field: str, built: type) -> None:
-    """Check that a user's part of the objective overrides something of its base."""
-    if not field.startswith("algorithm") or not is_users_class(built):
-        return
-    own = [name for name in vars(built) if name in ("__init__", "__call__") or not (name[0] == "_" or name == "Config")]
-    used = not own or any(hasattr(base, name) for base in built.__bases__ for name in own)
-    expected = f"a class that overrides something of its base, but its {own} are none, so nothing uses them"
-    expect(used, field, built.__qualname__, expected, "Rename them.")
 
 
 def _check_builds(field: str, config: type) -> None:
