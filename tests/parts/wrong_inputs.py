@@ -145,7 +145,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "-1",
             "-1.0: expected at least 0 and at most 1. Full fine-tuning usually takes 1e-6.",
         ),
-        WrongInput("--beta 0.04", "--beta: expected --algorithm.kl.coef, as it is called here. Use that."),
         WrongInput(
             "--algorithm.loss Gspo",
             "--algorithm.loss: expected a field of algorithm.loss, here Clip with ['eps_low', 'eps_high', 'dual_clip']. A part of "

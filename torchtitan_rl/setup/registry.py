@@ -19,7 +19,6 @@ from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
 from torchtitan_rl.setup.help_screen import TYRO, show_help
 from torchtitan_rl.setup.hub import is_hub_name
 from torchtitan_rl.setup.identity import described
-from torchtitan_rl.setup.other_names import OTHER_NAMES
 from torchtitan_rl.setup.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -132,13 +131,9 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
 
 
 def _refuse_unknown(word: str, config: Any) -> None:
-    """Raise UserError for an option that another library has, or that another class has for this part of the config."""
+    """Raise UserError for an option of a part of the config that its class does not have."""
     option = word.partition("=")[0]
     path, rest = [], option.removeprefix("--").replace("-", "_").split(".")
-    if ours := OTHER_NAMES.get(rest[-1]):
-        raise UserError(
-            f"{option}: expected {ours}{'. Leave it out.' if ours.startswith('none') else ', as it is called here. Use that.'}"
-        )
     while rest and is_dataclass(inner := getattr(config, rest[0], None)):
         config, path = inner, [*path, rest.pop(0)]
     if path:

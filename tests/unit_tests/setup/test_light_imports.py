@@ -39,7 +39,6 @@ def answers():
     """Exit code and heavy imports of each command line, by its text. All in one fresh process, one after the other."""
     commands = [
         ["--help"],
-        ["--help", "trainer"],
         ["--help", "all"],
         ["--list-configs"],
         ["--print-config"],
@@ -59,4 +58,4 @@ def test_nothing_heavy_is_imported_for_an_answer(answers):
 
 
 def test_questions_end_with_0_and_wrong_arguments_with_2(answers):
-    assert [code for code, _ in answers.values()] == [0] * 6 + [2] * 3
+    assert [code for code, _ in answers.values()] == [0] * 5 + [2] * 3

@@ -1,11 +1,9 @@
 import os
-from operator import attrgetter
 
 import pytest
 
 from torchtitan_rl.core import device
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup.other_names import OTHER_NAMES
 from torchtitan_rl.setup.registry import load_config, parse_args
 
 
@@ -109,38 +107,9 @@ def test_an_unknown_key_is_an_error_with_a_suggestion():
         parse_args(["--config", "debug", "--trainer.optimizer.lrr", "3"])
 
 
-@pytest.mark.parametrize(
-    ("option", "ours"),
-    [
-        ("--actor_rollout_ref.actor.optim.lr", "--trainer.optimizer.lr"),
-        ("--bf16", "--trainer.mixed-precision-param bfloat16 --generator.dtype bfloat16"),
-        ("--nproc", "NGPU=N before the command"),
-        ("--num_train_epochs", "--num-steps"),
-        ("--lora_r", "--trainer.lora.rank"),
-        ("--trainer.total_epochs", "--num-steps"),
-        ("--init_kl_coef", "--algorithm.kl.coef"),
-        (
-            "--loss_type",
-            "config.algorithm.loss, a part of config.algorithm, set in a config function (docs/papers.md#what-the-settings-mean-together)",
-        ),
-    ],
-)
-def test_an_option_of_another_name_or_place_is_an_error_that_names_ours(option, ours):
-    with pytest.raises(UserError) as error:
-        parse_args([option, "3"])
-    assert str(error.value) == f"{option}: expected {ours}, as it is called here. Use that."
-
-
 @pytest.mark.parametrize("option", ["--num-step", "--foo", "--data.path"])
 def test_an_option_like_none_or_spelled_alike_is_left_to_tyro(option, capsys):
     with pytest.raises(SystemExit):
         parse_args([option, "3"])
     said = "".join(capsys.readouterr())
     assert ("Perhaps you meant" in said) == (option == "--num-step")
-
-
-def test_every_option_that_stands_for_another_librarys_name_exists():
-    config = load_config("debug")
-    for ours in OTHER_NAMES.values():
-        for option in [word[2:].replace("-", "_") for word in ours.split() if word.startswith("--")]:
-            assert option == "task.path" or attrgetter(option)(config) is not ..., ours
