@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.fault_injection.conftest import STEPS
-from tests.fault_injection.harness import copy_until, metrics_of, steps_of, train, weights_of
+from tests.fault_injection.harness import copy_until, metrics_of, train, weights_of
 
 
 def flip_a_bit(path):
@@ -16,38 +16,18 @@ def flip_a_bit(path):
         file.write(bytes([byte ^ 4]))
 
 
-DAMAGES = {
-    "flipped": (lambda step: flip_a_bit(step / "__0_0.distcp"), "__0_0.distcp is damaged"),
-    "torn": (lambda step: (step / "__0_0.distcp").write_bytes(b"torn"), "__0_0.distcp has 4 bytes in place of"),
-    "zeroed index": (lambda step: (step / ".metadata").write_bytes(bytes(170_000)), ".metadata has 170000 bytes"),
-    "lost index": (lambda step: (step / ".metadata").unlink(), ".metadata cannot be read"),
-    "lost manifest": (lambda step: (step / "manifest.json").unlink(), "it has no manifest.json"),
-}
-
-
-@pytest.mark.parametrize(
-    "damage", [pytest.param(d, marks=pytest.mark.quick if d == "flipped" else ()) for d in DAMAGES]
-)
-def test_damaged_checkpoint_resumes_from_the_one_before_bitwise(whole_run, tmp_path, damage):
+@pytest.mark.quick
+def test_damaged_checkpoint_resumes_from_the_one_before_bitwise(whole_run, tmp_path):
     run = copy_until(whole_run, 3, tmp_path)
-    act, reason = DAMAGES[damage]
-    act(run / "checkpoint" / "step-3")
+    flip_a_bit(run / "checkpoint" / "step-3" / "__0_0.distcp")
     ended = train(tmp_path, *STEPS)
     assert ended.code == 0
-    ended.says(f"skipped step-3: {reason}", "later step kept as set-aside-step-3", "resuming after step 2")
+    ended.says(
+        "skipped step-3: __0_0.distcp is damaged", "later step kept as set-aside-step-3", "resuming after step 2"
+    )
     ended.never_says("Traceback")
     assert weights_of(run, 6) == weights_of(whole_run, 6)
     assert list(metrics_of(run)) == [1, 2, 3, 4, 5, 6]
-
-
-def test_run_without_an_intact_checkpoint_refuses_to_start_over(whole_run, tmp_path):
-    run = copy_until(whole_run, 2, tmp_path)
-    for step in (1, 2):
-        flip_a_bit(run / "checkpoint" / f"step-{step}" / "__0_0.distcp")
-    ended = train(tmp_path, *STEPS)
-    assert ended.code == 2
-    ended.says("error: no checkpoint in .* can be used: step-2: __0_0.distcp is damaged.*; step-1: .* is damaged")
-    assert steps_of(run) == [1, 2]
 
 
 def test_fork_writes_to_its_own_folder_and_leaves_the_source_unchanged(whole_run, tmp_path):

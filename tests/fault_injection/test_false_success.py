@@ -1,9 +1,7 @@
 """Whatever ends before training has ended is no success, and says why."""
 
-import os
 import shutil
 import signal
-import subprocess
 
 import pytest
 
@@ -69,36 +67,6 @@ def test_deleting_the_run_folder_stops_the_run_with_exit_code_3(tmp_path):
     assert ended.code == 3
     ended.says("stopped: the run folder .* has vanished")
     ended.never_says("Traceback")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 40 MB: one of debug's checkpoints fits, two do not."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", folder], capture_output=True).returncode
-    ):
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
-def test_full_disk_is_reported_in_bytes_and_training_continues_once_there_is_room(tmp_path, small_disk):
-    dump = ["--dump-folder", str(small_disk / "run")]
-    ended = train(tmp_path, "--num-steps", "4", "--checkpoint.interval", "1", *dump)
-    assert ended.code == 3
-    ended.says(
-        r"step 2 is not saved: the disk of .* lacks [\d,]+ bytes \(0.0\d GiB\).*tried again after each step, until step 3",
-        r"stopped: step 3 cannot be saved: the disk of .*The newest checkpoint is .*step-1",
-    )
-    assert steps_of(small_disk / "run") == [1]
-    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
-    again = train(tmp_path, "--num-steps", "4", "--checkpoint.interval", "1", *dump, log="again.log")
-    assert again.code == 0
-    again.says("resuming after step 1")
-    assert steps_of(small_disk / "run") == [3, 4]
 
 
 def test_file_size_limit_fails_a_save_and_keeps_earlier_checkpoints(tmp_path):

@@ -97,15 +97,6 @@ def test_ranks_that_hang_after_training_are_killed_and_the_run_succeeds(tmp_path
     assert job.left() == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
-def test_first_stop_signal_lets_ranks_finish(tmp_path, number, code):
-    job = Job(tmp_path, "run")
-    job.wait_for_step_3()
-    job.process.send_signal(number)
-    assert job.end()[0] == code
-    assert job.left() == []
-
-
 @pytest.mark.quick
 def test_second_stop_signal_kills_unresponsive_ranks(tmp_path):
     job = Job(tmp_path, "late")

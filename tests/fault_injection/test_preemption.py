@@ -2,9 +2,6 @@
 
 import signal
 import socket
-import time
-
-import pytest
 
 from tests.fault_injection.conftest import STEPS
 from tests.fault_injection.harness import start, steps_of, weights_of
@@ -34,17 +31,3 @@ def test_preempted_node_ends_all_nodes_with_143_and_the_restart_resumes_bitwise(
     assert [node.end(600).code for node in again] == [0, 0]
     again[0].end().says(f"resuming after step {saved}")
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run_2, 6)
-
-
-@pytest.mark.parametrize("grace_s", [0.0, 0.3])
-def test_grace_period_that_is_too_short_costs_steps_and_not_the_run(whole_run, tmp_path, grace_s):
-    run = start(tmp_path, *STEPS)
-    run.wait_until(lambda: steps_of(tmp_path / "run"), "save a step")
-    run.wait_in("generate")
-    run.signal(signal.SIGTERM)
-    time.sleep(grace_s)
-    assert run.kill_everything().code in (128 + signal.SIGKILL, PREEMPTED)
-    again = start(tmp_path, *STEPS, log="again.log").end(600)
-    assert again.code == 0
-    again.says("resuming after step")
-    assert weights_of(tmp_path / "run", 6) == weights_of(whole_run, 6)

@@ -46,22 +46,6 @@ def test_all_ranks_stop_after_the_same_step(tmp_path):
     assert steps_of(tmp_path / "run") == [1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_second_stop_signal_ends_the_run_at_once(tmp_path, number, code):
-    hang = ["--grader.rewards", "tests/fault_injection/rewards.py:hangs", "--grader.time-limit-seconds", "1000"]
-    run = start(tmp_path, *LONG, *hang, ranks=2, BAD_RANK="1")
-    run.wait_for("") and run.wait_in("gather")
-    run.wait_until(lambda: "step 2" in run.statuses()[1].phase, "come to step 2")
-    run.signal(number)
-    time.sleep(2)
-    run.signal(number)
-    ended = run.end(10)
-    assert ended.code == code
-    assert ended.seconds < 3
-    ended.says("stopped at once; earlier checkpoints are whole")
-    assert run.left() == {}
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_stop_signal_before_the_first_step_ends_at_once_without_a_traceback(tmp_path, number):
     run = start(tmp_path, *LONG)

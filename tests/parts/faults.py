@@ -88,7 +88,7 @@ your own code raises
 the disk is full
   step 2 is not saved: the disk of RUN/checkpoint lacks 9,412,608 bytes (0.01 GiB). ...; tried again after each step, until
   step 3
-  0, or 3 fault_injection/test_false_success.py::test_full_disk_is_reported_in_bytes_and_training_continues_once_there_is_room
+  0, or 3 unit_tests/resilience/test_checkpointer.py::test_missing_disk_space_is_reported_in_bytes_before_writing
 
 the run folder is deleted
   stopped: the run folder RUN has vanished, with all that was saved.
@@ -104,7 +104,7 @@ a checkpoint's file is flipped, torn or lost
 
 all checkpoints are damaged
   error: no checkpoint in RUN/checkpoint can be used: step-2: ...; step-1: ...
-  2 fault_injection/test_checkpoint_files.py::test_run_without_an_intact_checkpoint_refuses_to_start_over
+  2 unit_tests/resilience/test_checkpoint_folder.py::test_without_a_complete_checkpoint_each_is_named_and_no_new_run_starts
 
 a checkpoint's index or value names code
   the index names os.system, which no checkpoint of this program contains

@@ -136,10 +136,6 @@ def find_resume(resume: str, run_folder: Path) -> Resume | None:
     if resume.isdecimal():
         return _chosen_step(own, int(resume))
     if resume == "auto":
-        others = own.path.glob("*step*") if not own.steps() else ()
-        odd = [path.name for path in others if not path.name.startswith((UNFINISHED, LEAVING, ASIDE))]
-        named, remedy = f"checkpoints with names such as step-20, but it has {odd}", "Rename them back."
-        expect(not odd, "dump_folder", str(run_folder), named, remedy)
         return _newest_good(own.steps(), fork=False) if own.steps() else None
     if not own.steps():
         return _forked(Path(resume))

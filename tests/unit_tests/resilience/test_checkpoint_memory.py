@@ -8,7 +8,6 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torchtitan.components.checkpointer import ModelWrapper
 
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.core.trainer.hf import hf_weights
@@ -49,14 +48,6 @@ def test_the_state_is_the_sharded_parameters_themselves():
     assert bytes_beside(state, model) == 0
     assert all(isinstance(t, DTensor) for t in state.values())
     assert sum(t.numel() for t in state.values()) == sum(p.numel() for p in model.parameters())
-
-
-def test_torchtitans_wrapper_keeps_a_copy_of_every_query_key_and_value_weight():
-    """The reason for policy_state; when this fails, torchtitan has mended it."""
-    model = sharded_model()
-    held = ModelWrapper(model).cached_state_dict
-    fused = sum(p.nbytes for name, p in model.named_parameters() if "wqkv" in name)
-    assert bytes_beside(held, model) == fused
 
 
 def test_saved_and_loaded_into_another_model_in_place(tmp_path):
