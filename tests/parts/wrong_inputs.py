@@ -110,7 +110,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
     ],
     "Folders and checkpoints": [
-        _option("dump-folder", "/", "'/': expected a folder that is new, empty or a run's own, but it has "),
+        _option("dump-folder", "/", "'/': expected a folder that is new, empty or a run's own, but it has"),
         _option("resume", "step-4", "'step-4': expected auto, never, a step such as 40, or the folder of another run"),
     ],
     "Sampling and evaluation": [
