@@ -1,7 +1,6 @@
 """Rewards that do what no reward should, from the second step on, on the rank that BAD_RANK names (default: each)."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -28,14 +27,6 @@ def vanishes(completions, trainer_state, **_):
     """Ends the process on the spot, successfully."""
     if _bad(trainer_state):
         os._exit(0)
-    return _ordinary(completions)
-
-
-def sets_an_alarm(completions, trainer_state, **_):
-    """Guards itself by an alarm that nobody handles, and takes too long."""
-    if _bad(trainer_state):
-        signal.alarm(1)
-        time.sleep(1000)
     return _ordinary(completions)
 
 

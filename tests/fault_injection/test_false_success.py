@@ -1,7 +1,6 @@
 """Whatever ends before training has ended is no success, and says why."""
 
 import shutil
-import signal
 
 import pytest
 
@@ -30,12 +29,6 @@ def test_reward_that_calls_exit_stops_the_run_with_a_message_and_keeps_the_check
     assert ended.code == code
     ended.says(message)
     assert steps_of(tmp_path / "run") == [1]
-
-
-def test_alarm_signal_set_by_a_reward_is_named(tmp_path):
-    ended = train(tmp_path, *SHORT, *reward("sets_an_alarm", in_process=True))
-    assert ended.code == 128 + signal.SIGALRM
-    ended.says(r"rank 0 .*was killed by signal 14 \(SIGALRM\)")
 
 
 def test_job_exits_with_1_if_one_of_two_ranks_exits_early_with_0(tmp_path):
