@@ -3,7 +3,6 @@
 import asyncio
 import queue
 import re
-import socket
 import threading
 import time
 
@@ -14,7 +13,7 @@ import pytest
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
 from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.agents import AgentEnvironment, connections
+from torchtitan_rl.library.agents import AgentEnvironment
 from torchtitan_rl.library.agents import gateway as gateways
 from torchtitan_rl.library.agents.gateway import gateway
 from torchtitan_rl.library.agents.protocol import AgentError
@@ -389,31 +388,3 @@ def test_the_gateway_listens_on_the_loopback_address_only():
     with open("/proc/net/tcp") as file:
         listening = [line.split()[1] for line in file if line.split()[3] == "0A"]
     assert [one for one in listening if int(one.split(":")[1], 16) == port] == [f"0100007F:{port:04X}"]
-
-
-def half_open(first: bytes) -> socket.socket:
-    """A connection that has sent the beginning of a request."""
-    host, port = gateway().base_url.removeprefix("http://").removesuffix("/v1").split(":")
-    made = socket.create_connection((host, int(port)), timeout=10)
-    made.sendall(first)
-    return made
-
-
-def is_closed(connection: socket.socket, *, within: float) -> bool:
-    connection.settimeout(within)
-    try:
-        while connection.recv(4096):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionResetError:
-        pass
-    return True
-
-
-@pytest.mark.parametrize(
-    "first", [b"", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n", b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"]
-)
-def test_unauthenticated_connections_are_closed_at_the_timeout(monkeypatch, first):
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.3)
-    assert is_closed(half_open(first), within=30)
