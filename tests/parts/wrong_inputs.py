@@ -197,10 +197,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
         WrongInput(
             "--task.path data.jsonl", "--task.path: expected a field of task, here SumDigits with ['warm_start', "
         ),
-        WrongInput(
-            "--trainer.lora.rank 8 --trainer.lora.start nowhere",
-            "trainer.lora.start = 'nowhere': expected an adapter folder, but there is no such folder. Save it with peft's",
-        ),
         _option(
             "trainer.optimizer.betas", "2 3", "(2.0, 3.0): expected at least 0 and less than 1. 0.9 and 0.95 are usual."
         ),

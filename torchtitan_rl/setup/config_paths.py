@@ -24,7 +24,6 @@ def resolve_from(folder: Path, config: "RunConfig") -> None:
     config.more_teachers = _resolved(folder, config.more_teachers)
     config.teacher_hint = in_folder(folder, config.teacher_hint)
     config.resume = _resolved(folder, config.resume)
-    config.trainer.lora.start = _resolved(folder, config.trainer.lora.start)
     config.prompts.demonstrate = in_folder(folder, config.prompts.demonstrate)
     config.grader.rewards = [in_folder(folder, reference) for reference in config.grader.rewards]
     config.metrics.sinks = [sink_in_folder(folder, text) for text in config.metrics.sinks]

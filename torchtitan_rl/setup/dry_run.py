@@ -113,7 +113,7 @@ def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizer
         shown = " ".join(map(repr, pieces([token for _, token in run], tokenizer.decode)))
         lines.append(f"{'learned' if learned else 'read   '} {shown}")
     lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
-    if config.hf_assets_path and not config.trainer.lora.start:
+    if config.hf_assets_path:
         logprobs = logprobs_at_start(config, torch.from_numpy(ids).long())
         if logprobs is not None:
             loss = -logprobs[torch.from_numpy(learns[1:])].mean()

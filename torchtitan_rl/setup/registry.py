@@ -129,9 +129,6 @@ def parse_args(args: Sequence[str], *, on_read: Callable[[], None] = lambda: Non
             check_form(path)
         if path != getattr(default, field) and _is_path(field, path):
             setattr(config, field, from_caller(path))
-    lora = config.trainer.lora
-    if lora.start != default.trainer.lora.start:
-        lora.start = from_caller(lora.start)
     on_read()
     if given.preview:
         from torchtitan_rl.setup.preview import show_preview  # imports the trainer and the engine

@@ -51,7 +51,7 @@ ONLY_TYPE = ("trainer.optimizer", "prompts")
 DIGESTED_BYTES, DIGESTED_BLOCKS = 2**20, 64
 """The size of a block that `weights_digest` reads, and how many of them it reads of a file."""
 
-_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path", "trainer.lora.start")
+_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
 
 
 def config_fields(config: "RunConfig") -> dict[str, Any]:

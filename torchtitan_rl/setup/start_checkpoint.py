@@ -25,7 +25,7 @@ _OTHER_FOLDERS = {
     ".metadata": (": it is a run's checkpoint", _EXPORT),
     "adapter_config.json": (
         ": it is a LoRA adapter",
-        "Pass the folder of its base model. The adapter is for --trainer.lora.start.",
+        "Merge it into its base with peft's merge_and_unload, and pass that folder.",
     ),
 }
 """Folders that may be taken for a model's, by a file in them, and the remedy."""

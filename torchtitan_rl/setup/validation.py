@@ -19,7 +19,6 @@ from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.demonstrations import HELD_OUT_LOSS
 from torchtitan_rl.library.environments.factory import Conversations, may_answer
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
-from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
 from torchtitan_rl.library.named_models import NamedModel
@@ -34,7 +33,7 @@ from torchtitan_rl.resilience.out_of_memory import GIB, usable_bytes
 from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.identity import built_by
 from torchtitan_rl.setup.lengths import check_lengths
-from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
+from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes
 from torchtitan_rl.setup.own_sinks import load_own_sinks
 from torchtitan_rl.setup.teacher_folder import check_asked
 
@@ -304,9 +303,6 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         token, known = max(sampling.stop_token_ids, default=0), f"token ids below the model's {model.vocab_size}"
         expect(token < model.vocab_size, f"{field}.stop_token_ids", token, known, "Use the tokenizer's ids.")
     check_lengths(config, _samplings(config))
-    if config.trainer.lora.start:
-        lora, spec = Lora(config.trainer.lora), config.model_spec
-        lora.start(meta_model(spec, lora), spec.state_dict_adapter(spec.model, None))
     if ON_CPU:
         _check_cpu(config)
     if gpu_bytes := gpu_memory_bytes():
@@ -412,8 +408,7 @@ def _check_sampling(config: "RunConfig") -> None:
 def _check_training(config: "RunConfig") -> None:
     """Check LoRA's settings and the mini-batches of a step."""
     trainer = config.trainer
-    if trainer.lora.rank or trainer.lora.start:
-        expect(trainer.lora.rank > 0, "trainer.lora.rank", 0, "the rank of trainer.lora.start", "Set it.")
+    if trainer.lora.rank:
         expect(bool(trainer.lora.targets), "trainer.lora.targets", (), "at least one", "Leave it out for all five.")
         expect(
             ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,
