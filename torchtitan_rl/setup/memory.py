@@ -200,8 +200,6 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     }
     if teacher is not None and algorithm.policy_loss.divergence_beta is not None:
         updating["divergence"] = _divergence_bytes(config, _Shape.of(teacher))
-    if trainer.share_prompts_from:
-        updating["copied keys and values"] = _copied_keys_bytes(config)
     if not config.generator.sleep:
         updating["engine"] = engine
     return MemoryNeed(awake, updating)
@@ -218,20 +216,6 @@ def _divergence_bytes(config: "RunConfig", teacher: "_Shape") -> float:
     tile = min(chunk * teacher.vocabulary / tp, GPU_TILE / (TILES // 2))
     forward = gathered / tp + tokens * (teacher.dim + teacher.layer_activations / tp)
     return forward * BYTES[trainer.mixed_precision_param] + TILES * 4 * tile
-
-
-def _copied_keys_bytes(config: "RunConfig") -> float:
-    """Bytes of the keys and values that completions of a shared prompt have of it, for a pack of whole groups at the limits
-    of prompt and completion.
-
-    They exist in one layer at a time, and in every layer whose activations are kept.
-    """
-    trainer, prompt, samples = config.trainer, config.prompts.max_prompt_tokens, config.sampling.n
-    own = prompt + samples * config.sampling.max_tokens
-    copied = trainer.max_tokens_per_microbatch * samples * prompt / own
-    layers = max(ACTIVATION_SHARE[trainer.activation_checkpoint], 1 / _Shape.of(config.model_spec).layers)
-    degree = trainer.parallelism.tensor_parallel_degree
-    return copied * layers * _cached_values(config) * BYTES[trainer.mixed_precision_param] / degree
 
 
 def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:

@@ -1,13 +1,9 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import _registry
-from torchtitan.models.common.attention import VarlenMetadata
 
 from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
-from torchtitan_rl.core.trainer.score import attention_masks
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.attention import (
     FlashVarlen,
@@ -18,7 +14,6 @@ from torchtitan_rl.library.attention import (
     flash_attention,
     similar_lengths,
 )
-from torchtitan_rl.library.shared_prompts import SharedFlash, SharedKeys
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2], [2, 40, 3, 21, 20, 1, 7]])
@@ -124,19 +119,14 @@ def test_float32_uses_sdpa_on_a_gpu(gpu):
 
 
 @pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
-@pytest.mark.parametrize(("shared", "kind"), [([0, 2, 2], SharedKeys), ([0, 0, 0], VarlenMetadata)])
-def test_flash_attention_takes_packs_with_and_without_shared_prompts(gpu, shared, kind, window):
+def test_flash_attention_equals_sdpa_inside_each_sequence(gpu, window):
     gpu((8, 0))
-    built = SharedFlash.Config(share_prompts_from=2, window_size=window).build()
-    model = SimpleNamespace(
-        config=SimpleNamespace(first_attention=SimpleNamespace(inner_attention=SharedFlash.Config()))
-    )
-    masks = attention_masks(model, SegmentLayout.of([5, 2, 3], shared, device="cpu"))
-    assert isinstance(masks, kind)
+    config = FlashVarlen.Config(window_size=window)
+    layout = SegmentLayout.of([5, 2, 3], device="cpu")
     torch.manual_seed(0)
     qkv = [torch.randn(1, 10, heads, 8) for heads in (4, 2, 2)]
-    found = built(*qkv, attention_masks=masks, scale=0.3, enable_gqa=True)
-    rows = PackedRows.of(SegmentLayout.of([5, 2, 3], shared, device="cpu"))
+    found = config.build()(*qkv, attention_masks=config.masks(layout), scale=0.3, enable_gqa=True)
     sdpa = PackedSDPA.Config(window_size=window).build()
-    expected = sdpa(*(t.bfloat16().float() for t in qkv), attention_masks=rows, scale=0.3, enable_gqa=True)
+    rounded = (t.bfloat16().float() for t in qkv)
+    expected = sdpa(*rounded, attention_masks=PackedRows.of(layout), scale=0.3, enable_gqa=True)
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)

@@ -107,7 +107,6 @@ def test_kernels_of_a_gpu_are_told_where_sequences_begin():
     [
         (True, {}, {"dtype": "float32"}, "generator.dtype = 'float32': expected bfloat16 .*no other"),
         (True, {"compile": True}, {}, "trainer.compile = True: expected False for qwen3_5_text"),
-        (False, {"share_prompts_from": 512}, {}, "trainer.share_prompts_from = 512: expected 0 .*not shared"),
         (False, {}, {}, "trainer.mixed_precision_param = 'bfloat16': .*fla and causal_conv1d cannot be imported"),
         (True, {}, {"tensor_parallel_degree": 2}, "generator.tensor_parallel_degree = 2: .*in_proj_qkv cannot be"),
     ],

@@ -108,15 +108,3 @@ def test_the_memory_table_of_lora_is_computed(size, full, lora, full_state, lora
         need = memory_need(config, world_size=1, gpu_bytes=80 * GIB)
         assert stated == " / ".join(f"{sum(parts.values()) / GIB:.0f}" for parts in (need.awake, need.updating))
         assert state == f"{need.updating[STATE] / GIB:.1f}"
-
-
-def test_completions_of_a_shared_prompt_count_with_their_copies_of_its_keys_and_values():
-    config = sized("0.6B")
-    config.sampling.n, config.trainer.max_tokens_per_microbatch = 8, 9 * 1024
-    config.prompts.max_prompt_tokens = config.sampling.max_tokens = 1024  # one group fills the pack
-    copied = 8 * 1024 * 2 * 8 * 128 * 2  # tokens, keys and values, heads, size, bytes
-    assert "copied keys and values" not in memory_need(config, world_size=1, gpu_bytes=H100).updating
-    config.trainer.share_prompts_from = 512
-    for config.trainer.activation_checkpoint, layers in (("full", 1), ("none", 28)):
-        need = memory_need(config, world_size=1, gpu_bytes=H100)
-        assert need.updating["copied keys and values"] == pytest.approx(layers * copied, rel=1e-12)

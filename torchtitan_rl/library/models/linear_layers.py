@@ -84,8 +84,6 @@ def check_linear(
             "heads of 64 or of 128 in linear layers: vLLM's kernels for a CPU have no other", "Use another model, or a GPU.",
         )  # fmt: skip
         return
-    share = trainer.share_prompts_from
-    expect(share == 0, "trainer.share_prompts_from", share, f"0 {whose}: their state is not shared", "Leave it out.")
     absent = [name for name in KERNELS if find_spec(name) is None]
     expect(
         trainer.mixed_precision_param == "float32" or not absent, "trainer.mixed_precision_param", "bfloat16",
