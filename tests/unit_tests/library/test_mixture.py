@@ -68,8 +68,6 @@ def test_packed_logprobs_equal_transformers_and_weights_round_trip(tmp_path, set
         ({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}, "it is a mixture of experts"),
         ({"use_sliding_window": True, "sliding_window": 8}, "it is a mixture of experts"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "it is a mixture of experts"),
-        ({"num_experts": 0}, "num_experts 0, which must be a whole number of at least 1"),
-        ({"num_experts_per_tok": 200}, "num_experts_per_tok 200, which is more than num_experts 128"),
         ({"attention_bias": True}, "attention_bias True"),
     ],
 )
