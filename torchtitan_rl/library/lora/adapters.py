@@ -159,13 +159,3 @@ class AdapterChecksums(ShardChecksums):
     def values(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         shard = local_shard(parameter).to(dtype)
         return shard * self._scale if id(parameter) in self._scaled else shard
-
-    def moments(self, dtype: torch.dtype) -> Tensor:
-        """Returns this rank's part of each tensor's `proof.moments`, [names, 2] float64."""
-        from torchtitan_rl.library.lora.proof import moments
-
-        found = torch.zeros(len(self.shapes), 2, dtype=torch.float64, device=self.device)
-        for shard in (shard for shard in self._shards if shard.counts):
-            values = self.values(shard.parameter, dtype)
-            found[shard.names] = moments(values, shard.weights, first_column=shard.first_column)
-        return found
