@@ -73,10 +73,6 @@ class Conversations(Configurable):
         the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
         baseline and counted in the metrics."""
 
-        rewrites: Literal["refuse", "append"] = "refuse"
-        """Handling of a chat template that changes earlier turns of the policy, for example by removing their thinking.
-        refuse: report an error before training. append: keep every turn as it was sampled."""
-
         agent_settings: Literal["ignore", "refuse"] = "ignore"
         """Handling of an agent's request for other sampling settings than the run's, such as a temperature. ignore: the
         run's hold; one line names those that were asked for. refuse: answer with an error that names the setting."""
@@ -178,7 +174,7 @@ class Conversations(Configurable):
                 )  # fmt: skip
                 name, role = type(environment).__name__, environment.role
                 expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
-                self._templates[prompt.task].check(environment.role, self.config.rewrites)
+                self._templates[prompt.task].check(role)
             finally:
                 self._close(environment)
 
