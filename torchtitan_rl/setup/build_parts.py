@@ -24,7 +24,7 @@ from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
 from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher, Teachers
-from torchtitan_rl.library.engine.start import small_cache_note, start_generator
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.frozen_models import PolicyAverage, Reference
 from torchtitan_rl.library.hints import Hints
@@ -262,8 +262,6 @@ def _build_generator(
         from torchtitan_rl.library.engine.grammars import Grammars  # it imports vLLM
 
         environments.make_grammar = Grammars(generator.llm, tokenizer, config.conversations.tool_call_parser).of
-    if said := small_cache_note(generator, num_prompts=config.num_prompts_per_step):
-        events.progress(said)
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group
 

@@ -110,29 +110,6 @@ def start_generator(
     return generator
 
 
-def small_cache_note(generator: Generator, *, num_prompts: int) -> str:
-    """Returns one line for the user if the completions that run at once may outgrow the KV cache; "" if they cannot.
-
-    vLLM computes those that do not fit again.
-
-    Args:
-        num_prompts: the prompts of a step, of all replicas.
-    """
-    sampling, most = generator.sampling, generator.config.max_num_seqs
-    completions = -(-num_prompts // generator.num_replicas) * sampling.n
-    sequences = min(completions, most)
-    tokens = sequences * sampling.max_tokens
-    cache = generator.llm.llm_engine.vllm_config.cache_config
-    room = cache.num_gpu_blocks * cache.block_size
-    if tokens <= room:
-        return ""
-    field = "VLLM_CPU_KVCACHE_SPACE" if ON_CPU else "generator.gpu_memory_utilization"
-    return (
-        f"generator.max_num_seqs {most}: at full length {sequences} completions take {tokens:,} tokens of KV cache, which "
-        f"holds {room:,}. Those that do not fit are computed again. Raise {field} or lower generator.max_num_seqs."
-    )
-
-
 def engine_options(config: Generator.Config) -> dict[str, Any]:
     """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
 
