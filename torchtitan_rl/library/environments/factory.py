@@ -73,10 +73,6 @@ class Conversations(Configurable):
         the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
         baseline and counted in the metrics."""
 
-        agent_settings: Literal["ignore", "refuse"] = "ignore"
-        """Handling of an agent's request for other sampling settings than the run's, such as a temperature. ignore: the
-        run's hold; one line names those that were asked for. refuse: answer with an error that names the setting."""
-
         tool_call_parser: str = "auto"
         """Reads the policy's tool calls. auto: the JSON formats of Qwen, Hermes and Llama 3. Any other: the name of one of
         vLLM's tool parsers, as for `vllm serve --tool-call-parser`."""
@@ -141,7 +137,6 @@ class Conversations(Configurable):
                 most_characters=self.config.max_answer_characters,
                 parser=self._parsers[prompt.task],
                 begins_thinking=self._templates[prompt.task].begins_thinking,
-                refuses_settings=self.config.agent_settings == "refuse",
                 in_order=self.config.wait_for_answers,
                 make_grammar=self.make_grammar,
             )

@@ -28,7 +28,7 @@ CALL = '<tool_call>{"name": "multiply", "arguments": {"a": 3, "b": 4}}</tool_cal
 class Policy:
     """The policy's side of one agent's conversation."""
 
-    def __init__(self, agent, refuses_settings=False, in_order=False, **settings) -> None:
+    def __init__(self, agent, in_order=False, **settings) -> None:
         self.conversation = Conversation(
             prompt=Prompt(prompt_idx=0, text="?", token_ids=[1, 2, 3], expected_answer="", messages=[USER]),
             sample_idx=0, sampling=SamplingConfig(max_tokens=100), most_in_turn=50, most_tokens=1000,
@@ -36,7 +36,7 @@ class Policy:
         self.environment = AgentEnvironment(agent, **settings)
         self.environment.fit(
             conversation=self.conversation, call_seconds=20, most_characters=1000, parser=parse_calls,
-            begins_thinking=False, refuses_settings=refuses_settings, in_order=in_order,
+            begins_thinking=False, in_order=in_order,
         )  # fmt: skip
 
     def __enter__(self):
@@ -155,13 +155,8 @@ def test_settings_that_cannot_be_followed_are_refused_by_name_with_the_remedy(se
     assert re.search(reason, ended)
 
 
-def test_settings_are_refused_where_the_run_says_so():
-    async def agent(task, *, base_url, api_key):
-        with pytest.raises(openai.BadRequestError, match="temperature 0.2; this run has 1.0: leave it out"):
-            await client(base_url, api_key).chat.completions.create(model="x", messages=[USER], temperature=0.2)
-        await client(base_url, api_key).chat.completions.create(model="x", messages=[USER], temperature=1)
-
-    with Policy(agent, refuses_settings=True) as policy:
+def test_other_settings_of_sampling_are_not_followed():
+    with Policy(asks({"messages": [USER], "temperature": 0.2, "top_p": 0.5})) as policy:
         assert policy.say("12").finish_reason == "stop"
 
 
