@@ -363,7 +363,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _tokenizer_files({"tokenizer.json": None})),
         row("a chat template that is no template", "a template that renders, but: TemplateSyntaxError: unexpected '}'",
             _template("{{ messages[0]['content' }}")),
-        row("a chat template without the user's message", "renders the user's message, but every prompt is 'Hello'", _template("Hello")),
+        row("a chat template without the user's message", "template writes, but it leaves out the user message.", _template("Hello")),
         row("a tokenizer larger than the model", "vocab_size 100, but it has token id 259", _tokenizer(vocab_size=100, eos="<eos>")),
         row("a tokenizer without an end", "a tokenizer with an eos_token", _tokenizer(vocab_size=320, eos=None)),
         row("a model whose head_dim is 16, on a CPU", "a model whose head_dim is one of", _small_heads),
