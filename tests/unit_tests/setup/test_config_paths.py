@@ -13,7 +13,7 @@ from torchtitan_rl.library.tasks import Rows
 def mine():
     config = debug()
     config.task = Rows.Config(path="rows.jsonl", held_out_paths={"hard": "hard.jsonl"}, warm_start="start.py:recipe")
-    config.grader.rewards = ["brief=rewards/my.py:brevity(scale=2)", "torchtitan_rl.library.rewards:overlong(max_tokens=8, cache=8)"]
+    config.grader.rewards = ["brief=rewards/my.py:brevity(scale=2)", "torchtitan_rl.library.rewards:length(target=8)"]
     config.metrics.sinks = ["jsonl", "my_sink.py:Csv:per_rank_reduce", "my_package.sinks:Csv"]
     config.hf_assets_path = "policy"
     config.prompts.demonstrate = "start.py:demonstrate"
