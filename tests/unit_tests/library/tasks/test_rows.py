@@ -10,7 +10,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import Rows, table
+from torchtitan_rl.library.tasks import Rows
 from torchtitan_rl.setup.build_grader import build_grader
 
 
@@ -391,14 +391,6 @@ def test_duplicate_row_id_is_reported(build, capsys):
 def test_invalid_rows_are_errors_with_row_numbers_and_a_remedy(build, content, message):
     with pytest.raises(UserError, match=message):
         build(content)
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
-def test_overlong_line_is_an_error_without_reading_it_all(build, monkeypatch, name):
-    monkeypatch.setattr(table, "MOST_LINE_BYTES", 1000)
-    first = b"prompt,answer\na,1\n" if name == "a.csv" else lines(*sums(2)) + b"\n"
-    with pytest.raises(UserError, match="row [23]: a line longer than 64 MiB; write one row on each line"):
-        build(first + b"x" * 5000, name)
 
 
 def test_invalid_csv_rows_are_errors_with_row_numbers(build):
