@@ -333,13 +333,6 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
         build(sums(6), held_out_paths={"sampled": paths["easy"]})
 
 
-def test_duplicate_row_id_is_reported(build, capsys):
-    task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
-    assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
-    task = build([{**sums(1)[0], "id": 2}, *sums(4)[1:]])  # row 2 has none
-    assert "with the id" not in told(task, capsys)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
