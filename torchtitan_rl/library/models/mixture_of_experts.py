@@ -82,13 +82,6 @@ def mixture_entries(layers: Sequence[TransformerBlock.Config]) -> dict[str, Any]
     }
 
 
-MULTIPLE = 8
-"""torch's grouped product needs rows of a multiple of 16 bytes, which 8 numbers are in bfloat16."""
-
-CPU_MULTIPLE = 32
-"""vLLM's kernels for experts on a CPU need a hidden size that is a multiple of this."""
-
-
 def check_mixture(
     model: "Decoder.Config", trainer: "TrainerConfig", generator: "Generator.Config", *, world_size: int, on_cpu: bool
 ) -> None:
@@ -125,15 +118,6 @@ def check_mixture(
     expect(
         inner % degree == 0, "generator.tensor_parallel_degree", degree, f"a divisor of moe_intermediate_size {inner}",
         "Use another degree.",
-    )  # fmt: skip
-    uneven = {"hidden_size": model.dim, "moe_intermediate_size": inner}
-    uneven = {name: size for name, size in uneven.items() if size % MULTIPLE}
-    expect(
-        not uneven, "hf_assets_path", uneven, f"a mixture of experts with multiples of {MULTIPLE}", "Use another model."
-    )
-    expect(
-        not on_cpu or model.dim % CPU_MULTIPLE == 0, "hf_assets_path: hidden_size", model.dim,
-        f"a multiple of {CPU_MULTIPLE}, which vLLM needs of a mixture of experts on a CPU", "Use another model, or a GPU.",
     )  # fmt: skip
 
 
