@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from torchtitan_rl.core.device import ON_CPU
@@ -221,19 +220,9 @@ def without_preloads() -> Iterator[None]:
     """Restore LD_PRELOAD afterwards. A CPU engine names two libraries in it for worker processes, which it does not
     have here.
 
-    Programs that rewards and tools start would load them too. The loader splits the variable at spaces and prints an
-    error for each part, so the libraries of an environment whose path has one are named here, from the current
-    folder.
+    Programs that rewards and tools start would load them too.
     """
     before = os.environ.get("LD_PRELOAD")
-    packages = Path(torch.__file__).parents[1]
-    if ON_CPU and before is None and " " in str(packages):
-        libraries = [
-            *packages.glob("torch/lib/libgomp*.so*"),
-            *packages.glob("vllm/libs/libtcmalloc*.so*"),
-        ]
-        paths = [os.path.relpath(library) for library in libraries]
-        os.environ["LD_PRELOAD"] = ":".join(paths)
     try:
         yield
     finally:
