@@ -25,6 +25,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from tests.gpu_rehearsal import machine
 from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
+from tests.gpu_rehearsal.shipped import shipped
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.library import models
 from torchtitan_rl.library.distillation import Distill, ExactDistill
@@ -65,7 +66,7 @@ TEACHERS = {"an 8B teacher, exact": ExactDistill.Config(), "an 8B teacher, sampl
 
 def _small(layout: Layout) -> RunConfig:
     """A Qwen3 of 42M parameters in two layers, with qwen3_0_6b's settings. With expert parallelism its MLPs are 8 experts each."""
-    config = on_layout(load_config("qwen3_0_6b"), layout)
+    config = on_layout(shipped("qwen3_0_6b"), layout)
     sizes = {"vocab_size": 16384, "dim": 1024, "n_layers": 2, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
     mlp = {"hidden_dim": 384, "num_experts": 8} if layout.ep > 1 else {"hidden_dim": 3072}
     config.model_spec = small_qwen3(**sizes, **mlp, max_seq_len=2048)
@@ -164,13 +165,13 @@ def _option(option: str, layout: Layout) -> Rehearsal | str:
 
 
 def _size(size: str, layout: Layout) -> Rehearsal | str:
-    config = on_layout(load_config("qwen3_8b"), layout)
+    config = on_layout(shipped("qwen3_8b"), layout)
     config.model_spec = models.qwen3(size)
     return _rehearsed(config, layout)
 
 
 def _taught(name: str, layout: Layout) -> Rehearsal | str:
-    config = on_layout(load_config("qwen3_0_6b"), layout)
+    config = on_layout(shipped("qwen3_0_6b"), layout)
     config.algorithm = Algorithm.Config(loss=TEACHERS[name])
     config.teacher = _folder(models.qwen3("8B"))
     return _rehearsed(config, layout)
@@ -186,8 +187,7 @@ def _folder(spec: ModelSpec) -> str:
 
 
 def _whole(name: str, layout: Layout) -> Rehearsal | str:
-    config = on_layout(load_config(name), layout)
-    config.model_spec = config.model_spec or models.qwen3("1.7B")
+    config = on_layout(shipped(name), layout)
     if config.teacher:
         config.teacher = _folder(config.model_spec)  # a recipe's model is the policy's
     if name == "debug_moe":

@@ -15,7 +15,6 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.models import hf_architecture
-from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder, Resume, find_resume, is_choice
@@ -75,7 +74,7 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
 
 
 def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
-    if isinstance(value, (ModelSpec, NamedModel)):
+    if isinstance(value, ModelSpec):
         found[name] = f"{value.name} {value.flavor}"
         found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
     elif is_dataclass(value):

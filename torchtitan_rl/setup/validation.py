@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torchtitan.config import Configurable, ParallelismConfig
-from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.common.field_limits import check_fields, check_number, parts
 from torchtitan_rl.core.algorithm import NoCorrection
@@ -21,7 +20,6 @@ from torchtitan_rl.library.environments.factory import Conversations, may_answer
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
-from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.objectives import Gdpo
 from torchtitan_rl.library.references import correctable, did_you_mean, is_users_class, load_function
 from torchtitan_rl.library.task import Task
@@ -277,7 +275,7 @@ def _check_cpu(config: "RunConfig") -> None:
 
 
 def check_model(config: "RunConfig", *, world_size: int) -> None:
-    """Check that degrees, lengths and memory fit the model. It is known from the config, or from its folder.
+    """Check that degrees, lengths and memory fit the model. It is known from the start's folder or recipe.
 
     Raises:
         UserError: as `validate`.
@@ -310,13 +308,11 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
 
 
 def check_layout(config: "RunConfig", world_size: int) -> None:
-    """Check that degrees, ranks and devices fit each other, and that `model_spec` is a model.
+    """Check that degrees, ranks and devices fit each other.
 
     Raises:
         UserError: as `validate`.
     """
-    spec, remedy = config.model_spec, "Use small_qwen3(vocab_size=320), or None with hf_assets_path."
-    expect(isinstance(spec, ModelSpec | NamedModel | None), "model_spec", spec, "a NamedModel or a ModelSpec", remedy)
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus := torch.cuda.device_count():
         expect(local <= gpus, "NGPU", local, f"at most the {gpus} GPUs of this node", "Start that many processes.")

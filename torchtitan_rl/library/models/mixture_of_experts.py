@@ -11,7 +11,7 @@ from torchtitan.models.common.config_utils import make_moe_config, make_routed_e
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import NO_RECORD
-from torchtitan_rl.library.models.experts import PackedMoE, PackedQwen3, packed_moe
+from torchtitan_rl.library.models.experts import PackedMoE, packed_moe
 
 if TYPE_CHECKING:
     from torchtitan.config import ParallelismConfig
@@ -97,10 +97,6 @@ def check_mixture(
         replay, field = generator.router_replay, "generator.router_replay"
         expect(not replay, field, replay, "False, as the model has no experts", "Leave it off.")
         return
-    packed, kind = isinstance(model, PackedQwen3.Config), type(model).__qualname__
-    expect(
-        packed, "model_spec", kind, "a mixture that sees packs", "Use library.models.qwen3 or a checkpoint's folder."
-    )
     if generator.router_replay:
         _check_replay(entries, generator, on_cpu)
     _check_degrees(entries, p, world_size)
