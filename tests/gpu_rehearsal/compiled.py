@@ -81,7 +81,6 @@ def as_on_a_gpu() -> Iterator[None]:
     with (
         mock.patch.multiple(logprobs, wide=lambda t: t, partial_product=logprobs.product, **compiled),
         mock.patch.object(attention, "compute_capability", return_value=(9, 0)),
-        mock.patch.object(attention, "flash_attention", return_value=("FA2", "")),
         mock.patch.object(build_module, "CompileConfig", lambda **k: config(**k, backend="aot_eager")),
     ):
         yield

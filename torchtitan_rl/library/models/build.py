@@ -21,13 +21,12 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import PlanMicrobatches
 from torchtitan_rl.core.trainer.score import LogprobHead
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.library.attention import attention_config, describe_attention
+from torchtitan_rl.library.attention import attention_config
 from torchtitan_rl.proof.step_checks import StepChecks
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
@@ -176,7 +175,6 @@ def build_policy(
     if compile_config.enable:
         # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
         torch.compiler.config.recompile_limit = 64
-    progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(
         model,
