@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,7 @@ from torchtitan_rl.library.references import load_class
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.starts.warm_start import start_of
 from torchtitan_rl.library.tasks import Rows, SumDigits, Task
+from torchtitan_rl.setup import teacher_folder
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
 from torchtitan_rl.setup.registry import load_config
@@ -227,7 +229,8 @@ def _recipe(start: Cause, worked: str = "5", **settings: Any) -> Cause:
 
 def _other_vocabulary(folder: Path) -> None:
     config = replace(load_config("debug_distill"), teacher=f"{folder}/mine.py:f")
-    prepare_teacher(config, make_small_tokenizer(["1 + 1"], vocab_size=258))
+    with mock.patch.object(teacher_folder, "START_CHECKPOINTS", folder):
+        prepare_teacher(config, make_small_tokenizer(["1 + 1"], vocab_size=258))
 
 
 def _instructed(_: Path) -> None:
@@ -400,7 +403,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             )
         ),
         row("--teacher of a recipe with another vocabulary", "expected the policy's vocabulary, but token ",
-            _recipe(_other_vocabulary, worked="'5'", dimensions={"vocab_size": 512})),
+            _recipe(_other_vocabulary, worked="'5'", steps=1, batch_size=1, dimensions={"vocab_size": 512})),
         row("c.task.instruction = 'Add:'", "as this task with task.instruction 'Add:' makes no start itself. Pass --hf-assets-path", _instructed),
         row("c.prompts.system_prompt = '\\udc80'", "prompts.system_prompt = '\\udc80': expected text that UTF-8 can encode, without",
             _assigned("c.prompts.system_prompt = '\\udc80'")),

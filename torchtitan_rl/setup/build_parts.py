@@ -44,7 +44,7 @@ from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memor
 from torchtitan_rl.setup.node import check_environment, engine_start_note
 from torchtitan_rl.setup.rank_variables import be_only_rank
 from torchtitan_rl.setup.second_opinion import compare_start
-from torchtitan_rl.setup.start_checkpoint import load_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import load_tokenizer
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model, learning_warnings
@@ -117,13 +117,6 @@ def prepare(config: "RunConfig") -> Prepared:
     if said := choose_dtypes(config):
         events.progress(said)
     prepared = check_parts(config, world_size=world_size)
-    if prepared.missing is not None:
-        # Their errors, before the minute it takes.
-        _, held_out, _ = build_prompts(config, config.task.build(), prepared.missing.tokenizer())
-        try_objective(
-            config, held_out[0], [reward.name for of_task in prepared.scorers.values() for reward in of_task.rewards]
-        )
-        prepare_start(config)
     if config.teacher:
         prepare_teacher(config, load_tokenizer(config.hf_assets_path))
         check_model(config, world_size=world_size)  # with the teacher's memory
@@ -152,7 +145,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     if prepared is None:
         be_only_rank()
         prepared = prepare(config)
-    task, scorers, _ = prepared
+    task, scorers = prepared
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
     grader = build_grader(config.grader, task, scorers)  # first of all: it forks, and the others start threads

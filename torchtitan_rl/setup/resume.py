@@ -62,14 +62,13 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
     _describe("", config, found)
     found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
     del found["teacher"]  # its weights count, not where they are
-    if config.hf_assets_path:  # otherwise this is a dry run without the start that the run would make
-        folder = Path(config.hf_assets_path)
-        algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-        found["tokenizer"] = _tokenizer_digest(folder)
-        found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
-        digests_of = {name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()}
-        found["more_teachers"] = str(digests_of)
-        found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
+    folder = Path(config.hf_assets_path)
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    found["tokenizer"] = _tokenizer_digest(folder)
+    found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
+    digests_of = {name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()}
+    found["more_teachers"] = str(digests_of)
+    found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
     return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
 
 

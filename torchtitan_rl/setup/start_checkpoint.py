@@ -13,7 +13,6 @@ from torchtitan_rl.setup.hub import folder_of, is_hub_name
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.library.starts.warm_start import MissingStartError
     from torchtitan_rl.setup.run_config import RunConfig
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
@@ -64,25 +63,6 @@ def prepare_start(config: "RunConfig") -> None:
     config.model_spec = spec_from_folder(folder)
     check_tensors(folder, config.model_spec)
     check_end_tokens(folder, config.model_spec.model.vocab_size)
-
-
-def missing_start(config: "RunConfig") -> "MissingStartError | None":
-    """Prepare the start, unless the run has to make it first. Returns the start that is missing; `model_spec` is set anyway.
-
-    Raises UserError as `prepare_start`.
-    """
-    if config.hf_assets_path:
-        prepare_start(config)
-        return None
-    from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
-
-    try:
-        with nothing_is_made():
-            prepare_start(config)
-    except MissingStartError as missing:
-        config.model_spec = missing.recipe.model_spec
-        return missing
-    return None
 
 
 def check_folder(config: "RunConfig") -> None:

@@ -14,8 +14,7 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -79,33 +78,6 @@ class Recipe:
         return small_qwen3(**self.dimensions)
 
 
-class MissingStartError(Exception):
-    """A start that a run would make first. Raised in place of making it, inside `nothing_is_made`."""
-
-    def __init__(self, folder: Path, task: Task, recipe: Recipe, seed: int) -> None:
-        super().__init__(f"{folder} is not there yet")
-        self.folder, self.recipe = folder, recipe
-        self._task, self._seed = task, seed
-
-    def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """The tokenizer that the start will have."""
-        return _make_tokenizer(self._task, self.recipe, self._seed)
-
-
-_makes_starts = True
-
-
-@contextmanager
-def nothing_is_made() -> Iterator[None]:
-    """Inside, `ensure_checkpoint` raises MissingStartError for a start that is missing. A dry run makes none."""
-    global _makes_starts
-    before, _makes_starts = _makes_starts, False
-    try:
-        yield
-    finally:
-        _makes_starts = before
-
-
 def start_of(task: Task.Config, cache_root: Path) -> Path | None:
     """Returns the starting checkpoint of a task for a run without hf_assets_path; None if the task has none.
 
@@ -142,8 +114,6 @@ def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int
     folder = cache_root / f"{recipe.name}-{_key(task, recipe, seed)}"
     if folder.is_dir():
         return folder
-    if not _makes_starts:
-        raise MissingStartError(folder, task, recipe, seed)
     if int(os.environ.get("LOCAL_RANK", "0")) != 0:
         with timed("warm start"):
             while not folder.is_dir():  # if local rank 0 fails, torchrun ends this rank too
