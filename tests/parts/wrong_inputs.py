@@ -13,7 +13,6 @@ from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
 from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.generator.sampling import SamplingConfig
-from torchtitan_rl.library.engine.end_tokens import end_token_ids
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Example, SumDigits
@@ -335,14 +334,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
             reward_functions=lambda self: len,
         ),
     ],
-    "Configs and files": [
-        *wrong_files.ROWS(WrongInput),
-        WrongInput(
-            "a generation_config.json that is a list",
-            "expected a generation_config.json with entries. Use the checkpoint's own.",
-            lambda folder: (folder / "generation_config.json").write_text("[]") and end_token_ids(folder, None),
-        ),
-    ],
+    "Configs and files": wrong_files.ROWS(WrongInput),
 }
 
 

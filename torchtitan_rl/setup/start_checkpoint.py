@@ -121,7 +121,7 @@ def check_end_tokens(folder: Path, vocab_size: int) -> None:
     """
     for name in ("config.json", "generation_config.json"):
         entries = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
-        found = entries.get("eos_token_id") if isinstance(entries, dict) else entries
+        found = entries.get("eos_token_id")
         for token in found if isinstance(found, list) else [found]:
             expect(
                 token is None or (type(token) is int and 0 <= token < vocab_size), "hf_assets_path", str(folder),
