@@ -331,7 +331,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         *(row(f"--hf-assets-path of {given}", says, _with_file(file)) for given, says, file in (
             ("a run's folder", "it is a run's folder. Export its model (torchtitan-rl export", "run_id"),
             ("a run's checkpoint", "it is a run's checkpoint. Export its model (torchtitan-rl export", ".metadata"),
-            ("an adapter", "it is a LoRA adapter. Pass the folder of its base model.", "adapter_config.json"),
+            ("an adapter", "it is a LoRA adapter. Merge it into its base with", "adapter_config.json"),
             ("the hub's cache", "snapshots/5e0f. Pass that folder.", "snapshots/5e0f/config.json"))),
         row("a checkpoint without safetensors", "it has no *.safetensors", _spoiled("model.safetensors", None)),
         row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),

@@ -13,12 +13,13 @@ from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
 from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.generator.sampling import SamplingConfig
+from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.library.tasks import Example, SumDigits
 from torchtitan_rl.setup.build_task import build_task
 from torchtitan_rl.setup.registry import parse_args
-from torchtitan_rl.setup.validation import validate
+from torchtitan_rl.setup.validation import check_model, validate
 
 TP, GENERATOR_TP = "trainer.parallelism.tensor-parallel-degree", "generator.tensor-parallel-degree"
 
@@ -41,7 +42,10 @@ class WrongInput:
             self.cause(folder)
         else:
             options = [part.replace("''", "") for part in self.given.split()]
-            validate(parse_args(["--config", "debug", *options])[1], world_size=self.ranks)
+            _, config = parse_args(["--config", "debug", *options])
+            config.model_spec = small_qwen3(vocab_size=320)
+            validate(config, world_size=self.ranks)
+            check_model(config, world_size=self.ranks)
 
 
 def _own_task(given: str, says: str, **methods: Callable) -> WrongInput:

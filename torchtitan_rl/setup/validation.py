@@ -120,8 +120,6 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         expect(fits, "algorithm.truncation.cache_tokens", cache, longest, "Lower it or allow longer completions.")
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     check_asked(config)
-    if config.model_spec is not None:
-        check_model(config, world_size=world_size)
 
 
 def _check_best(config: "RunConfig") -> None:

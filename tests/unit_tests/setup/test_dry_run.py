@@ -17,6 +17,7 @@ from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.dump_folder import create
 from torchtitan_rl.setup.registry import parse_args
 from torchtitan_rl.setup.resume import config_fields
+from torchtitan_rl.setup.start_checkpoint import prepare_start
 
 
 def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_values(tmp_path, capsys):
@@ -161,6 +162,7 @@ def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(star
         parse_args([*options, "--dump-folder", str(run), "--resume", "77"])
     assert not run.exists()
     _, config = parse_args(options[1:])
+    prepare_start(config)
     folder = CheckpointFolder(run)
     run.mkdir()
     unfinished = folder.begin(20)
