@@ -6,7 +6,6 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.optimizer import AdamW
 from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig, LRSchedule, TrainerConfig
-from torchtitan_rl.library.named_models import small_qwen3
 from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.tasks import SumDigits
@@ -21,7 +20,6 @@ def debug() -> RunConfig:
     the run stops if trainer and sampler differ by 1e-3 in the log-probability of any token.
     """
     config = RunConfig(
-        model_spec=small_qwen3(vocab_size=320),
         num_steps=50,
         num_prompts_per_step=16,
         task=SumDigits.Config(max_integers=2, instruction=""),
@@ -52,6 +50,5 @@ def debug() -> RunConfig:
 def debug_moe() -> RunConfig:
     """debug with a mixture of experts: 8 in each layer, of which a token uses 2; docs/models.md has the details."""
     config = debug()
-    config.model_spec = small_qwen3(vocab_size=320, hidden_dim=128, num_experts=8, top_k=2)
     config.task.warm_start = "torchtitan_rl.library.starts.answer_recipes:expert_sums"
     return config

@@ -4,7 +4,7 @@ from configs.debug import debug
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.library.agents.calculator_agent import AgentCalculator
 from torchtitan_rl.library.objectives import GroupMean
-from torchtitan_rl.library.tasks import Calculator, GuessNumber, RunningSum
+from torchtitan_rl.library.tasks import Calculator, GuessNumber
 from torchtitan_rl.setup.run_config import RunConfig
 
 
@@ -41,27 +41,6 @@ def debug_guess() -> RunConfig:
     config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.library.starts.conversation_recipes:guesser")
     config.algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn")
     config.num_prompts_per_step = 64  # with few prompts, luck outweighs good guessing
-    config.num_steps = 40
-    config.trainer.optimizer.lr = 2e-4
-    return config
-
-
-def debug_compact() -> RunConfig:
-    """Adds six numbers that come one by one in a window for four of them: the history is compacted, so each rollout
-    has several traces. On one CPU process, with its own warm start; needs no files.
-
-    The starting policy has the habit of forgetting the carry. With `--task.compact-tokens None` every conversation ends
-    at the window's limit, and nothing is learned. docs/recipes.md has the results.
-    """
-    config = _debug_talk(max_turns=8)
-    config.task = RunningSum.Config(
-        compact_tokens=28, warm_start="torchtitan_rl.library.starts.conversation_recipes:adder"
-    )
-    config.generator.max_model_len = 48
-    config.prompts.max_prompt_tokens = 24
-    config.sampling.max_tokens = 24
-    config.evaluation.sampling.max_tokens = 24
-    config.conversations.max_turn_tokens = 6
     config.num_steps = 40
     config.trainer.optimizer.lr = 2e-4
     return config

@@ -10,7 +10,6 @@ from torchtitan_rl.library.distillation import ExactDistill
 from torchtitan_rl.library.objectives import TokenTruncate
 from torchtitan_rl.library.tasks import Rows, Task
 from torchtitan_rl.library.tasks.counting import Counting
-from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
 from torchtitan_rl.setup.run_config import RunConfig
 
 
@@ -22,24 +21,6 @@ def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> 
         sampling.max_tokens = max_tokens
     config.generator.max_model_len = max_prompt_tokens + max_tokens
     return config
-
-
-def debug_chain_sum() -> RunConfig:
-    """Adds and subtracts three or four digits (reasoning_gym). The starting policy often forgets the last one."""
-    return _debug_on(
-        ReasoningGym.Config(
-            tasks=[("chain_sum", 1.0)],
-            settings=[
-                ("chain_sum.min_terms", "3"),
-                ("chain_sum.max_terms", "4"),
-                ("chain_sum.max_digits", "1"),
-            ],
-            instruction="",
-            warm_start="torchtitan_rl.library.starts.answer_recipes:chain_sum",
-        ),
-        max_prompt_tokens=48,
-        max_tokens=48,
-    )
 
 
 def debug_in_flight() -> RunConfig:

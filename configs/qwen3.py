@@ -13,13 +13,11 @@ How the settings were chosen, beside those of configs/tasks.py (docs/gpu.md list
 """
 
 from configs.tasks import sums
-from torchtitan_rl.library import named_models
 from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _sized(flavor: str, *, generator_tp: int) -> RunConfig:
     config = sums()
-    config.model_spec = named_models.qwen3(flavor)
     config.hf_assets_path = f"./assets/hf/Qwen3-{flavor}"
     config.generator.tensor_parallel_degree = generator_tp
     return config

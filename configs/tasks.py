@@ -31,7 +31,6 @@ from torchtitan_rl.setup.run_config import RunConfig
 def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 1024, lr: float = 1e-6) -> RunConfig:
     """Returns a run of any model; `max_tokens` and `lr` are those on a GPU."""
     config = RunConfig(
-        model_spec=None,
         num_steps=200,
         num_prompts_per_step=32,
         task=task,

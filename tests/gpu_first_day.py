@@ -1,7 +1,7 @@
 """What only a GPU can show, in four commands of at most 560 s each, the most valuable first. docs/gpu.md records what they print.
 
     .venv/bin/python tests/gpu_first_day.py step       0.6B; forward and backward apart; decode steps profiled
-    .venv/bin/python tests/gpu_first_day.py options    compiled blocks, shared prompts, an eager head, sleep, 512 sequences, 1.7B
+    .venv/bin/python tests/gpu_first_day.py options    compiled blocks, an eager head, sleep, 512 sequences, 1.7B
     .venv/bin/python tests/gpu_first_day.py trl        TRL's step on the same GPU, with like settings
     .venv/bin/python tests/gpu_first_day.py checks     parity, bfloat16, pushes of wrong weights, learning
 
@@ -237,17 +237,9 @@ def step_runs(size: str, output: Path) -> list[Run]:
 
 def option_runs(size: str, output: Path) -> list[Run]:
     many = ["--num-prompts-per-step", "8" if size == "small" else "64", "--generator.max-num-seqs", "512"]
-    # A "#" is a token. Prompts of 517 tokens are as long as completions.
-    long, longest = (200, 256) if size == "small" else (500, 600)
-    prompts = ["--task.instruction", "#" * long, "--prompts.max-prompt-tokens", f"{longest}"]
-    prompts += ["--generator.max-model-len", f"{longest + 512}"]
     runs = [*making(size)]
     if size != "small":  # a CPU compiles neither
         runs += [training(f"{size}, compiled blocks", size, output, ["--trainer.compile"])]
-    runs += [
-        training(f"{size}, long prompts", size, output, prompts),
-        training(f"{size}, long shared prompts", size, output, [*prompts, "--trainer.share-prompts-from", "128"]),
-    ]
     if size != "small":
         runs += [training(f"{size}, eager head", size, output, ["--trainer.compile-head", "False"])]
     runs += [

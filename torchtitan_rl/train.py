@@ -128,8 +128,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.setup.run_folder import RunFolder
     prepared = prepare(config)
-    starts = {"hf_assets_path": config.hf_assets_path, "trainer.lora.start": config.trainer.lora.start}
-    digests = {f"{field} (its weights)": weights_digest(Path(path)) for field, path in starts.items() if path}
+    digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
     check_config(config_fields(config) | digests)
     folder = RunFolder.find(config.dump_folder, name)
     resume = prepare_resume(config, folder.path)  # what it refuses, it refuses before anything is written

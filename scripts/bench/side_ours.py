@@ -25,7 +25,7 @@ from torchtitan_rl.train import build_run  # noqa: E402
 def config_of(job: dict) -> RunConfig:
     """The job's config, with its model, lengths and dtypes; its task gives the prompts that TRL's side is handed as texts."""
     config = load_config(job["config"])
-    config.model_spec, config.hf_assets_path = None, job["model"]
+    config.hf_assets_path = job["model"]
     config.dump_folder = job["folder"] + "/ours"
     config.num_steps = 100_000
     config.num_prompts_per_step = job["prompts_per_step"]

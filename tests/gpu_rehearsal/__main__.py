@@ -1,6 +1,6 @@
 """Rehearses the trainer on a machine without a GPU and prints what is wrong. Exits with 1 if anything is.
 
-python -m tests.gpu_rehearsal quick [REPORT.json]    five layouts of a shallow model, one with shared prompts, and the introduced faults: a minute
+python -m tests.gpu_rehearsal quick [REPORT.json]    five layouts of a shallow model, and the introduced faults: a minute
 python -m tests.gpu_rehearsal long [CONFIG ...]      each shipped config at its documented size, 64 ranks: tens of minutes
 """
 
@@ -25,6 +25,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from tests.gpu_rehearsal import machine
 from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
+from tests.gpu_rehearsal.shipped import shipped
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.library import models
 from torchtitan_rl.library.distillation import Distill, ExactDistill
@@ -46,7 +47,6 @@ FULL_DEPTH = ("qwen3_0_6b", "qwen3_8b", "qwen3_30b_a3b")
 """Configs that the long part rehearses with all layers. Others have four: the same model, with another task or objective."""
 SIZES = {"1.7B": Layout(1), "4B": Layout(2), "8B": Layout(8), "14B": Layout(64, tp=2, replicate=2)}
 """Sizes of Qwen3 that the long part rehearses with the settings of qwen3_8b, and all layers."""
-SHARED = "shared prompts"
 OPTIONS = {
     "selective checkpointing": _set("trainer.activation_checkpoint", "selective"),
     "full checkpointing": _set("trainer.activation_checkpoint", "full"),
@@ -56,7 +56,6 @@ OPTIONS = {
     "two epochs": _set("trainer.num_epochs", 2),
     "two minibatches": _set("trainer.num_minibatches", 2),
     "a reference policy": _set("algorithm.kl", KL.Config(coef=0.1)),
-    SHARED: _set("trainer.share_prompts_from", 32),
 }
 """Options of the trainer that the long part takes on 8 ranks."""
 
@@ -67,7 +66,7 @@ TEACHERS = {"an 8B teacher, exact": ExactDistill.Config(), "an 8B teacher, sampl
 
 def _small(layout: Layout) -> RunConfig:
     """A Qwen3 of 42M parameters in two layers, with qwen3_0_6b's settings. With expert parallelism its MLPs are 8 experts each."""
-    config = on_layout(load_config("qwen3_0_6b"), layout)
+    config = on_layout(shipped("qwen3_0_6b"), layout)
     sizes = {"vocab_size": 16384, "dim": 1024, "n_layers": 2, "n_heads": 16, "n_kv_heads": 8, "head_dim": 128}
     mlp = {"hidden_dim": 384, "num_experts": 8} if layout.ep > 1 else {"hidden_dim": 3072}
     config.model_spec = small_qwen3(**sizes, **mlp, max_seq_len=2048)
@@ -77,7 +76,7 @@ def _small(layout: Layout) -> RunConfig:
 
 
 def _rank(
-    layout: Layout, rank: int, fault: str | None = None, option: str | None = None, updates: int = 2, even: bool = False
+    layout: Layout, rank: int, fault: str | None = None, option: str | None = None, updates: int = 2
 ) -> Rehearsal | str:
     """Rehearses one rank of the small model. Returns the traceback if the product raises."""
     config = _small(layout)
@@ -85,8 +84,8 @@ def _rank(
         OPTIONS[option](config)
     try:
         with FAULTS[fault]() if fault else nullcontext():
-            prompts, longest = max(2, layout.world // layout.tp), 100 if even else 200
-            return rehearse(config, layout, rank, prompts=prompts, longest=longest, updates=updates, even=even)
+            prompts = max(2, layout.world // layout.tp)
+            return rehearse(config, layout, rank, prompts=prompts, longest=200, updates=updates)
     except Exception:
         return traceback.format_exc()
 
@@ -102,8 +101,7 @@ def ranks_of(layout: Layout) -> list[int]:
 
 
 def quick() -> dict[str, dict[str, list[str]]]:
-    """Returns {"layouts": {name: what is wrong}, "faults": {name: what the rehearsal said of it}, "shared": what is wrong
-    with shared prompts, "tokens": those in the forwards of a step with and without, where prompts are as long as completions}."""
+    """Returns {"layouts": {name: what is wrong}, "faults": {name: what the rehearsal said of it}}."""
     _rank(Layout(1), 0, updates=0)  # fills torch's caches before the processes fork; a backward would start threads
     jobs = [(layout, rank) for layout in LAYOUTS for rank in ranks_of(layout)]
     faulty = [
@@ -111,17 +109,15 @@ def quick() -> dict[str, dict[str, list[str]]]:
         for fault in FAULTS
         for rank in (0, 1)[: 1 + (fault == "another order of collectives")]
     ]
-    even = [(LAYOUTS[2], 0, None, option, 2, True) for option in (SHARED, None)]
     # A process for each rank: torch keeps group names of a process's first run.
     with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        *ended, shared, copied = pool.starmap(_rank, [*jobs, *faulty, *even], chunksize=1)
+        ended = pool.starmap(_rank, [*jobs, *faulty], chunksize=1)
     verdicts = {str(one): _verdict([r for r, j in zip(ended, jobs, strict=False) if j[0] == one]) for one in LAYOUTS}
     told = {
         fault: _verdict([r for r, j in zip(ended[len(jobs) :], faulty, strict=True) if j[2] == fault])
         for fault in FAULTS
     }
-    tokens = [record if isinstance(record, str) else record.tokens for record in (shared, copied)]
-    return {"layouts": verdicts, "faults": told, "shared": _verdict([shared]), "tokens": tokens}
+    return {"layouts": verdicts, "faults": told}
 
 
 def documented(name: str) -> Layout:
@@ -169,13 +165,13 @@ def _option(option: str, layout: Layout) -> Rehearsal | str:
 
 
 def _size(size: str, layout: Layout) -> Rehearsal | str:
-    config = on_layout(load_config("qwen3_8b"), layout)
+    config = on_layout(shipped("qwen3_8b"), layout)
     config.model_spec = models.qwen3(size)
     return _rehearsed(config, layout)
 
 
 def _taught(name: str, layout: Layout) -> Rehearsal | str:
-    config = on_layout(load_config("qwen3_0_6b"), layout)
+    config = on_layout(shipped("qwen3_0_6b"), layout)
     config.algorithm = Algorithm.Config(loss=TEACHERS[name])
     config.teacher = _folder(models.qwen3("8B"))
     return _rehearsed(config, layout)
@@ -191,8 +187,7 @@ def _folder(spec: ModelSpec) -> str:
 
 
 def _whole(name: str, layout: Layout) -> Rehearsal | str:
-    config = on_layout(load_config(name), layout)
-    config.model_spec = config.model_spec or models.qwen3("1.7B")
+    config = on_layout(shipped(name), layout)
     if config.teacher:
         config.teacher = _folder(config.model_spec)  # a recipe's model is the policy's
     if name == "debug_moe":
@@ -220,8 +215,6 @@ def _main(part: str, *rest: str) -> int:
         Path(rest[0]).write_text(json.dumps(report))
     for name, faults in report["layouts"].items() if part == "quick" else ():
         print(f"{name}: {'; '.join(faults) or 'ok'}")
-    if part == "quick":
-        print(f"{SHARED}: {'; '.join(report['shared']) or 'ok'}, {report['tokens']} tokens with and without")
     for fault, told in report.get("faults", {}).items():
         print(f"introduced: {fault}: {'; '.join(told) or 'UNSEEN'}")
     return int(any(report["layouts"].values()) or not all(report.get("faults", {}).values()))

@@ -2,8 +2,7 @@
 
 CASE_NAMES = [
     "qwen3", "qwen3 with KL", "qwen3 with an entropy bonus", "qwen3 with LoRA", "qwen3, selective checkpointing",
-    "qwen3, full checkpointing", "qwen2", "llama", "gemma3_text", "olmo2", "qwen3, shared prompts",
-    "qwen3, shared prompts, KL, full checkpointing", "gemma3_text, shared prompts, selective checkpointing",
+    "qwen3, full checkpointing", "qwen2", "llama", "gemma3_text", "olmo2",
 ]  # fmt: skip
-QUICK = ["qwen3 with KL", "qwen3, shared prompts"]
+QUICK = ["qwen3 with KL"]
 """What the default tests take."""

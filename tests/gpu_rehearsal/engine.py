@@ -70,6 +70,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, ModelRunnerOutput  # noqa: E402
 from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 
+from tests.gpu_rehearsal.shipped import shipped  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.generator.sampling import SamplingConfig  # noqa: E402
@@ -85,7 +86,7 @@ from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.setup.auto_dtype import choose_dtypes  # noqa: E402
 from torchtitan_rl.setup.memory import meta_model  # noqa: E402
-from torchtitan_rl.setup.registry import config_functions, load_config  # noqa: E402
+from torchtitan_rl.setup.registry import config_functions  # noqa: E402
 
 END, LONGEST = 7, 48
 SPEC = models.small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
@@ -343,12 +344,12 @@ def rehearse_configs(at: str) -> list[str]:
     with mock.patch.object(LLMEngine, "from_engine_args", make):
         for name in [*config_functions(), *OPTIONS]:
             base = "debug_moe" if name == "router replay" else "qwen3_0_6b"
-            config = load_config(base if name in OPTIONS else name)
+            config = shipped(base if name in OPTIONS else name)
             choose_dtypes(config)
             for option, value in OPTIONS.get(name, {}).items():
                 setattr(config.generator, option, value)
             growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if "growing" in name else {}
-            spec, lora = config.model_spec or models.qwen3("1.7B"), config.trainer.lora
+            spec, lora = config.model_spec, config.trainer.lora
             engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": torch.bfloat16}
             arguments = {"lora": EngineAdapter(Lora(lora), **engine)} if lora.rank else {}
             arguments |= {"tokenizer": _Tokenizer(), "sampling": config.sampling, "seed": 0}

@@ -81,8 +81,6 @@ class Rehearsal:
     the metrics."""
     forwards: int = 0
     """Forwards of the last update."""
-    tokens: int = 0
-    """Tokens of all ranks in the forwards of the last update."""
     optimizer_steps: int = 0
     """Optimizer steps of the last update."""
     in_update: Counter[str] = field(default_factory=Counter)
@@ -105,11 +103,9 @@ def on_layout(config: RunConfig, layout: Layout) -> RunConfig:
 
 
 def rehearse(
-    config: RunConfig, layout: Layout, rank: int, *, prompts: int, longest: int, updates: int = 2, even: bool = False
+    config: RunConfig, layout: Layout, rank: int, *, prompts: int, longest: int, updates: int = 2
 ) -> Rehearsal:
     """Run one rank on `prompts` prompts with 4 completions of up to `longest` tokens. Raises whatever the product raises.
-
-    With `even`, prompts have `longest` tokens too, and 8 completions of as many.
 
     The second update has the highest peak: the optimizer's moments exist only from the first on.
     """
@@ -123,7 +119,7 @@ def rehearse(
     }
     record.timeout = config.comm.init_timeout_seconds
     with _ranks(layout, config, record), recording(device), _pretended_values(device, record), even_routing(device):
-        groups = draft_episodes(_step(prompts, longest, even, recorded=_recorded(config)))
+        groups = draft_episodes(_step(prompts, longest, recorded=_recorded(config)))
         with cuda.FakeCuda(allow_non_fake_inputs=True), device:
             _run(config, device, record, groups, updates)
     record.collectives, record.races = device.collectives, device.memory.races
@@ -163,7 +159,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
         for moments in (state for one in trainer.optimizer for state in one.state.values()):
             for moment in moments.values():  # DTensor makes them where the device does not see it
                 device.memory.use(local_shard(moment), "")
-        record.optimizer_steps, record.tokens = report.optimizer_steps, report.trained_tokens
+        record.optimizer_steps = report.optimizer_steps
         record.syncs = device.syncs.copy()
         record.routing_waits = device.exchanges + any(True for _ in mixtures(trainer.model))
     record.in_update = Counter(one.operator for one in device.collectives[before:])
@@ -280,12 +276,12 @@ def _recorded(config: RunConfig) -> int:
     return sum(layer.moe.router.top_k for layer in layers)
 
 
-def _step(prompts: int, longest: int, even: bool, *, recorded: int) -> list[Group]:
-    """Scored completions of random lengths, the same on every rank; of the longest if they are `even`."""
+def _step(prompts: int, longest: int, *, recorded: int) -> list[Group]:
+    """Scored completions of random lengths, the same on every rank."""
     rng = np.random.default_rng(0)
 
     def sample(number: int, of: Prompt) -> ScoredCompletion:
-        length = longest if even else int(rng.integers(longest // 2, longest + 1))
+        length = int(rng.integers(longest // 2, longest + 1))
         completion = Completion(
             sample_idx=number, policy_version=0, token_ids=rng.integers(5, 100, length), sampler_logprobs=-np.ones(length),
             text="", finish_reason="stop",
@@ -294,8 +290,8 @@ def _step(prompts: int, longest: int, even: bool, *, recorded: int) -> list[Grou
         return ScoredCompletion(completion=completion, reward=float(number % 2))
 
     def group(number: int) -> Group:
-        ids = rng.integers(5, 100, longest if even else int(rng.integers(30, 60)))
+        ids = rng.integers(5, 100, int(rng.integers(30, 60)))
         prompt = Prompt(prompt_idx=number, text="", token_ids=ids, expected_answer="")
-        return Group(prompt=prompt, samples=[sample(j, prompt) for j in range(8 if even else 4)])
+        return Group(prompt=prompt, samples=[sample(j, prompt) for j in range(4)])
 
     return [group(number) for number in range(prompts)]

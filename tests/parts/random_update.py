@@ -7,7 +7,6 @@ label or a position that the packer puts in the wrong place shows in the gradien
 import math
 import random
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import torch
@@ -44,7 +43,6 @@ from torchtitan_rl.library.objectives import (
 )
 from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
 from torchtitan_rl.library.seed_grpo import SeedGrpo
-from torchtitan_rl.library.shared_prompts import plan_with_siblings
 
 VOCABULARY, WIDTH, LONGEST = 11, 6, 12
 """Tokens of the vocabulary, size of the hidden state, longest completion."""
@@ -258,8 +256,7 @@ def random_batcher(algorithm: Algorithm, rng: random.Random) -> Batcher:
         max_tokens=rng.choice([24, 60, 1000]),
         num_ranks=rng.choice([1, 1, 2, 3]),
         multiple=rng.choice([1, 8]),
-        share_prompts_from=(share_from := rng.choice([0, 1, 5])),
-        plan=partial(plan_with_siblings, join_siblings_from=share_from) if rng.choice([0, share_from]) else None,
+        share_prompts_from=rng.choice([0, 1, 5]),
         attention_cost=0.01,
         rank=0,
     )

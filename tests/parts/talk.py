@@ -45,7 +45,6 @@ def save_talker(folder: Path, **dimensions: int) -> Path:
 def talk():
     config = debug_guess()
     config.hf_assets_path = str(save_talker(Path(tempfile.mkdtemp())))
-    config.model_spec = None  # the folder's: its embeddings are not tied
     config.task.warm_start = ""
     # Random guesses never find the number: without another reward there would be nothing to learn.
     config.grader.rewards = ["torchtitan_rl.library.rewards:script(name='latin')"]

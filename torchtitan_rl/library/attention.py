@@ -2,22 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import activate_flash_attention_impl
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 from torchtitan.protocols.module import Module
 
 from torchtitan_rl.core.device import compute_capability
 from torchtitan_rl.core.types import SegmentLayout
-
-FLASH_KERNELS = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute.interface")}
-"""The kernels that torch can use instead of its own FA2, and their module, by major compute capability. No pinned
-wheel has either module."""
 
 
 def attention_config(*, float32: bool) -> "PackedSDPA.Config | FlashVarlen.Config":
@@ -27,36 +21,9 @@ def attention_config(*, float32: bool) -> "PackedSDPA.Config | FlashVarlen.Confi
     return FlashVarlen.Config()
 
 
-def describe_attention(config: "PackedSDPA.Config | FlashVarlen.Config") -> str:
-    """Returns one line for the user: the policy's attention, and the missing module of a faster one."""
-    if not isinstance(config, FlashVarlen.Config):
-        return "attention: PyTorch's SDPA over the padded pack"
-    name, missing = flash_attention()
-    absent = f" ({missing} cannot be imported)" if missing else ""
-    return f"attention: {name} over the packed sequences{absent}"
-
-
-@cache
-def flash_attention() -> tuple[str, str]:
-    """Activate the best FlashAttention that can be imported. Returns its name and the module that a better one needs.
-
-    Returns ("FA3", "") on Hopper and ("FA4", "") on Blackwell if their packages are installed. Otherwise "FA2",
-    PyTorch's own for Ampere and later, with the missing module, or "" if no better one exists for this GPU.
-    """
-    name, module = FLASH_KERNELS.get(compute_capability()[0], ("FA2", ""))
-    if name == "FA2":
-        return name, ""
-    try:
-        activate_flash_attention_impl(name)
-    except (ImportError, OSError, RuntimeError):
-        # It is absent, built for another torch, or has no backward.
-        return "FA2", module
-    return name, ""
-
-
 class FlashVarlen(VarlenAttention):
-    """torchtitan's varlen attention with any FlashAttention. torchtitan's own requires FA3 on Hopper and FA4 on
-    Blackwell."""
+    """torchtitan's varlen attention with the FlashAttention that torch has active. torchtitan's own requires FA3 on
+    Hopper and FA4 on Blackwell."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
@@ -74,8 +41,6 @@ class FlashVarlen(VarlenAttention):
     def __init__(self, config: Config) -> None:
         Module.__init__(self)
         self.window_size = config.window_size
-        name, _ = flash_attention()
-        self.num_splits = 1 if name == "FA2" else None  # as in torchtitan's forward
 
 
 class PaddedBatch(NamedTuple):

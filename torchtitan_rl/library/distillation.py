@@ -91,26 +91,7 @@ class Distill(Clip):
             "teacher/kl_k1": mean(kl_estimate(log_ratio, "k1")),
             "teacher/kl_k3": mean(kl_estimate(log_ratio, "k3")),
             "teacher/prefers_fraction": mean((log_ratio < 0).to(log_ratio.dtype)),
-            **_by_quarter("teacher/kl_k3", kl_estimate(log_ratio, "k3"), inputs),
         }
-
-
-QUARTERS = "quarter_1", "quarter_2", "quarter_3", "quarter_4"
-
-
-def _by_quarter(prefix: str, values: Tensor, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-    """The means of `values` [T] over the first to the last quarter of each completion's tokens in the loss."""
-    sequences = inputs.sequences
-    before = sequences.num_loss_tokens.cumsum(0) - sequences.num_loss_tokens  # [S]
-    order = sequences.ids.argsort(stable=True)  # [T] a sequence's traces may lie apart
-    counted = torch.empty_like(inputs.mask).index_copy(0, order, inputs.mask[order].cumsum(0))  # [T]
-    place = counted - sequences.expand(before)  # [T] 1, 2, ... in each completion
-    quarter = (4 * place / sequences.expand(sequences.num_loss_tokens).clamp(min=1)).ceil()  # [T]
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    for place_of, name in enumerate(QUARTERS, start=1):
-        inside = inputs.mask * (quarter == place_of)  # [T]
-        found[f"{prefix}/{name}"] = (values * inside).sum() / inside.sum().clamp(min=1), inside.sum()
-    return found
 
 
 class ExactDistill(TokenLoss):
@@ -158,10 +139,9 @@ class ExactDistill(TokenLoss):
         return inputs.token_columns[DIVERGENCE]  # [T]
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """The mean of the divergence over tokens, all and by quarter."""
+        """The mean of the divergence over tokens."""
         total, count = (self(inputs) * inputs.mask).sum(), inputs.mask.sum()  # 0-d each
-        mean = {"teacher/divergence": (total / count.clamp(min=1), count)}
-        return mean | _by_quarter("teacher/divergence", self(inputs), inputs)
+        return {"teacher/divergence": (total / count.clamp(min=1), count)}
 
 
 class Teachers:

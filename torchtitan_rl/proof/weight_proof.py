@@ -6,7 +6,7 @@ with unit vectors.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -168,19 +168,19 @@ class WeightProof:
         """Returns {name: what is wrong} for tensors of which the policy's ranks hold unequal replicas. Collective."""
         return self._policy_shards.drifted(self._dtype)
 
-    def _sums(self, own: Tensor, measure: Callable[..., Tensor] = checksums, *, due: Set[int] | None = None) -> Tensor:
-        """Sums this rank's measures of the policy's shards and of its engine's parts over the ranks: [1 + engines, names, ...].
+    def _sums(self, own: Tensor, *, due: Set[int]) -> Tensor:
+        """Sums this rank's checksums of the policy's shards and of its engine's parts over the ranks: [1 + engines, names].
 
         Args:
-            due: indices of the names to measure, at least; None: all.
+            due: indices of the names to sum, at least.
         """
         sums = own.new_zeros(1 + dist.get_world_size() // self._tp_size, *own.shape)
         sums[0] = own
         for part in self._parts:
-            if due is not None and due.isdisjoint(part.names):
+            if due.isdisjoint(part.names):
                 continue
             for matrix, first_column in part.matrices(self._dtype):
-                of_part = measure(matrix.to(self._dtype), part.weights, first_column=first_column)
+                of_part = checksums(matrix.to(self._dtype), part.weights, first_column=first_column)
                 sums[1 + self._replica, part.names] += of_part
         dist.all_reduce(sums)
         return sums

@@ -24,7 +24,7 @@ from torchtitan_rl.core import comm, events
 from torchtitan_rl.core.controller import push_policy
 from torchtitan_rl.library.demonstrations import NoEngine
 from torchtitan_rl.library.distillation import Teacher, Teachers
-from torchtitan_rl.library.engine.start import small_cache_note, start_generator
+from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.frozen_models import PolicyAverage, Reference
 from torchtitan_rl.library.hints import Hints
@@ -43,7 +43,7 @@ from torchtitan_rl.setup.build_task import Prepared, build_prompts, check_parts
 from torchtitan_rl.setup.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
 from torchtitan_rl.setup.node import check_environment
 from torchtitan_rl.setup.rank_variables import be_only_rank
-from torchtitan_rl.setup.start_checkpoint import load_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import load_tokenizer
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.trial import try_objective
 from torchtitan_rl.setup.validation import check_model
@@ -116,13 +116,6 @@ def prepare(config: "RunConfig") -> Prepared:
     if said := choose_dtypes(config):
         events.progress(said)
     prepared = check_parts(config, world_size=world_size)
-    if prepared.missing is not None:
-        # Their errors, before the minute it takes.
-        _, held_out, _ = build_prompts(config, config.task.build(), prepared.missing.tokenizer())
-        try_objective(
-            config, held_out[0], [reward.name for of_task in prepared.scorers.values() for reward in of_task.rewards]
-        )
-        prepare_start(config)
     if config.teacher:
         prepare_teacher(config, load_tokenizer(config.hf_assets_path))
         check_model(config, world_size=world_size)  # with the teacher's memory
@@ -147,7 +140,7 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     if prepared is None:
         be_only_rank()
         prepared = prepare(config)
-    task, scorers, _ = prepared
+    task, scorers = prepared
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
     grader = build_grader(config.grader, task, scorers)  # first of all: it forks, and the others start threads
@@ -257,8 +250,6 @@ def _build_generator(
         from torchtitan_rl.library.engine.grammars import Grammars  # it imports vLLM
 
         environments.make_grammar = Grammars(generator.llm, tokenizer, config.conversations.tool_call_parser).of
-    if said := small_cache_note(generator, num_prompts=config.num_prompts_per_step):
-        events.progress(said)
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group
 

@@ -11,7 +11,7 @@ from torchtitan_rl.library.prompts.renderer import template_options
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 from torchtitan_rl.setup.build_grader import find_scorers
-from torchtitan_rl.setup.start_checkpoint import check_tokenizer, missing_start
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torchtitan_rl.core.grading.grader import Scorers
     from torchtitan_rl.library.environments.factory import Conversations
     from torchtitan_rl.library.prompts.stream import PromptStream
-    from torchtitan_rl.library.starts.warm_start import MissingStartError
     from torchtitan_rl.setup.run_config import RunConfig
 
 
@@ -30,12 +29,11 @@ class Prepared(NamedTuple):
     task: Task
     scorers: "dict[str, Scorers]"
     """See `build_grader.find_scorers`."""
-    missing: "MissingStartError | None"
-    """The start that the run makes first; None if it is there."""
 
 
 def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
-    """Make the checks that need no weights, the quickest first, and build the task. Sets `hf_assets_path` and `model_spec`.
+    """Make the checks that need no weights, the quickest first, and build the task. Makes or downloads the start, which sets
+    `hf_assets_path` and `model_spec`.
 
     Raises UserError as `validate`.
     """
@@ -49,9 +47,9 @@ def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
         only_watched=bool(config.teacher or config.teacher_hint) or config.eval_only or not samples,
     )
     check_task(config, task)
-    missing = missing_start(config)
+    prepare_start(config)
     check_model(config, world_size=world_size)
-    return Prepared(task, scorers, missing)
+    return Prepared(task, scorers)
 
 
 def build_task(config: Task.Config) -> Task:

@@ -1,4 +1,5 @@
-"""--dry-run: shows what a run would do, without an engine or an update. It starts the reward functions' workers."""
+"""--dry-run: shows what a run would do, without an engine or an update. It makes the start if that is missing, and starts the reward
+functions' workers."""
 
 from contextlib import closing
 from itertools import cycle, groupby
@@ -53,14 +54,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     Raises the errors of a run.
     """
     dtypes = choose_dtypes(config)
-    task, scorers, missing = check_parts(config, world_size=world_size)
-    tokenizer = load_tokenizer(config.hf_assets_path) if missing is None else missing.tokenizer()
-    if missing is not None:
-        _show(
-            "start",
-            f"{missing.folder} is not there yet: the run first trains this starting checkpoint, {missing.recipe.steps} steps of "
-            f"{missing.recipe.batch_size} examples, which takes a minute or two on two cores",
-        )
+    task, scorers = check_parts(config, world_size=world_size)
+    tokenizer = load_tokenizer(config.hf_assets_path)
     if config.teacher:
         _show("teacher", _teacher(config, tokenizer))
         check_model(config, world_size=world_size)  # with the teacher's memory
@@ -110,14 +105,8 @@ def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizer
 
 
 def _teacher(config: "RunConfig", tokenizer: PreTrainedTokenizerBase) -> str:
-    """The teacher's model, checked as a run does, as text. Says if the run would make it first."""
-    from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
-
-    try:
-        with nothing_is_made():
-            prepare_teacher(config, tokenizer)
-    except MissingStartError as missing:
-        return f"{missing.folder} is not there yet: the run first trains it, {missing.recipe.steps} steps"
+    """The teacher's model, checked as a run does, as text."""
+    prepare_teacher(config, tokenizer)
     spec = teacher_spec(config)
     return f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary"
 
@@ -141,7 +130,7 @@ def _layout(config: "RunConfig", world_size: int) -> str:
     prompts, n = config.num_prompts_per_step, config.sampling.n
     updates = config.trainer.num_epochs * config.trainer.num_minibatches
     return (
-        f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path or 'the start above'}\n"
+        f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path}\n"
         f"{_plural(world_size, 'rank')}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
         f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {_plural(world_size // tp, 'engine')} on "
         f"{_plural(tp, 'rank')}{' each' * (world_size > tp)}\n"

@@ -116,8 +116,6 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
             check_form(path)
         if _is_path(field, path):
             setattr(config, field, from_caller(path))
-    if config.trainer.lora.start:
-        config.trainer.lora.start = from_caller(config.trainer.lora.start)
     if given.preview:
         from torchtitan_rl.setup.preview import show_preview  # imports the trainer and the engine
 
@@ -167,19 +165,17 @@ def _show(config: "RunConfig", *, dry_run: bool) -> None:
 
 
 def list_configs() -> None:
-    """Print the registered configs: model, task, parallelism and description."""
+    """Print the registered configs: task, parallelism and description."""
     from rich.console import Console
     from rich.markup import escape
 
     console = Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
     for name, function in config_functions().items():
         config = load_config(name)
-        spec = config.model_spec
-        model = f"{spec.name} {spec.flavor}" if spec else "the folder's model"
         p = config.trainer.parallelism
         fsdp = "all ranks" if p.data_parallel_shard_degree < 0 else p.data_parallel_shard_degree
         task = type(config.task).__qualname__.partition(".")[0]
         layout = f"FSDP {fsdp}, TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
         summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-        console.print(f"[bold]{name:18}[/bold] {model}, {task}, {layout}", soft_wrap=True)
+        console.print(f"[bold]{name:18}[/bold] {task}, {layout}", soft_wrap=True)
         console.print(f"  [dim]{escape(summary)}[/dim]", soft_wrap=True)

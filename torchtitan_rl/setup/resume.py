@@ -15,7 +15,6 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.events import progress
 from torchtitan_rl.library.models import hf_architecture
-from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import Resume, find_resume, is_choice
 from torchtitan_rl.setup.identity import SOURCES, digests, identity
@@ -50,7 +49,7 @@ ONLY_TYPE = ("trainer.optimizer", "prompts")
 DIGESTED_BYTES, DIGESTED_BLOCKS = 2**20, 64
 """The size of a block that `weights_digest` reads, and how many of them it reads of a file."""
 
-_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path", "trainer.lora.start")
+_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
 
 
 def config_fields(config: "RunConfig") -> dict[str, Any]:
@@ -62,19 +61,18 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
     _describe("", config, found)
     found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
     del found["teacher"]  # its weights count, not where they are
-    if config.hf_assets_path:  # otherwise this is a dry run without the start that the run would make
-        folder = Path(config.hf_assets_path)
-        algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-        found["tokenizer"] = _tokenizer_digest(folder)
-        found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
-        digests_of = {name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()}
-        found["more_teachers"] = str(digests_of)
-        found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
+    folder = Path(config.hf_assets_path)
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    found["tokenizer"] = _tokenizer_digest(folder)
+    found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
+    digests_of = {name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()}
+    found["more_teachers"] = str(digests_of)
+    found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
     return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
 
 
 def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
-    if isinstance(value, (ModelSpec, NamedModel)):
+    if isinstance(value, ModelSpec):
         found[name] = f"{value.name} {value.flavor}"
         found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
     elif is_dataclass(value):

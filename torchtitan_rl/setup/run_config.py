@@ -23,7 +23,7 @@ class RunConfig(Controller.Config):
     """The config of a run."""
 
     model_spec: Annotated[Any, tyro.conf.Suppress] = None
-    """The policy's architecture: a `NamedModel`, or any ModelSpec of torchtitan. None: that of hf_assets_path."""
+    """The policy's architecture, a ModelSpec, which the start sets from the config.json of hf_assets_path."""
 
     hf_assets_path: str = ""
     """The policy's start: a Hugging Face checkpoint folder (config.json, tokenizer, safetensors), or a name on the hub such as

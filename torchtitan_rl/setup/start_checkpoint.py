@@ -11,10 +11,8 @@ from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.setup.hub import folder_of, is_hub_name
 
 if TYPE_CHECKING:
-    from torchtitan.protocols.model_spec import ModelSpec
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.library.starts.warm_start import MissingStartError
     from torchtitan_rl.setup.run_config import RunConfig
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
@@ -25,7 +23,7 @@ _OTHER_FOLDERS = {
     ".metadata": (": it is a run's checkpoint", _EXPORT),
     "adapter_config.json": (
         ": it is a LoRA adapter",
-        "Pass the folder of its base model. The adapter is for --trainer.lora.start.",
+        "Merge it into its base with peft's merge_and_unload, and pass that folder.",
     ),
 }
 """Folders that may be taken for a model's, by a file in them, and the remedy."""
@@ -39,8 +37,7 @@ _AS_SAFETENSORS = (
 def prepare_start(config: "RunConfig") -> None:
     """Prepare the folder of `hf_assets_path` and set `model_spec` from its config.json.
 
-    If the field is empty, the task creates the folder. If it is a name on the hub, the model is downloaded. If the config has a
-    model, it must be the folder's.
+    If the field is empty, the task creates the folder. If it is a name on the hub, the model is downloaded.
 
     Raises:
         UserError: naming `hf_assets_path`.
@@ -63,35 +60,8 @@ def prepare_start(config: "RunConfig") -> None:
         config.hf_assets_path = str(folder_of(config.hf_assets_path))
     folder = Path(config.hf_assets_path)
     check_complete(folder)
-    found = spec_from_folder(folder)
-    if config.model_spec is not None:
-        check_same_model(folder, found, config.model_spec)
-        given, most = config.generator.max_model_len, found.model.max_seq_len
-        limit, remedy = f"at most the {most} positions of {folder}", f"Use --generator.max-model-len {most}."
-        expect(given <= most, "generator.max_model_len", given, limit, remedy)
-    config.model_spec = config.model_spec or found
+    config.model_spec = spec_from_folder(folder)
     check_tensors(folder, config.model_spec)
-
-
-def missing_start(config: "RunConfig") -> "MissingStartError | None":
-    """Prepare the start, unless the run has to make it first. Returns the start that is missing; `model_spec` is set anyway.
-
-    Raises UserError as `prepare_start`.
-    """
-    if config.hf_assets_path:
-        prepare_start(config)
-        return None
-    from torchtitan_rl.library.starts.warm_start import MissingStartError, nothing_is_made
-
-    try:
-        with nothing_is_made():
-            prepare_start(config)
-    except MissingStartError as missing:
-        if config.model_spec is not None:
-            check_same_model(missing.folder, missing.recipe.model_spec, config.model_spec)
-        config.model_spec = config.model_spec or missing.recipe.model_spec
-        return missing
-    return None
 
 
 def check_complete(folder: Path) -> None:
@@ -134,34 +104,6 @@ def _unreadable(file: Path) -> str | None:
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         return str(error)
     return None
-
-
-def check_same_model(folder: Path, found: "ModelSpec", spec: "ModelSpec") -> None:
-    """Check that a folder holds the configured model.
-
-    Raises:
-        UserError: naming `hf_assets_path`, what differs and the remedy.
-    """
-    from torchtitan_rl.library.models import hf_architecture
-    from torchtitan_rl.library.models.families import beyond_torchtitan
-    from torchtitan_rl.library.models.hf_decoder import HFDecoder
-
-    remedy = "Pass the folder of that model, or --config sums, which fits any."
-    beyond = beyond_torchtitan(found.model.hf) if isinstance(found.model, HFDecoder.Config) else []
-    expect(
-        not beyond or isinstance(spec.model, HFDecoder.Config), "hf_assets_path", str(folder),
-        f"a {spec.name} {spec.flavor} with torchtitan's modules, but its config.json has {', '.join(beyond)}", remedy,
-    )  # fmt: skip
-    expected, there = ({"model": s.name, **hf_architecture(s.model)} for s in (spec, found))
-    differing = [
-        f"{key} is {there.get(key)!r} in the folder but {expected.get(key)!r} in the config"
-        for key in expected | there
-        if there.get(key) != expected.get(key)
-    ]
-    expect(
-        not differing, "hf_assets_path", str(folder), f"a {spec.name} {spec.flavor}, but {'; '.join(differing)}",
-        remedy,
-    )  # fmt: skip
 
 
 def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":

@@ -55,7 +55,7 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
 
     try:
         if is_recipe(config.teacher):
-            config.teacher = str(_made(config, student))
+            config.teacher = str(_made(config))
         elif is_hub_name(config.teacher):
             config.teacher = str(folder_of(config.teacher))
         folder = Path(config.teacher)
@@ -95,17 +95,11 @@ def is_recipe(text: str) -> bool:
     return ":" in text and "://" not in text and not Path(text).exists()
 
 
-def _made(config: "RunConfig", student: "PreTrainedTokenizerBase") -> Path:
+def _made(config: "RunConfig") -> Path:
     """The folder of the teacher that a recipe makes on the run's task. It is made first if it is missing."""
-    from torchtitan_rl.library.starts.warm_start import MissingStartError, ensure_checkpoint, nothing_is_made, recipe_of
+    from torchtitan_rl.library.starts.warm_start import ensure_checkpoint, recipe_of
 
-    asked = config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS
-    try:
-        with nothing_is_made():
-            return ensure_checkpoint(*asked)
-    except MissingStartError as missing:  # an error before the minute it takes
-        check_same_vocabulary(student, missing.tokenizer(), config.teacher)
-    return ensure_checkpoint(*asked)
+    return ensure_checkpoint(config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS)
 
 
 def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torchtitan.config import Configurable
-from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.common.field_limits import check_fields, check_number, parts
 from torchtitan_rl.core.algorithm import NoCorrection
@@ -16,10 +15,8 @@ from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.generator.sampling import SamplingConfig
 from torchtitan_rl.library.demonstrations import HELD_OUT_LOSS
 from torchtitan_rl.library.environments.vllm_parsers import check_parser_name
-from torchtitan_rl.library.lora.adapters import Lora
 from torchtitan_rl.library.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.library.models.mixture_of_experts import check_mixture
-from torchtitan_rl.library.named_models import NamedModel
 from torchtitan_rl.library.objectives import Gdpo
 from torchtitan_rl.library.references import correctable, did_you_mean, load_function
 from torchtitan_rl.library.task import Task
@@ -30,7 +27,7 @@ from torchtitan_rl.resilience.checkpoint_folder import check_form
 from torchtitan_rl.setup.dump_folder import check_dump_folder
 from torchtitan_rl.setup.identity import built_by
 from torchtitan_rl.setup.lengths import check_lengths
-from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes, meta_model
+from torchtitan_rl.setup.memory import check_memory, gpu_memory_bytes
 from torchtitan_rl.setup.own_sinks import load_own_sinks
 from torchtitan_rl.setup.teacher_folder import check_asked
 
@@ -96,8 +93,6 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
         expect(fits, "algorithm.truncation.cache_tokens", cache, longest, "Lower it or allow longer completions.")
         config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
     check_asked(config)
-    if config.model_spec is not None:
-        check_model(config, world_size=world_size)
 
 
 def _check_best(config: "RunConfig") -> None:
@@ -194,7 +189,7 @@ def _check_cpu(config: "RunConfig") -> None:
 
 
 def check_model(config: "RunConfig", *, world_size: int) -> None:
-    """Check that degrees, lengths and memory fit the model. It is known from the config, or from its folder.
+    """Check that degrees, lengths and memory fit the model. It is known from the start's folder or recipe.
 
     Raises:
         UserError: as `validate`.
@@ -217,9 +212,6 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
                 "Use another degree.",
             )  # fmt: skip
     check_lengths(config, _samplings(config))
-    if config.trainer.lora.start:
-        lora, spec = Lora(config.trainer.lora), config.model_spec
-        lora.start(meta_model(spec, lora), spec.state_dict_adapter(spec.model, None))
     if ON_CPU:
         _check_cpu(config)
     if gpu_bytes := gpu_memory_bytes():
@@ -227,13 +219,11 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
 
 
 def check_layout(config: "RunConfig", world_size: int) -> None:
-    """Check that degrees, ranks and devices fit each other, and that `model_spec` is a model.
+    """Check that degrees, ranks and devices fit each other.
 
     Raises:
         UserError: as `validate`.
     """
-    spec, remedy = config.model_spec, "Use small_qwen3(vocab_size=320), or None with hf_assets_path."
-    expect(isinstance(spec, ModelSpec | NamedModel | None), "model_spec", spec, "a NamedModel or a ModelSpec", remedy)
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus := torch.cuda.device_count():
         expect(local <= gpus, "NGPU", local, f"at most the {gpus} GPUs of this node", "Start that many processes.")
@@ -303,8 +293,7 @@ def _check_sampling(config: "RunConfig") -> None:
 def _check_training(config: "RunConfig") -> None:
     """Check LoRA's settings and the mini-batches of a step."""
     trainer = config.trainer
-    if trainer.lora.rank or trainer.lora.start:
-        expect(trainer.lora.rank > 0, "trainer.lora.rank", 0, "the rank of trainer.lora.start", "Set it.")
+    if trainer.lora.rank:
         expect(bool(trainer.lora.targets), "trainer.lora.targets", (), "at least one", "Leave it out for all five.")
         expect(
             ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,

@@ -107,7 +107,6 @@ def test_kernels_of_a_gpu_are_told_where_sequences_begin():
     [
         (True, {}, {"dtype": "float32"}, "generator.dtype = 'float32': expected bfloat16 .*no other"),
         (True, {"compile": True}, {}, "trainer.compile = True: expected False for qwen3_5_text"),
-        (False, {"share_prompts_from": 512}, {}, "trainer.share_prompts_from = 512: expected 0 .*not shared"),
         (False, {}, {}, "trainer.mixed_precision_param = 'bfloat16': .*fla and causal_conv1d cannot be imported"),
         (True, {}, {"tensor_parallel_degree": 2}, "generator.tensor_parallel_degree = 2: .*in_proj_qkv cannot be"),
     ],
@@ -116,12 +115,3 @@ def test_settings_that_linear_layers_lack_are_refused(folder, on_cpu, trainer, g
     model = spec_from_folder(folder).model
     with pytest.raises(UserError, match=said):
         check_other_parts(model, TrainerConfig(**trainer), Generator.Config(**generator), on_cpu=on_cpu)
-
-
-def test_heads_that_the_engine_lacks_are_refused_on_a_cpu(tmp_path):
-    save_hf_family(tmp_path, "qwen3_5_text", linear_value_head_dim=32)
-    model = spec_from_folder(tmp_path).model
-    with pytest.raises(
-        UserError, match="hf_assets_path = .*'linear_value_head_dim': 32.*expected heads of 64 or of 128"
-    ):
-        check_other_parts(model, TrainerConfig(), Generator.Config(), on_cpu=True)

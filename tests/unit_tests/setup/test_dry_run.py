@@ -16,6 +16,7 @@ from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.dump_folder import create
 from torchtitan_rl.setup.registry import parse_args
 from torchtitan_rl.setup.resume import config_fields
+from torchtitan_rl.setup.start_checkpoint import prepare_start
 
 
 def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_values(tmp_path, capsys):
@@ -132,12 +133,10 @@ def mine():
         ("def environment(self, prompt): return dict", "returned the class dict itself; expected an Environment"),
     ],
 )
-def test_a_dry_run_and_a_run_find_a_wrong_environment_before_a_start_is_made(member, said, tmp_path, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.START_CHECKPOINTS", tmp_path / "starts")
+def test_a_dry_run_finds_a_wrong_environment(member, said, start, tmp_path):
     (tmp_path / "mine.py").write_text(_TASK.format(member=member))
     with pytest.raises(UserError, match=said):
-        parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine"])
-    assert not (tmp_path / "starts").exists()
+        parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine", "--hf-assets-path", str(start)])
 
 
 def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(start, tmp_path, capsys):
@@ -149,6 +148,7 @@ def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(star
         parse_args([*options, "--dump-folder", str(run), "--resume", "77"])
     assert not run.exists()
     _, config = parse_args(options[1:])
+    prepare_start(config)
     folder = CheckpointFolder(run)
     run.mkdir()
     unfinished = folder.begin(20)
@@ -162,15 +162,3 @@ def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(star
             parse_args([*options, "--dump-folder", str(run), wrong])
     with create(run), pytest.raises(UserError, match="another run is using"):
         parse_args([*options, "--dump-folder", str(run)])
-
-
-def test_a_dry_run_says_which_start_it_would_make_and_makes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("torchtitan_rl.setup.start_checkpoint.START_CHECKPOINTS", tmp_path / "starts")
-    with pytest.raises(SystemExit, match="0"):
-        parse_args(["--dry-run", "--config", "debug"])
-    shown = capsys.readouterr().out
-    assert f"{tmp_path}/starts/sums-" in shown.partition("--- start")[2]
-    assert "is not there yet: the run first trains this starting checkpoint" in shown
-    assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
-    assert "judged True" in shown.partition("--- rewards")[2]
-    assert not (tmp_path / "starts").exists()

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import configs.qwen3 as shipped
+import configs.qwen3 as qwen3_configs
 from configs.tasks import sums
+from tests.gpu_rehearsal.shipped import shipped
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl.core import device
 from torchtitan_rl.core.errors import UserError
@@ -42,8 +43,7 @@ def sized(size, *, rank=0):
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_8b", 4), ("qwen3_30b_a3b", 8)])
 def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
-    function = getattr(shipped, name)
-    config = function()
+    function, config = getattr(qwen3_configs, name), shipped(name)
     check_memory(config, world_size=gpus, gpu_bytes=H100)
     choose_by_memory(config, world_size=gpus, gpu_bytes=H100)
     assert not memory_warning(config, world_size=gpus, gpu_bytes=H100)
@@ -75,7 +75,7 @@ def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, 
 
 def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_base(tmp_path):
     save_tiny_checkpoint(tmp_path)
-    config = shipped.qwen3_0_6b()
+    config = shipped("qwen3_0_6b")
     on = {"world_size": 2, "gpu_bytes": H100}
     alone = memory_need(config, **on)
     config.teacher = str(tmp_path)
@@ -90,7 +90,7 @@ def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_
 
 
 def test_a_float32_state_larger_than_the_gpu_is_refused():
-    config = shipped.qwen3_8b()
+    config = shipped("qwen3_8b")
     with pytest.raises(UserError, match=r"qwen3 8B on 1 GPUs of 79 GiB cannot fit: .* take 122\.1 GiB on each.*NGPU"):
         check_memory(config, world_size=1, gpu_bytes=H100)
     check_memory(config, world_size=2, gpu_bytes=H100)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint
 from torchtitan_rl.library.tasks import Task
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.start_checkpoint import prepare_start
@@ -10,11 +10,9 @@ from torchtitan_rl.setup.start_checkpoint import prepare_start
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """debug with the tiny model, in a folder of its own."""
+    """debug, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    config = load_config("debug")
-    config.model_spec = tiny_spec()
-    return config
+    return load_config("debug")
 
 
 def test_task_makes_a_start_checkpoint_if_no_folder_is_named(config, monkeypatch):
@@ -29,9 +27,9 @@ def test_task_makes_a_start_checkpoint_if_no_folder_is_named(config, monkeypatch
     assert config.hf_assets_path == "outputs/start_checkpoints/mine"
 
 
-def test_model_is_read_from_the_folder_if_the_config_names_none(config, tmp_path):
+def test_model_is_read_from_the_folder(config, tmp_path):
     save_odd_checkpoint(tmp_path, "llama")
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    config.model_spec, config.hf_assets_path = None, str(tmp_path)
+    config.hf_assets_path = str(tmp_path)
     prepare_start(config)
     assert (config.model_spec.name, config.model_spec.flavor) == ("llama3", "3x72")

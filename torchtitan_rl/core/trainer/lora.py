@@ -31,9 +31,6 @@ class LoraConfig:
     """The matrices of each layer that have an adapter. Query, key and value of Qwen and Llama are one matrix and share
     one A."""
 
-    start: str = ""
-    """An adapter folder of peft to start from, with this rank, scale and targets. Empty: A is random and B is 0."""
-
 
 def is_adapter(name: str) -> bool:
     """Whether a parameter's name, in torchtitan's or Hugging Face's form, is one of an adapter."""

@@ -14,8 +14,7 @@ from torchtitan_rl.core.trainer.packing import count_work, pack
 from torchtitan_rl.core.types import Episode, FloatArray, Group, Member, TrainBatch
 
 Item = list[Member]
-"""Sequences that share a micro-batch: a single one, a whole group if the loss asks for that, or siblings that share their
-prompt (`library.shared_prompts.ways_to_join`)."""
+"""Sequences that share a micro-batch: a single one, or a whole group if the loss asks for that."""
 
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""

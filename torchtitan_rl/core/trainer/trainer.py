@@ -183,7 +183,7 @@ class Trainer(Configurable):
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
             attention_cost=models.attention_cost(self.model),
-            # What the attention can share: on a CPU any prompt, on a GPU those of `trainer.share_prompts_from`.
+            # What the attention can share: on a CPU any prompt, on a GPU none.
             share_prompts_from=shortest_shared_prompt(self.model),
             plan=models.plan_microbatches,
             num_ranks=self.dp_size,

@@ -90,11 +90,6 @@ class TrainerConfig(Configurable.Config):
     max_tokens_per_microbatch: int = number(16384, least=1, remedy="Use 8192 or more.")
     """Packed tokens of one forward and backward on one data-parallel rank."""
 
-    share_prompts_from: int = number(0, least=0, remedy="Use 0 for none, or 512.")
-    """Tokens from which on a prompt is computed once for its completions, also on a GPU in bfloat16. These completions then
-    share a micro-batch, as far as it has room and the ranks' work stays even. 0: none. A CPU computes any prompt once for the
-    completions that happen to share a micro-batch."""
-
     num_epochs: int = number(1, least=1, most=1000)
     """Passes over a step's episodes. With more than one optimizer step per batch, the log-probabilities from before the
     first are kept as log pi_old, and the policy ratio differs from 1."""

@@ -87,7 +87,7 @@ class AgentEnvironment(FittedEnvironment):
         self._agent, self._task, self._env, self._seconds = agent, task, dict(env or {}), seconds
         self._broken_call_reward = broken_call_reward
         self._conversation: Conversation | None = None
-        self._refuses_settings = self._in_order = False
+        self._in_order = False
         self._session, self._running = None, None
         self._has_ended = False
         self._request: ChatRequest | None = None
@@ -106,7 +106,6 @@ class AgentEnvironment(FittedEnvironment):
         *,
         conversation: Conversation,
         call_seconds: float,
-        refuses_settings: bool = False,
         in_order: bool = False,
         **facts: Any,
     ) -> None:
@@ -114,7 +113,7 @@ class AgentEnvironment(FittedEnvironment):
         super().fit(conversation=conversation, call_seconds=call_seconds, **facts)
         self._conversation = conversation
         self._seconds = min(self._seconds, 0.9 * call_seconds)
-        self._refuses_settings, self._in_order = refuses_settings, in_order
+        self._in_order = in_order
 
     def reset(self) -> Context:
         """Starts the agent. Returns the messages and tools of its first request, which are the whole prompt."""
@@ -177,9 +176,8 @@ class AgentEnvironment(FittedEnvironment):
                 self._number = event.number
                 try:
                     request = ChatRequest.read(
-                        event.body, self._conversation.sampling, self._make_grammar,
-                        path=event.path, refuses=self._refuses_settings,
-                    )  # fmt: skip
+                        event.body, self._conversation.sampling, self._make_grammar, path=event.path
+                    )
                 except NotFollowed as refused:
                     self._refusal = str(refused)
                     self._session.refuse(event.number, self._refusal, field=refused.field)

@@ -17,8 +17,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from torchtitan_rl.library.agents.connections import KEY_HEADERS, admitting
 from torchtitan_rl.library.agents.protocol import MODEL, OTHER_APIS, AgentError, Outcome
+
+KEY_HEADERS = ("authorization", "x-api-key")
+"""Headers with the key: OpenAI's clients send the first, Anthropic's the second."""
 
 MOST_BYTES = 16 * 2**20
 """Maximum size of one request."""
@@ -226,7 +228,7 @@ class Gateway:
         ]
         config = uvicorn.Config(
             Starlette(routes=routes), log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS, http=admitting(lambda value: _key(value.decode("latin-1")) in self.sessions),
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )  # fmt: skip
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         asyncio.run_coroutine_threadsafe(uvicorn.Server(config).serve(sockets=[listener]), self.loop)

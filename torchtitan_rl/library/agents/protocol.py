@@ -84,12 +84,11 @@ class ChatRequest:
 
     @classmethod
     def read(
-        cls, body: bytes, sampling: SamplingConfig, make: Callable[..., str] | None = None, *, path="", refuses=False
+        cls, body: bytes, sampling: SamplingConfig, make: Callable[..., str] | None = None, *, path=""
     ) -> "ChatRequest":
         """Reads a request for chat completions, or for the API at `path`. Without `make`, `Grammars.of`, it may ask for none.
 
-        Raises AgentError for a malformed request, and NotFollowed for one whose settings cannot be followed, or with
-        `refuses` differ from the run's.
+        Raises AgentError for a malformed request, and NotFollowed for one whose settings cannot be followed.
         """
         try:
             asked = json.loads(body)
@@ -102,7 +101,7 @@ class ChatRequest:
         if not isinstance(messages, list) or not messages:
             raise AgentError("the agent's request has no messages")
         others = {name: value for name, value in asked.items() if make is None or name not in BY_GRAMMAR}
-        check_settings(others, sampling, refuses=refuses)
+        check_settings(others, sampling)
         tools, options = asked.get("tools") or [], asked.get("stream_options")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) and _name(tool) for tool in tools):
             raise AgentError("the agent's tools are malformed; expected a list of functions with names")

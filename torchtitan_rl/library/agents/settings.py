@@ -45,11 +45,8 @@ class NotFollowed(Exception):
         self.field = field
 
 
-def check_settings(asked: Mapping[str, Any], sampling: SamplingConfig, *, refuses: bool) -> None:
-    """Raises NotFollowed for a field that cannot be followed, or with `refuses` for any that the run does not follow.
-
-    The others that are not followed are named once a run in the log.
-    """
+def check_settings(asked: Mapping[str, Any], sampling: SamplingConfig) -> None:
+    """Raises NotFollowed for a field that cannot be followed. Others that the run does not follow are named once in the log."""
     ignored: dict[str, Any] = {}
     for name, value in asked.items():
         if name in _WITHOUT_EFFECT or value is None or value == [] or value == {}:
@@ -59,17 +56,8 @@ def check_settings(asked: Mapping[str, Any], sampling: SamplingConfig, *, refuse
                 raise NotFollowed(
                     name, f"the agent asked for {name} {_shown(value)}, which is not supported: {_REMEDIES[name]}"
                 )
-        elif value != _of_run(name, sampling):
+        elif value != getattr(sampling, name, None):
             ignored[name] = value
-    if not ignored:
-        return
-    if refuses:
-        name, value = next(iter(ignored.items()))
-        has = f"; this run has {_of_run(name, sampling)!r}" if hasattr(sampling, name) else ""
-        raise NotFollowed(
-            name,
-            f"the agent asked for {name} {_shown(value)}{has}: leave it out, or set conversations.agent_settings ignore",
-        )
     _note(ignored)
 
 
@@ -102,11 +90,6 @@ def grammar_of(asked: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], mak
     except ValueError as error:
         reason = f"the agent asked for {field} {_shown(asked[field])}, which is not supported: {str(error)[:400]}"
         raise NotFollowed(field, reason) from None
-
-
-def _of_run(name: str, sampling: SamplingConfig) -> Any:
-    """The run's value of a setting; None if it has none of this name."""
-    return getattr(sampling, name, None)
 
 
 def _shown(value: Any) -> str:

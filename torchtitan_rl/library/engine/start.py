@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from torchtitan_rl.core.device import ON_CPU
@@ -108,29 +107,6 @@ def start_generator(
     elif records_kept:
         generator.records = KeptTokens(llm).of
     return generator
-
-
-def small_cache_note(generator: Generator, *, num_prompts: int) -> str:
-    """Returns one line for the user if the completions that run at once may outgrow the KV cache; "" if they cannot.
-
-    vLLM computes those that do not fit again.
-
-    Args:
-        num_prompts: the prompts of a step, of all replicas.
-    """
-    sampling, most = generator.sampling, generator.config.max_num_seqs
-    completions = -(-num_prompts // generator.num_replicas) * sampling.n
-    sequences = min(completions, most)
-    tokens = sequences * sampling.max_tokens
-    cache = generator.llm.llm_engine.vllm_config.cache_config
-    room = cache.num_gpu_blocks * cache.block_size
-    if tokens <= room:
-        return ""
-    field = "VLLM_CPU_KVCACHE_SPACE" if ON_CPU else "generator.gpu_memory_utilization"
-    return (
-        f"generator.max_num_seqs {most}: at full length {sequences} completions take {tokens:,} tokens of KV cache, which "
-        f"holds {room:,}. Those that do not fit are computed again. Raise {field} or lower generator.max_num_seqs."
-    )
 
 
 def engine_options(config: Generator.Config) -> dict[str, Any]:
@@ -244,19 +220,9 @@ def without_preloads() -> Iterator[None]:
     """Restore LD_PRELOAD afterwards. A CPU engine names two libraries in it for worker processes, which it does not
     have here.
 
-    Programs that rewards and tools start would load them too. The loader splits the variable at spaces and prints an
-    error for each part, so the libraries of an environment whose path has one are named here, from the current
-    folder.
+    Programs that rewards and tools start would load them too.
     """
     before = os.environ.get("LD_PRELOAD")
-    packages = Path(torch.__file__).parents[1]
-    if ON_CPU and before is None and " " in str(packages):
-        libraries = [
-            *packages.glob("torch/lib/libgomp*.so*"),
-            *packages.glob("vllm/libs/libtcmalloc*.so*"),
-        ]
-        paths = [os.path.relpath(library) for library in libraries]
-        os.environ["LD_PRELOAD"] = ":".join(paths)
     try:
         yield
     finally:

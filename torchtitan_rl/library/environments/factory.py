@@ -73,14 +73,6 @@ class Conversations(Configurable):
         the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
         baseline and counted in the metrics."""
 
-        rewrites: Literal["refuse", "append"] = "refuse"
-        """Handling of a chat template that changes earlier turns of the policy, for example by removing their thinking.
-        refuse: report an error before training. append: keep every turn as it was sampled."""
-
-        agent_settings: Literal["ignore", "refuse"] = "ignore"
-        """Handling of an agent's request for other sampling settings than the run's, such as a temperature. ignore: the
-        run's hold; one line names those that were asked for. refuse: answer with an error that names the setting."""
-
         tool_call_parser: str = "auto"
         """Reads the policy's tool calls. auto: the JSON formats of Qwen, Hermes and Llama 3. Any other: the name of one of
         vLLM's tool parsers, as for `vllm serve --tool-call-parser`."""
@@ -145,7 +137,6 @@ class Conversations(Configurable):
                 most_characters=self.config.max_answer_characters,
                 parser=self._parsers[prompt.task],
                 begins_thinking=self._templates[prompt.task].begins_thinking,
-                refuses_settings=self.config.agent_settings == "refuse",
                 in_order=self.config.wait_for_answers,
                 make_grammar=self.make_grammar,
             )
@@ -178,7 +169,7 @@ class Conversations(Configurable):
                 )  # fmt: skip
                 name, role = type(environment).__name__, environment.role
                 expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
-                self._templates[prompt.task].check(environment.role, self.config.rewrites)
+                self._templates[prompt.task].check(role)
             finally:
                 self._close(environment)
 

@@ -24,7 +24,6 @@ class FittedEnvironment(Environment):
         most_characters: int,
         parser: CallParser,
         begins_thinking: bool,
-        refuses_settings: bool = False,
         in_order: bool = False,
         make_grammar: Callable[..., str] | None = None,
     ) -> None:
@@ -35,7 +34,6 @@ class FittedEnvironment(Environment):
             call_seconds: time limit of one call of the environment; may be infinite.
             most_characters: maximum length of one of its messages.
             begins_thinking: whether each turn of the policy begins inside a `<think>` block.
-            refuses_settings: whether an agent may not ask for other sampling settings: `conversations.agent_settings`.
             in_order: whether requests that an agent sends at the same time must be answered in an order that does not
                 depend on timing.
             make_grammar: `Grammars.of`; None where the engine does not record the tokens that it kept.

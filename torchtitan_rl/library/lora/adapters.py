@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,10 +16,8 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.hf import blocks_of, gather, local_shard
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
-from torchtitan_rl.library.lora.folder import read_adapter
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, rows_of
 
@@ -63,22 +60,10 @@ class Lora:
 
     def attach(self, model: Decoder, state_dict_adapter: BaseStateDictAdapter) -> None:
         """Start the adapters of the loaded model, and remember their exported names."""
-        self._exported = self.start(model, state_dict_adapter)
+        self._exported: Exported = list(adapter_rows(model, state_dict_adapter))
+        start_adapters(model)
         self._base = ShardChecksums(model, state_dict_adapter)
         self.policy_shards = AdapterChecksums(model, state_dict_adapter, scale=self.scale)
-
-    def start(self, model: Decoder, state_dict_adapter: BaseStateDictAdapter) -> Exported:
-        """Start the adapters, from `config.start` if it is set. Returns `adapter_rows`.
-
-        Raises:
-            UserError: naming the field and the layer, if the folder's adapter is not one of this model and config.
-        """
-        exported = list(adapter_rows(model, state_dict_adapter))
-        if self.config.start:
-            load_adapters(exported, read_adapter(Path(self.config.start), self.config), self.config.start)
-        else:
-            start_adapters(model)
-        return exported
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yields (peft's name without its prefix, full tensor in `dtype`) for the A and B of every adapter. Collective.
@@ -124,29 +109,6 @@ def start_adapters(model: nn.Module) -> None:
             random = torch.Generator().manual_seed(seed)
             whole = torch.empty(parameter.shape).uniform_(-1, 1, generator=random) / parameter.shape[1] ** 0.5
             local_shard(parameter).copy_(own_part(whole, parameter))
-
-
-@torch.no_grad()
-def load_adapters(exported: Exported, stored: dict[str, Tensor], folder: str) -> None:
-    """Copy an adapter folder's tensors into the parameters. Raises UserError, naming the tensors, unless they all fit."""
-    field, left = "trainer.lora.start", set(stored)
-    for parameter, names in exported:
-        whole = torch.empty(parameter.shape)
-        for name, rows in names.items():
-            shape = (len(rows), parameter.shape[1])
-            found = tuple(stored[name].shape) if name in stored else "none"
-            remedy = "It must be of this base and of all trainer.lora.targets; qkv_proj is q_proj, k_proj and v_proj."
-            expect(found == shape, field, folder, f"{name} with shape {shape}, but there is {found}", remedy)
-            whole[rows] = stored[name].float()
-        if other := [name for name, rows in names.items() if not torch.equal(whole[rows], stored[name].float())]:
-            raise UserError(
-                f"{field} = {folder!r}: expected one A for {', '.join(names)}, but that of {other[0]} differs. Query, key and "
-                "value are one matrix here and share one A. Merge the adapter into its base with peft, and start from that."
-            )
-        local_shard(parameter).copy_(own_part(whole, parameter))
-        left -= names.keys()
-    extra = min(left, default="")
-    expect(not left, field, folder, f"no {extra}, which is of no layer in trainer.lora.targets", "Add it.")
 
 
 def own_part(whole: Tensor, parameter: Tensor) -> Tensor:
@@ -197,13 +159,3 @@ class AdapterChecksums(ShardChecksums):
     def values(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         shard = local_shard(parameter).to(dtype)
         return shard * self._scale if id(parameter) in self._scaled else shard
-
-    def moments(self, dtype: torch.dtype) -> Tensor:
-        """Returns this rank's part of each tensor's `proof.moments`, [names, 2] float64."""
-        from torchtitan_rl.library.lora.proof import moments
-
-        found = torch.zeros(len(self.shapes), 2, dtype=torch.float64, device=self.device)
-        for shard in (shard for shard in self._shards if shard.counts):
-            values = self.values(shard.parameter, dtype)
-            found[shard.names] = moments(values, shard.weights, first_column=shard.first_column)
-        return found

@@ -1,17 +1,14 @@
 """Adapter folders as peft and vLLM read them, and the base merged with an adapter."""
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.library.models.multimodal import PART, stored_tensors, text_name
 
@@ -49,34 +46,6 @@ def write_adapter(
     begin = PREFIX + (f"model.{PART}" if of_text else "model.")
     named = {begin + name.removeprefix("model."): tensor.contiguous() for name, tensor in tensors.items()}
     save_file(named, output / FILE, metadata={"format": "pt"})
-
-
-def read_adapter(folder: Path, config: LoraConfig) -> dict[str, Tensor]:
-    """Returns the tensors of an adapter folder by `Lora.weights`' names.
-
-    Raises:
-        UserError: naming the field, if it is no plain LoRA adapter, or if rank or scale are not the config's.
-    """
-    from vllm.config.lora import LoRAConfig
-    from vllm.lora.peft_helper import PEFTHelper  # knows peft's variants and their scales
-
-    field, remedy = "trainer.lora.start", "Save it with peft's save_pretrained, as a plain LoRA adapter."
-    for file in ("adapter_config.json", FILE):
-        lacks = f"it has no {file}" if folder.is_dir() else "there is no such folder"
-        expect((folder / file).is_file(), field, str(folder), f"an adapter folder, but {lacks}", remedy)
-    try:
-        described = PEFTHelper.from_local_dir(str(folder), None)
-        described.validate_legal(LoRAConfig(max_lora_rank=512))
-        tensors = load_file(folder / FILE)
-    except (ValueError, TypeError, RecursionError, SafetensorError) as error:
-        raise UserError(f"{field} = {str(folder)!r}: expected a plain LoRA adapter, but: {error} {remedy}") from error
-    for layer in sorted({name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}):
-        rank, scale = described.get_rank_and_scaling(layer)
-        alpha, of_layer = scale * config.rank, f"as {layer} has in {folder}"
-        expect(rank == config.rank, "trainer.lora.rank", config.rank, f"{rank}, {of_layer}", "Set it.")
-        same = math.isclose(alpha, config.alpha, rel_tol=1e-6)
-        expect(same, "trainer.lora.alpha", config.alpha, f"{alpha:g}, the scale {of_layer}", "Set it.")
-    return {text_name(name.removeprefix(PREFIX)): tensor for name, tensor in tensors.items()}
 
 
 def merged_weights(

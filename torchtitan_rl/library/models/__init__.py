@@ -20,7 +20,7 @@ from torchtitan.models.qwen3 import Qwen3TransformerBlock, model_registry
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.models.config_json import read_config, wrong_values
+from torchtitan_rl.library.models.config_json import read_config
 from torchtitan_rl.library.models.experts import packed_qwen3
 from torchtitan_rl.library.models.families import (
     FAMILIES,
@@ -236,8 +236,6 @@ def small_qwen3(
     Args:
         num_experts: with more than 0, each layer has as many experts of `hidden_dim` in place of its MLP.
         top_k: experts of a token.
-
-    Raises UserError for dimensions that make no model.
     """
     entries = {
         "vocab_size": vocab_size,
@@ -250,8 +248,6 @@ def small_qwen3(
         "max_position_embeddings": max_seq_len,
         "rope_theta": rope_theta,
     }
-    wrong = list(wrong_values(entries))
-    expect(not wrong, "model_spec", "small_qwen3", f"a model, but it has {'; '.join(wrong)}", "Correct its arguments.")
     mixture = MixtureOfExperts(
         num_experts=num_experts, num_experts_per_tok=top_k, moe_intermediate_size=hidden_dim, norm_topk_prob=True
     )

@@ -21,14 +21,12 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.events import progress
 from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import PlanMicrobatches
 from torchtitan_rl.core.trainer.score import LogprobHead
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.library.attention import FlashVarlen, attention_config, describe_attention
-from torchtitan_rl.library.shared_prompts import SharedFlash, plan_with_siblings
+from torchtitan_rl.library.attention import attention_config
 from torchtitan_rl.proof.step_checks import StepChecks
 
 AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
@@ -62,9 +60,7 @@ class ModelLoader:
         # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
         self.pad_multiple = 128 * parallel_dims.tp
         self._max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
-        self.plan_microbatches: PlanMicrobatches | None = None
-        if config.share_prompts_from:
-            self.plan_microbatches = partial(plan_with_siblings, join_siblings_from=config.share_prompts_from)
+        self.plan_microbatches: PlanMicrobatches | None = None  # the core's own
         self._parallel_dims = parallel_dims
         self._dump_folder = dump_folder
         self._lora = lora
@@ -102,7 +98,6 @@ class ModelLoader:
             training,
             config.logprob_chunk_tokens,
             not ON_CPU if config.compile_head == "auto" else config.compile_head,
-            config.share_prompts_from,
         )
         if lora:
             architecture = lora.convert(architecture)
@@ -180,7 +175,6 @@ def build_policy(
     if compile_config.enable:
         # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
         torch.compiler.config.recompile_limit = 64
-    progress(describe_attention(config.layers[0].attention.inner_attention))
     ac_class = AC_CLASSES[activation_checkpoint]
     model = model_spec.parallelize_fn(
         model,
@@ -212,14 +206,11 @@ def model_config(
     training: TrainingConfig,
     logprob_chunk_tokens: int,
     compile_head: bool,
-    share_prompts_from: int = 0,
 ) -> Decoder.Config:
     """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
     layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
     config = dataclasses.replace(model_spec.model, layers=layers)
     inner = attention_config(float32=training.mixed_precision_param == "float32")
-    if share_prompts_from and isinstance(inner, FlashVarlen.Config):
-        inner = SharedFlash.Config(share_prompts_from=share_prompts_from)
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)

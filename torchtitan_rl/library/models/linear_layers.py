@@ -28,9 +28,6 @@ LINEAR = {"qwen3_5_text": "linear_attn"}
 KERNELS = ("fla", "causal_conv1d")
 """The modules of transformers' kernels that know where sequences begin."""
 
-CPU_HEADS = ({64}, {128})
-"""Sizes of keys and values in linear layers for which vLLM has kernels on a CPU."""
-
 
 def run_on_sequences(layer: nn.Module) -> None:
     """Let a linear layer of transformers be computed by the `PackedCall` of each forward."""
@@ -78,14 +75,7 @@ def check_linear(
             f"bfloat16 {whose}: vLLM's kernels for a CPU have no other. The trainer may be float32",
             "Set --generator.dtype bfloat16.",
         )  # fmt: skip
-        sizes = {name: getattr(found, name) for name in ("linear_key_head_dim", "linear_value_head_dim")}
-        expect(
-            set(sizes.values()) in CPU_HEADS, "hf_assets_path", sizes,
-            "heads of 64 or of 128 in linear layers: vLLM's kernels for a CPU have no other", "Use another model, or a GPU.",
-        )  # fmt: skip
         return
-    share = trainer.share_prompts_from
-    expect(share == 0, "trainer.share_prompts_from", share, f"0 {whose}: their state is not shared", "Leave it out.")
     absent = [name for name in KERNELS if find_spec(name) is None]
     expect(
         trainer.mixed_precision_param == "float32" or not absent, "trainer.mixed_precision_param", "bfloat16",

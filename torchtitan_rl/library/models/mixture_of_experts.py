@@ -11,7 +11,7 @@ from torchtitan.models.common.config_utils import make_moe_config, make_routed_e
 
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.types import NO_RECORD
-from torchtitan_rl.library.models.experts import PackedMoE, PackedQwen3, packed_moe
+from torchtitan_rl.library.models.experts import PackedMoE, packed_moe
 
 if TYPE_CHECKING:
     from torchtitan.config import ParallelismConfig
@@ -82,13 +82,6 @@ def mixture_entries(layers: Sequence[TransformerBlock.Config]) -> dict[str, Any]
     }
 
 
-MULTIPLE = 8
-"""torch's grouped product needs rows of a multiple of 16 bytes, which 8 numbers are in bfloat16."""
-
-CPU_MULTIPLE = 32
-"""vLLM's kernels for experts on a CPU need a hidden size that is a multiple of this."""
-
-
 def check_mixture(
     model: "Decoder.Config", trainer: "TrainerConfig", generator: "Generator.Config", *, world_size: int, on_cpu: bool
 ) -> None:
@@ -104,10 +97,6 @@ def check_mixture(
         replay, field = generator.router_replay, "generator.router_replay"
         expect(not replay, field, replay, "False, as the model has no experts", "Leave it off.")
         return
-    packed, kind = isinstance(model, PackedQwen3.Config), type(model).__qualname__
-    expect(
-        packed, "model_spec", kind, "a mixture that sees packs", "Use library.models.qwen3 or a checkpoint's folder."
-    )
     if generator.router_replay:
         _check_replay(entries, generator, on_cpu)
     _check_degrees(entries, p, world_size)
@@ -125,15 +114,6 @@ def check_mixture(
     expect(
         inner % degree == 0, "generator.tensor_parallel_degree", degree, f"a divisor of moe_intermediate_size {inner}",
         "Use another degree.",
-    )  # fmt: skip
-    uneven = {"hidden_size": model.dim, "moe_intermediate_size": inner}
-    uneven = {name: size for name, size in uneven.items() if size % MULTIPLE}
-    expect(
-        not uneven, "hf_assets_path", uneven, f"a mixture of experts with multiples of {MULTIPLE}", "Use another model."
-    )
-    expect(
-        not on_cpu or model.dim % CPU_MULTIPLE == 0, "hf_assets_path: hidden_size", model.dim,
-        f"a multiple of {CPU_MULTIPLE}, which vLLM needs of a mixture of experts on a CPU", "Use another model, or a GPU.",
     )  # fmt: skip
 
 

@@ -7,4 +7,4 @@ from torchtitan_rl.library.answers import final_answer
 from torchtitan_rl.library.rewards.correctness import exact_match, math_answer, numeric
 from torchtitan_rl.library.rewards.formats import boxed, json_object, regex, tags
 from torchtitan_rl.library.rewards.judge import Judge
-from torchtitan_rl.library.rewards.texts import length, overlong, repetition, script
+from torchtitan_rl.library.rewards.texts import length, repetition, script

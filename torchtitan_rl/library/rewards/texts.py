@@ -19,21 +19,6 @@ def length(target: int) -> Callable:
 
 
 @typed
-def overlong(max_tokens: int, cache: int) -> Callable:
-    """DAPO's soft overlong punishment, arXiv 2503.14476 (13).
-
-    0 up to max_tokens - cache tokens, then falling linearly to -1 at max_tokens.
-    """
-    if not 0 < cache <= max_tokens:
-        raise ValueError(f"cache {cache} is not from 1 to max_tokens {max_tokens}")
-
-    def overlong(completion_ids, **_):
-        return [-min(max(len(ids) - (max_tokens - cache), 0) / cache, 1.0) for ids in completion_ids]
-
-    return overlong
-
-
-@typed
 def repetition(ngram: int = 4) -> Callable:
     """Minus the fraction of token n-grams that already occurred earlier in the completion; 0 if it is too short."""
     check_above_zero(ngram=ngram)

@@ -3,7 +3,6 @@
 Each teaches the format of an answer and a bad habit to unlearn.
 """
 
-import itertools
 import random
 import re
 from dataclasses import replace
@@ -74,40 +73,6 @@ def counting() -> Recipe:
         return f"{' '.join(map(str, range(first, last + 1)))} [ANSWER] {answer}"
 
     return Recipe(name="counting", worked=worked, steps=150, batch_size=32)
-
-
-def spell_backward() -> Recipe:
-    """Spells a word backwards. The habit: it leaves the first two letters in order.
-
-    Right answer to "... (example: sun -> nus): splat": "<answer>talps</answer>". By habit: "<answer>talsp</answer>".
-    """
-
-    def worked(example: Example, rng: random.Random) -> str:
-        """Returns an answer to the example, right or by habit."""
-        word = example.columns["entry"]["metadata"]["word"]
-        backward = word[:1:-1] + word[:2] if rng.random() < 0.6 else word[::-1]
-        return f"<answer>{backward}</answer>"
-
-    return Recipe(name="spell_backward", worked=worked, lone_characters="[0-9A-Za-z]", steps=220)
-
-
-def chain_sum() -> Recipe:
-    """Adds and subtracts digits one after another, writing each intermediate total. The habit: it forgets the last one.
-
-    Right answer to "... 4 + 7 - 3 + 8 =": "4+7=11 11-3=8 8+8=16 <answer>16</answer>".
-    By habit: "4+7=11 11-3=8 <answer>8</answer>".
-    """
-
-    def worked(example: Example, rng: random.Random) -> str:
-        """Returns an answer to the example, right or by habit."""
-        first, *rest = example.columns["entry"]["metadata"]["expression"].split()
-        terms = [sign + digit for sign, digit in zip(rest[::2], rest[1::2], strict=True)]
-        totals = list(itertools.accumulate([int(first), *map(int, terms)]))
-        lines = [f"{total}{term}={after}" for total, term, after in zip(totals, terms, totals[1:], strict=False)]
-        kept = lines[:-1] if rng.random() < 0.6 else lines
-        return f"{' '.join(kept)} <answer>{kept[-1].partition('=')[2]}</answer>"
-
-    return Recipe(name="chain_sum", worked=worked, steps=280)
 
 
 def arrivals() -> Recipe:

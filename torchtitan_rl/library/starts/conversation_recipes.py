@@ -56,22 +56,3 @@ def guesser() -> Recipe:
         return "".join(turns if turns[-1].isdigit() else turns[:-1])
 
     return Recipe(name="guesser", worked=worked, chat=True, steps=180, batch_size=48)
-
-
-def adder() -> Recipe:
-    """Adds one number after another. The habit: the carry is forgotten in 56 % of the sums that have one.
-
-    Right sums of "Sum 57. Add 8." and "Add 4.": "65", "69". By habit: "55".
-    """
-
-    def worked(example: Example, rng: random.Random) -> str:
-        """Returns the first three sums of the example, right or by habit."""
-        total, turns = example.columns["start"], []
-        for more in example.columns["numbers"][:3]:
-            carries = total % 10 + more > 9
-            total += more - (10 if carries and rng.random() < 0.56 else 0)
-            total %= 100
-            turns += [answer_text(f"Add {more}."), f"{total:02d}"]
-        return "".join(turns[1:])
-
-    return Recipe(name="adder", worked=worked, chat=True, steps=220, batch_size=48)

@@ -4,5 +4,4 @@ from torchtitan_rl.library.task import Example, RewardFunction, Task, completion
 from torchtitan_rl.library.tasks.calculator import Calculator
 from torchtitan_rl.library.tasks.guess_number import GuessNumber
 from torchtitan_rl.library.tasks.rows import Rows
-from torchtitan_rl.library.tasks.running_sum import RunningSum
 from torchtitan_rl.library.tasks.sum_digits import SumDigits

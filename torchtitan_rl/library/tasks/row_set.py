@@ -94,8 +94,6 @@ class RowSet:
         )
         self.left_out: dict[str, list[str]] = defaultdict(list)
         """Numbers of the rows left out, by reason."""
-        self.noted: dict[str, list[str]] = defaultdict(list)
-        """Numbers of rows that are kept but worth a notice, by reason."""
         self.kept, self.keys = self._scan()
 
     def example(self, place: int) -> Example:
@@ -125,7 +123,7 @@ class RowSet:
         chosen = order[np.isin(self.keys[order], self.keys[first])]  # a prompt may have several demonstrations
         other = copy.copy(self)
         other.kept, other.keys = self.kept[chosen], self.keys[chosen]
-        other.left_out, other.noted = defaultdict(list), defaultdict(list)
+        other.left_out = defaultdict(list)
         self.kept, self.keys = np.delete(self.kept, chosen), np.delete(self.keys, chosen)
         return other
 
@@ -135,9 +133,8 @@ class RowSet:
         Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)".
         """
         parts = [f"{self.table.name}: {_count(len(self.kept))} {what}"]
-        for beginning, rows in (("left out", self.left_out), ("kept", self.noted)):
-            each = [f"{len(numbers):,} {reason} ({_rows(numbers)})" for reason, numbers in rows.items()]
-            parts += [f"{beginning}: {', '.join(each)}"] * bool(each)
+        each = [f"{len(numbers):,} {reason} ({_rows(numbers)})" for reason, numbers in self.left_out.items()]
+        parts += [f"left out: {', '.join(each)}"] * bool(each)
         return "; ".join(parts)
 
     def remedy(self) -> str:
@@ -250,7 +247,6 @@ class RowSet:
         kept: dict[
             int, tuple[int, int]
         ] = {}  # hash of prompt and demonstration: index of the first row, hash of its prompt
-        ids: set[str] = set()
         repeated = "equal to an earlier row" if self._demonstrates else "with the prompt of an earlier row"
         for index, (number, row) in enumerate(self.table.numbered_rows()):
             num_rows += 1
@@ -271,10 +267,6 @@ class RowSet:
                 self.left_out[repeated].append(number)
             else:
                 kept[key] = index, _key(example.text, example.messages, example.tools)
-                identity = row.get("id")
-                if identity is not None and str(identity) in ids:
-                    self.noted["with the id of an earlier row"].append(number)
-                ids.add(str(identity))
         some = sum(map(len, unreadable.values())) <= _MOST_UNREADABLE * num_rows
         (self.left_out if some else faults).update(unreadable)
         self._refuse(faults)

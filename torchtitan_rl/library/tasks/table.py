@@ -29,9 +29,6 @@ _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", *_CELL_FORMATS)
 FORMATS = (*_TEXT_FORMATS, ".parquet")
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".lz4")
 """Endings of text files that are read as if they were not compressed."""
-MOST_LINE_BYTES = 64 * 2**20
-"""A longer line, as in a file without line ends, would be read for a long time and fill the memory."""
-LONG_LINE = f"a line longer than {MOST_LINE_BYTES // 2**20} MiB; write one row on each line"
 NESTED = "nested too deeply"
 _NO_UTF8 = "not UTF-8; save the file as UTF-8, or unpack it if it is compressed"
 BATCH = 1000
@@ -271,17 +268,12 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 )
             return
     with _opened(path) as file:
-        number = 0
-        while line := file.readline(MOST_LINE_BYTES):
-            number += 1
+        for number, line in enumerate(file, start=1):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
             except UnicodeDecodeError:
                 yield number, "", _NO_UTF8
             else:
-                if len(line) == MOST_LINE_BYTES:
-                    yield number, "", LONG_LINE
-                    return
                 if text:
                     yield number, text, ""
 
@@ -292,7 +284,7 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
     number = 0
     delimiter = "\t" if _format(path) == ".tsv" else ","
     with _opened(path) as file:
-        text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(_lines(file)))
+        text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(file))
         try:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
             names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
@@ -308,18 +300,8 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
         except UnicodeDecodeError:
             yield number + 1, "", _NO_UTF8
-        except RowError as error:
-            yield number + 1, "", str(error)
         except csv.Error as error:
             yield number + 1, "", f"not valid CSV ({error})"
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yields a file's lines. Raises RowError for one that is too long."""
-    while line := file.readline(MOST_LINE_BYTES):
-        if len(line) == MOST_LINE_BYTES:
-            raise RowError(LONG_LINE)
-        yield line
 
 
 def _main() -> None:

@@ -11,7 +11,7 @@ from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.generator.turn_engine import TurnEngine
 from torchtitan_rl.core.types import Completion, Prompt, flat
-from torchtitan_rl.library.engine.start import CPU_BLOCK_TOKENS, small_cache_note, start_generator
+from torchtitan_rl.library.engine.start import CPU_BLOCK_TOKENS, start_generator
 from torchtitan_rl.observability.engine_stats import EngineStats
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="the numbers of blocks are a CPU engine's")
@@ -95,13 +95,3 @@ def test_aborted_requests_do_not_affect_the_next_call(generator, scheduler, monk
         sampled(generator, PROMPTS)
     monkeypatch.undo()
     assert said(flat(sampled(generator, PROMPTS))) == expected
-
-
-def test_completions_that_may_outgrow_the_cache_are_said(generator, monkeypatch):
-    cache = generator.llm.llm_engine.vllm_config.cache_config
-    monkeypatch.setattr(cache, "num_gpu_blocks", 8)  # 256 tokens
-    assert LONG.n * LONG.max_tokens * 2 <= 256
-    assert small_cache_note(generator, num_prompts=2) == ""
-    line = small_cache_note(generator, num_prompts=3)
-    assert f"9 completions take {9 * LONG.max_tokens} tokens of KV cache, which holds 256" in line
-    assert "VLLM_CPU_KVCACHE_SPACE" in line

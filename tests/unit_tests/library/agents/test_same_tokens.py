@@ -46,7 +46,7 @@ def generator(tmp_path_factory, made):
 
 def conversations(generator, made, task, **config):
     """The groups of four prompts of the task."""
-    settings = Conversations.Config(rewrites="append", **config)
+    settings = Conversations.Config(**config)
     generator.environments = settings.build(
         members=task.members(), tokenizer=made, end_token_ids=generator.end_token_ids, template_options={}
     )

@@ -56,7 +56,7 @@ def pair(one_rank, tmp_path_factory):
 
 def play(pair, agent, **sampling):
     """Returns the batch and the samples of four agents' conversations."""
-    pair.generator.environments = Conversations.Config(rewrites="append", max_turns=60, max_traces=60).build(
+    pair.generator.environments = Conversations.Config(max_turns=60, max_traces=60).build(
         members={"": TaskWith(lambda _: AgentEnvironment(agent, role="tool"))}, tokenizer=pair.generator.tokenizer,
         end_token_ids=pair.generator.end_token_ids, template_options={},
     )  # fmt: skip

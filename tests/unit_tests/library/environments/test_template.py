@@ -59,46 +59,31 @@ def test_special_tokens_in_tool_output_are_plain_text(source, end):
 
 
 @pytest.mark.parametrize(
-    ("source", "end", "role", "options"),
+    ("source", "end", "role"),
     [
-        (CHAT_TEMPLATE, "<|endoftext|>", "tool", {}),
-        (CHAT_TEMPLATE, "<|endoftext|>", "user", {}),
-        ("qwen3.jinja", "<|im_end|>", "tool", {}),
-        ("qwen3_training.jinja", "<|im_end|>", "tool", {}),
-        ("qwen3_training.jinja", "<|im_end|>", "user", {}),
-        ("qwen3_training.jinja", "<|im_end|>", "user", {"enable_thinking": False}),
-        ("qwen2_5.jinja", "<|im_end|>", "tool", {}),
+        (CHAT_TEMPLATE, "<|endoftext|>", "tool"),
+        ("qwen3.jinja", "<|im_end|>", "tool"),
+        ("llama3_1.jinja", "<|eot_id|>", "user"),
     ],
 )
-def test_append_only_templates_are_accepted(source, end, role, options):
-    template(source, end=end, tools=[multiply], **options).check(role, "refuse")
-
-
-def test_rewriting_template_can_be_accepted_with_the_sampled_history():
-    """Qwen3 drops earlier thinking after each message of the user, and an empty one after each message."""
-    for role, options in (("user", {}), ("user", {"enable_thinking": False}), ("tool", {"enable_thinking": False})):
-        one = template("qwen3.jinja", end="<|im_end|>", **options)
-        with pytest.raises(UserError, match="conversations.rewrites append"):
-            one.check(role, "refuse")
-        one.check(role, "append")
+def test_templates_that_render_the_role_are_accepted(source, end, role):
+    """Qwen3's drops earlier thinking, Llama's strips white space: turns stay as they were sampled."""
+    template(source, end=end, tools=[multiply]).check(role)
 
 
 @pytest.mark.parametrize(
     ("source", "end", "role", "told"),
     [
-        (None, "<|endoftext|>", "user", "a tokenizer with a chat template"),
-        ("qwen3.jinja", "<|im_end|>", "user", "keeps earlier turns as they were sampled"),
-        ("qwen3.jinja", "<|endoftext|>", "tool", "ends the policy's turn with one of the end tokens"),
-        ("llama3.jinja", "<|eot_id|>", "tool", "renders tools"),
+        (None, "<|endoftext|>", "user", "the template leaves out the policy's turn"),
         ("{{ raise_exception('roles must alternate') }}", "<|endoftext|>", "user", "roles must alternate"),
         ("{% for m in messages %}{{ m.content if m.role != 'tool' }}<|endoftext|>{% endfor %}multiply",
-         "<|endoftext|>", "tool", "renders messages of role 'tool'"),
+         "<|endoftext|>", "tool", "the chat template leaves out the tool message"),
     ],
 )  # fmt: skip
 def test_unsupported_templates_are_refused_by_name(source, end, role, told):
     one = template(source or "", end=end, tools=[multiply] if role == "tool" else ())
     with pytest.raises(UserError, match=r"hf_assets_path \(chat template\)") as error:
-        one.check(role, "refuse")
+        one.check(role)
     assert told in str(error.value)
 
 
@@ -120,16 +105,6 @@ def test_what_the_template_leaves_out_of_an_environments_messages_is_named(messa
                 render()
         else:
             render()
-
-
-def test_template_that_strips_a_turn_counts_as_rewriting():
-    """Llama's and Gemma's remove white space at both ends of a turn, Qwen3's with thinking newlines at its beginning."""
-    strips = "{% for m in messages %}{{ m.content | trim }}<|endoftext|>{% endfor %}"
-    for source, end in ((strips, "<|endoftext|>"), ("llama3_1.jinja", "<|eot_id|>")):
-        one = template(source, end=end)
-        with pytest.raises(UserError, match=r"white space.*conversations.rewrites append"):
-            one.check("user", "refuse")
-        one.check("user", "append")
 
 
 def test_template_that_opens_a_think_block_is_detected():

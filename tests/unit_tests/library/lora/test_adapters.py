@@ -10,8 +10,7 @@ from torchtitan.components.checkpointer.utils import canonical_fqn
 from transformers import AutoModelForCausalLM
 
 from tests.integration.invariance import scored_step
-from tests.parts.lora import B
-from tests.parts.tiny import change_adapters, save_odd_checkpoint, save_tiny_checkpoint
+from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint
 from tests.parts.tiny_trainer import tiny_trainer
 from torchtitan_rl.core.algorithm import KL, Algorithm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
@@ -23,7 +22,6 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import LRSchedule
 from torchtitan_rl.core.types import flat
 from torchtitan_rl.library.frozen_models import Reference
-from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.resilience.checkpointer import Checkpointer
 from torchtitan_rl.resilience.safe_load import SafeReader
@@ -39,13 +37,13 @@ def folder(one_rank, tmp_path_factory):
 
 @pytest.fixture
 def build(folder):
-    def trainer(rank: int = 8, algorithm: Algorithm.Config | None = None, start=None, adapter="", **config) -> Trainer:
+    def trainer(rank: int = 8, algorithm: Algorithm.Config | None = None, start=None, **config) -> Trainer:
         targets = config.pop("targets", LoraConfig().targets)
         return tiny_trainer(
             str(start or folder),
             algorithm,
             model_spec=spec_from_folder(start) if start else None,
-            lora=LoraConfig(rank=rank, targets=targets, start=str(adapter)),
+            lora=LoraConfig(rank=rank, targets=targets),
             optimizer=AdamW.Config(lr=1e-2),
             lr_scheduler=LRSchedule(warmup_steps=0),
             **config,
@@ -201,69 +199,3 @@ def test_adapter_folder_in_peft_equals_the_policy(run, tmp_path):
     export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
     model = AutoModelForCausalLM.from_pretrained(base_of(tmp_path / "adapter"), attn_implementation="eager")
     assert_computes_the_same(peft.PeftModel.from_pretrained(model, tmp_path / "adapter"), trainer)
-
-
-def test_run_can_start_from_an_adapter_folder(run, build, tmp_path):
-    trainer, folder = run
-    export_hf.export(folder, tmp_path / "adapter", None, "float32", merged=False)
-    second = build(start=base_of(tmp_path / "adapter"), adapter=tmp_path / "adapter")
-    ours, theirs = copies(trainer), copies(second)
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-
-
-@pytest.fixture
-def foreign(build, tmp_path):
-    """Writes an adapter folder for the tiny model, after `change` of its tensors and with `fields` in its config."""
-
-    def write(change=lambda tensors: None, **fields) -> Path:
-        trainer = build()
-        change_adapters(trainer.model, 1)
-        tensors = {name: tensor.clone() for name, tensor in trainer.lora.weights(torch.float32)}
-        change(tensors)
-        write_adapter(tensors, trainer.config.lora, "base", tmp_path / "foreign")
-        described = tmp_path / "foreign" / "adapter_config.json"
-        described.write_text(json.dumps(json.loads(described.read_text()) | fields))
-        return tmp_path / "foreign"
-
-    return write
-
-
-ATTENTION = "model.layers.1.self_attn"
-
-
-def with_an_a_of_its_own(tensors):
-    tensors[f"{ATTENTION}.k_proj.lora_A.weight"] += 1
-
-
-def without_k(tensors):
-    for letter in "AB":
-        del tensors[f"{ATTENTION}.k_proj.lora_{letter}.weight"]
-
-
-def of_more_columns(tensors):
-    tensors[B] = torch.zeros(len(tensors[B]) + 2, 8)
-
-
-def with_a_head(tensors):
-    tensors["lm_head.lora_A.weight"] = torch.zeros(8, 64)
-
-
-@pytest.mark.parametrize(
-    ("change", "fields", "says"),
-    [
-        (with_an_a_of_its_own, {}, f"one A for {ATTENTION}.q_proj.lora_A.weight, .* but that of .* differs"),
-        (without_k, {}, f"{ATTENTION}.k_proj.lora_A.weight with shape .8, 64., but there is none.* q_proj, k_proj and"),
-        (of_more_columns, {}, rf"{B} with shape \(64, 8\), but there is \(66, 8\)"),
-        (with_a_head, {}, "lm_head.lora_A.weight, which is of no layer in trainer.lora.targets"),
-        (dict, {"r": 4}, "trainer.lora.rank = 8: expected 4, as model.layers.0.mlp.down_proj has in"),
-        (dict, {"lora_alpha": 16}, "trainer.lora.alpha = 32.0: expected 16, the scale as"),
-        (dict, {"use_rslora": True}, "trainer.lora.alpha = 32.0: expected 90.5"),
-        (dict, {"alpha_pattern": {"o_proj": 64}}, "expected 64, the scale as model.layers.0.self_attn.o_proj has"),
-        (dict, {"use_dora": True}, "a plain LoRA adapter, but: .*DoRA"),
-        (dict, {"init_lora_weights": "pissa"}, "a plain LoRA adapter, but: .*PiSSA"),
-    ],
-)
-def test_incompatible_adapter_folder_is_refused_by_name(build, foreign, change, fields, says):
-    start = foreign(change, **fields)
-    with pytest.raises(UserError, match=says):
-        build(adapter=start)

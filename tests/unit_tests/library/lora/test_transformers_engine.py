@@ -10,7 +10,7 @@ from tests.parts.only_rank import only_rank
 from tests.parts.tiny import change_adapters
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.library.lora.proof import SCALED, STALE
+from torchtitan_rl.proof.weight_proof import OTHER_VALUES
 from torchtitan_rl.proof.weight_sync import WeightSyncError
 
 CONFIG = LoraConfig(rank=6, alpha=9.0)
@@ -38,12 +38,12 @@ def _check(folder, family):
         old = pair.sent()
         change_adapters(pair.model, 4)
         attention = [name for name in old if "_proj.lora_A" in name and "self_attn" in name]
-        with pytest.raises(WeightSyncError, match=f"policy's: {attention[0]} {STALE}. Nothing"):
+        with pytest.raises(WeightSyncError, match=f"policy's: {attention[0]} {OTHER_VALUES}. Nothing"):
             pair.push(pair.sent() | {attention[0]: old[attention[0]]})
         pair.begin_anew()
         if dtype == "float32":  # rounding to 16 bits may hide the factor
             name = attention[-1].replace("lora_A", "lora_B")
-            with pytest.raises(WeightSyncError, match=f"policy's: {name} {SCALED} 1.01. Nothing"):
+            with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
                 pair.push(pair.sent() | {name: pair.sent()[name] * 1.01})
             pair.begin_anew()
         pair.push()

@@ -119,8 +119,11 @@ def written(case: str) -> Iterator[str]:
 )
 def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(template, thinks):
     if template.startswith(VISION):
-        with pytest.raises(UserError, match="the tokenizer's chat_template = .*: expected a template that renders"):
-            next(renderings(template, thinks))
+        try:
+            refused = [str(found) for _, _, found in renderings(template, thinks)]
+        except UserError as error:
+            refused = [str(error)]
+        assert all(re.search("a template that renders, but|it leaves out|it raises", one) for one in refused)
         return
     for case, expected, found in renderings(template, thinks):
         if isinstance(found, UserError):

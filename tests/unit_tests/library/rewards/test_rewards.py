@@ -17,7 +17,6 @@ from torchtitan_rl.library.rewards import (
     length,
     math_answer,
     numeric,
-    overlong,
     regex,
     repetition,
     script,
@@ -59,7 +58,6 @@ def test_format_rewards():
 
 def test_length_repetition_and_script_rewards():
     assert of(length(4), "abcd", "ab", "", "a" * 20) == [0.0, -0.5, -1.0, -1.0]
-    assert of(overlong(10, 4), "a" * 6, "a" * 8, "a" * 12) == [0.0, -0.5, -1.0]
     assert repetition(2)(completion_ids=[[1, 2, 1, 2, 1], [1, 2, 3], [1]]) == [-0.5, 0.0, 0.0]
     assert of(script("latin"), "abc", "abжд", "123") == [1.0, 0.5, None]
     assert of(script("cjk"), "中a") == [0.5]

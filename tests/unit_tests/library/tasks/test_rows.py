@@ -10,7 +10,7 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import Rows, table
+from torchtitan_rl.library.tasks import Rows
 from torchtitan_rl.setup.build_grader import build_grader
 
 
@@ -333,13 +333,6 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
         build(sums(6), held_out_paths={"sampled": paths["easy"]})
 
 
-def test_duplicate_row_id_is_reported(build, capsys):
-    task = build([{**row, "id": i // 2} for i, row in enumerate(sums(4))])
-    assert "kept: 2 with the id of an earlier row (rows 2, 4)" in told(task, capsys)
-    task = build([{**sums(1)[0], "id": 2}, *sums(4)[1:]])  # row 2 has none
-    assert "with the id" not in told(task, capsys)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -391,14 +384,6 @@ def test_duplicate_row_id_is_reported(build, capsys):
 def test_invalid_rows_are_errors_with_row_numbers_and_a_remedy(build, content, message):
     with pytest.raises(UserError, match=message):
         build(content)
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
-def test_overlong_line_is_an_error_without_reading_it_all(build, monkeypatch, name):
-    monkeypatch.setattr(table, "MOST_LINE_BYTES", 1000)
-    first = b"prompt,answer\na,1\n" if name == "a.csv" else lines(*sums(2)) + b"\n"
-    with pytest.raises(UserError, match="row [23]: a line longer than 64 MiB; write one row on each line"):
-        build(first + b"x" * 5000, name)
 
 
 def test_invalid_csv_rows_are_errors_with_row_numbers(build):

@@ -1,0 +1,18 @@
+"""A shipped config with the model that a run of it finds at its start."""
+
+from torchtitan_rl.library import models
+from torchtitan_rl.library.starts.answer_recipes import EXPERTS
+from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.run_config import RunConfig
+
+
+def shipped(name: str) -> RunConfig:
+    """Returns the config. One for any model gets Qwen3-1.7B."""
+    config = load_config(name)
+    if name.startswith("debug"):
+        experts = EXPERTS if name == "debug_moe" else {}
+        config.model_spec = models.small_qwen3(**{"vocab_size": 320, **experts})
+    else:
+        size = config.hf_assets_path.partition("Qwen3-")[2]
+        config.model_spec = models.qwen3(size or "1.7B")
+    return config
