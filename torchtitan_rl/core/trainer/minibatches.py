@@ -19,9 +19,6 @@ Item = list[Member]
 Plan = list[list[list[Member]]]
 """[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
 
-PlanMicrobatches = Callable[..., Plan]
-"""A function with the arguments num_ranks, max_tokens and attention_cost of `plan_microbatches`."""
-
 
 class MiniBatch(NamedTuple):
     """The micro-batches of one optimizer step. Every data-parallel rank has equally many."""
@@ -57,7 +54,6 @@ class Batcher:
         multiple: int,
         attention_cost: float,
         share_prompts_from: int,
-        plan: PlanMicrobatches | None = None,
         num_ranks: int,
         rank: int,
     ) -> None:
@@ -67,7 +63,6 @@ class Batcher:
             multiple: a micro-batch is padded to a multiple of so many tokens.
             attention_cost: see `plan_microbatches`.
             share_prompts_from: see `pack`.
-            plan: in place of `plan_microbatches`.
             num_ranks, rank: of the data-parallel ranks.
         """
         self.algorithm = algorithm
@@ -75,7 +70,6 @@ class Batcher:
         self.multiple = multiple
         self.attention_cost = attention_cost
         self.share_prompts_from = share_prompts_from
-        self.plan_microbatches = plan or plan_microbatches
         self.num_ranks = num_ranks
         self.rank = rank
         self._warned_of_size = False
@@ -136,11 +130,12 @@ class Batcher:
                 f"trainer.max_tokens_per_microbatch {self.max_tokens}: the {kind} of {largest[0].name} has "
                 f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
             )
-        return self.plan_microbatches(
+        return plan_microbatches(
             items,
             num_ranks=self.num_ranks,
             max_tokens=self.max_tokens,
             attention_cost=self.attention_cost,
+            by_prompt=self.share_prompts_from > 0,
         )
 
     def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
@@ -195,15 +190,16 @@ def plan_microbatches(
     num_ranks: int,
     max_tokens: int,
     attention_cost: float = 0.0,
-    share_prompts_from: int = 0,
+    by_prompt: bool = False,
 ) -> Plan:
     """Assign items to ranks and split each rank's share into micro-batches.
 
     Args:
-        max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own.
+        max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own. A prompt counts once for each
+            completion, also where `pack` shares it, as attention reads it for each.
         attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
-        share_prompts_from: tokens from which on an item's prompt counts once. `pack` may share more prompts than are counted
-            here (on a CPU it does), so a pack is never larger than planned, but for its padding.
+        by_prompt: keep a rank's items of one prompt together, so that `pack` holds their prompt once. False: fill the
+            micro-batches as well as can be.
 
     Returns:
         [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
@@ -211,9 +207,9 @@ def plan_microbatches(
     """
     priced: list[_Priced] = []
     for item in items:
-        tokens, pairs, _ = count_work(item, share_prompts_from=share_prompts_from)
+        tokens, pairs, _ = count_work(item, share_prompts_from=0)
         priced.append(_Priced(item, tokens, tokens + attention_cost * pairs))
-    return _assign(priced, num_ranks, max_tokens)
+    return _assign(priced, num_ranks, max_tokens, _next_fit if by_prompt else _first_fit)
 
 
 class _Priced(NamedTuple):
@@ -224,7 +220,12 @@ class _Priced(NamedTuple):
     cost: float
 
 
-def _assign(items: Sequence[_Priced], num_ranks: int, max_tokens: int) -> Plan:
+def _assign(
+    items: Sequence[_Priced],
+    num_ranks: int,
+    max_tokens: int,
+    fit: Callable[[Sequence[_Priced], int], list[list[Member]]],
+) -> Plan:
     """Gives each item, the most costly first, to the least loaded rank, divides each rank's share into micro-batches, and adds
     empty ones until all ranks have equally many. The loads are within 4/3 of the optimum (Graham, 1969)."""
     shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
@@ -233,7 +234,7 @@ def _assign(items: Sequence[_Priced], num_ranks: int, max_tokens: int) -> Plan:
         load, rank = heapq.heappop(loads)
         shares[rank].append(one)
         heapq.heappush(loads, (load + one.cost, rank))
-    plan = [_first_fit(share, max_tokens) for share in shares]
+    plan = [fit(share, max_tokens) for share in shares]
     most = max(len(microbatches) for microbatches in plan)
     for microbatches in plan:
         while len(microbatches) < most:
@@ -254,6 +255,19 @@ def _first_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
         else:
             microbatches.append([*item])
             used.append(size)
+    return microbatches
+
+
+def _next_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
+    """Next-fit by prompt: each item goes into the last micro-batch, or begins another. A prompt is in few of them."""
+    microbatches: list[list[Member]] = []
+    used = 0  # tokens of the last
+    for item, size, _ in sorted(items, key=lambda one: one.item[0].prompt.prompt_idx):  # stable
+        if not microbatches or used + size > max_tokens:
+            microbatches.append([])
+            used = 0
+        microbatches[-1] += item
+        used += size
     return microbatches
 
 

@@ -32,7 +32,6 @@ from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import (
     Batcher,
     MiniBatch,
-    PlanMicrobatches,
     split_groups,
 )
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
@@ -86,9 +85,6 @@ class Models(Protocol):
     """The start of the policy."""
     state_dict_adapter: BaseStateDictAdapter
     """Names the policy's weights as Hugging Face does."""
-
-    plan_microbatches: PlanMicrobatches | None
-    """In place of `minibatches.plan_microbatches`."""
 
     def policy(self) -> Decoder:
         """A model with the start's weights, and with adapters if the policy has them. Collective."""
@@ -185,7 +181,6 @@ class Trainer(Configurable):
             attention_cost=models.attention_cost(self.model),
             # What the attention can share: on a CPU any prompt, on a GPU none.
             share_prompts_from=shortest_shared_prompt(self.model),
-            plan=models.plan_microbatches,
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )

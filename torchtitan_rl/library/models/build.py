@@ -22,7 +22,6 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.lora import PolicyLora
-from torchtitan_rl.core.trainer.minibatches import PlanMicrobatches
 from torchtitan_rl.core.trainer.score import LogprobHead
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
@@ -60,7 +59,6 @@ class ModelLoader:
         # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
         self.pad_multiple = 128 * parallel_dims.tp
         self._max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
-        self.plan_microbatches: PlanMicrobatches | None = None  # the core's own
         self._parallel_dims = parallel_dims
         self._dump_folder = dump_folder
         self._lora = lora

@@ -107,10 +107,11 @@ def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
     st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), max_size=30),
     st.sampled_from([1, 2, 3, 4, 8]),
     st.integers(10, 120),
+    st.booleans(),
 )
-def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(sizes, num_ranks, max_tokens):
+def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(sizes, num_ranks, max_tokens, by_prompt):
     items = of_lengths(*sizes)
-    plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=max_tokens)
+    plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=max_tokens, by_prompt=by_prompt)
     planned = [id(m.episode) for plan in plans for batch in plan for m in batch]
     assert sorted(planned) == sorted(id(m.episode) for item in items for m in item)
     assert len({len(plan) for plan in plans}) == 1
@@ -121,6 +122,18 @@ def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(size
     for batch in (batch for plan in plans for batch in plan):
         whole = len({item_of[id(m.episode)] for m in batch})
         assert whole <= 1 or sum(m.num_tokens for m in batch) <= max_tokens
+
+
+@given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=16), st.integers(60, 300))
+def test_plan_by_prompt_divides_no_more_prompts_than_it_has_borders_between_micro_batches(groups, max_tokens):
+    made = [group(i, *(episode(range(n), sample_idx=j) for j, n in enumerate(of))) for i, of in enumerate(groups)]
+    items = items_of(made, whole_groups=False)
+    [plan] = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens, by_prompt=True)
+    held = sum(len({member.prompt.prompt_idx for member in batch}) for batch in plan)
+    assert held <= len(groups) + len(plan) - 1
+    own = sum(count_work(batch, share_prompts_from=1)[0] for batch in plan)
+    scattered = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens)[0]
+    assert own <= sum(count_work(batch, share_prompts_from=1)[0] for batch in scattered) + 2 * len(plan)
 
 
 def test_packing_units_are_episodes_or_whole_groups():
