@@ -187,16 +187,12 @@ def _read_metrics(run: Run) -> None:
     if not path.is_file():
         return
     by_step: dict[int, dict[str, Any]] = {}
-    again = 0
     for line in _lines(path, run):
         step = line.pop("step")
         if "key" in line and "value" in line:  # a stream: one value per line
             by_step.setdefault(step, {})[str(line["key"])] = line["value"]
         else:
-            again += step in by_step
             by_step[step] = line
-    if again:
-        run.notes.append(f"{path.name}: {again} steps appear twice, as after a resume; the later values are shown")
     run.steps = sorted(by_step)
     run.times = [number(by_step[step].get("time")) for step in run.steps]
     keys = dict.fromkeys(key for step in run.steps for key in by_step[step] if key != "time")

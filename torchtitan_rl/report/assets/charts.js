@@ -107,15 +107,9 @@ function spread(low, high, share) {
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 
-/** Adds cards to a container. Each card is drawn when it scrolls into view. */
-const sight = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) {
-    if (isIntersecting) { sight.unobserve(target); target.draw?.(); }
-  }
-}, { rootMargin: '300px' });
+/** Adds cards to a container and draws them. */
 function placeCards(container, made) {
-  const shown = made.flat().filter(Boolean);
+  const shown = made.filter(Boolean);
   container.replaceChildren(...shown);
-  for (const one of shown) sight.observe(one);
-  return shown.length;
+  for (const one of shown) one.draw();
 }
