@@ -64,7 +64,8 @@ class Watchdog:
         slow = stragglers(running)
         waited = now - max(status.quiet_since for status in slow)
         if waited > _limit(slow[0]):
-            name = "watchdog.limit_seconds" if _in_a_step(slow[0]) else "the limit of this phase"
+            in_a_step = _in_a_step(slow[0]) and not slow[0].outcome
+            name = "watchdog.limit_seconds" if in_a_step else "the limit of this phase"
             return f"{describe_stragglers(running, now)}: longer than {name} ({_limit(slow[0]):.0f} s)"
         key = (slow[0].rank, slow[0].changes)
         if waited > max(self._deadline(slow[0]), 2 * self._reported.get(key, 0.0)):
