@@ -172,8 +172,31 @@ def test_stop_signal_on_one_node_gives_both_nodes_the_same_exit_code(tmp_path):
 def test_killed_rank_ends_both_nodes_with_the_reason(tmp_path):
     first, second = two_nodes(tmp_path, "late")
     first.wait_for_step_3()
+    while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
+        time.sleep(0.1)
     os.kill(int(open_rank(second, 1)[0]), signal.SIGKILL)
     assert second.end()[0] == 137
     code, said = first.end(30)
     assert code == 1
     assert re.search(r"watchdog: node .* has ended: rank 1 \(.*\) in step 3: grade was killed by signal 9", said)
+
+
+def test_lost_node_ends_the_other_node_with_a_reason(tmp_path):
+    first, second = two_nodes(tmp_path, "late")
+    first.wait_for_step_3()
+    while len(list((first.folder / "logs" / "nodes").glob("*.json"))) < 2:
+        time.sleep(0.1)
+    for pid in find_marked(second.mark):
+        os.kill(pid, signal.SIGKILL)
+    second.process.wait()
+    deadline = time.monotonic() + 50
+    while "no news from rank 1" not in first.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert re.search(
+        r"watchdog: no news from rank 1 \(.*\) on node .* for 3\d s; the job is ended at 180 s",
+        first.log.read_text(),
+    )
+    first.process.send_signal(signal.SIGTERM)
+    time.sleep(1.2)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end()[0] == 143

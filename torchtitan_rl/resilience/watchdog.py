@@ -1,16 +1,18 @@
 """Reports ranks that hold up the others, with their stacks, and ends a job that makes no progress.
 
 The watchdog runs in the launcher, a process without torch that no rank can block, and reads the ranks' statuses
-(rank_status.py). A node that ends tells the others by a file in the run folder. Durations are of the monotonic clock, which all
+(rank_status.py). Nodes exchange theirs through files in the run folder. Durations are of the monotonic clock, which all
 processes of a node share and which stops while the machine sleeps: changing the clock or suspending a laptop ends no job.
 """
 
+import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torchtitan_rl.resilience import job_processes
@@ -19,6 +21,7 @@ from torchtitan_rl.resilience.rank_status import (
     RankStatus,
     describe_stragglers,
     is_stopped_here,
+    name_ranks,
     read_statuses,
     stacks_file_path,
     status_file_path,
@@ -35,12 +38,30 @@ SLOWER = 3.0
 """A phase is late after this many times the longest time without progress that this run has had in it, but never before the
 notice. Of a phase that has never ended in this run, the longest of all phases counts: the machine and the model set the pace."""
 
+PUBLISH_EVERY_S = 5.0
+SILENT_NODE_S, SILENT_NODE_ENDS_S = 30.0, 180.0
+"""Seconds without news from another node's launcher until it is reported, and until this node's part of the job ends."""
+
 STACK_LINES = 14
 """Lines of the main thread's stack on the terminal, innermost frame first. The run folder's logs/ have all threads."""
 
 
+@dataclass(frozen=True)
+class _NodeReport:
+    """The latest report of another node's launcher."""
+
+    at: float
+    """Time at which it was written, by that node's calendar clock. Tells one report from the next."""
+    received: float
+    """Time at which it was read, by this node's monotonic clock, like `since` of its statuses."""
+    statuses: list[RankStatus]
+    ended: str
+    current: bool
+    """Whether it is from this job, and not left over from an earlier one."""
+
+
 class Watchdog:
-    """Checks the statuses of this node's ranks, about once a second."""
+    """Checks the statuses of all ranks, about once a second."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder = folder
@@ -48,19 +69,24 @@ class Watchdog:
         self._longest: dict[str, float] = {}
         self._seen: dict[int, RankStatus] = {}
         self._reported: dict[tuple[int, int], float] = {}
+        self._silent_nodes: set[str] = set()
+        self._lost = ""
+        self._node_reports: dict[str, _NodeReport] = {}
         self._began = time.time()
+        self._published_at = 0.0
+        self._own_report: Path | None = None
+        self._published: list[RankStatus] = []
 
     def check(self, now: float) -> str:
         """Report late ranks. Returns why the job must end, or "" if it may continue."""
-        # The launcher reports dead ranks.
+        # The launcher reports dead ranks. With restarts, new ranks soon replace them.
         local = [status for status in read_statuses(self.folder) if job_processes.is_alive(status.pid)]
-        if ended := self._ended_elsewhere(local):
-            return ended
-        for status in local:
+        ranks = local + self._remote_ranks(local, now)
+        for status in ranks:
             self._record_duration(status)
-        running = [status for status in local if not status.outcome] or local
-        if not running:
-            return ""
+        running = [status for status in ranks if not status.outcome] or local
+        if not local or not running or self._lost:
+            return self._lost
         slow = stragglers(running)
         waited = now - max(status.quiet_since for status in slow)
         if waited > _limit(slow[0]):
@@ -93,30 +119,67 @@ class Watchdog:
         for status in [status for status in slow if status_file_path(self.folder, status.rank).exists()][:4]:
             self.say(_process_report(status, self.folder))
 
-    def _ended_elsewhere(self, local: list[RankStatus]) -> str:
-        """Why another node's part of the job has ended, as its launcher has written; "" if none has."""
-        if own := _end_file(local):
-            for file in set(own.parent.glob("*.txt")) - {own}:
-                with suppress(OSError):  # not readable at the moment
-                    if file.stat().st_mtime > self._began:  # not left over from an earlier job
-                        return f"node {file.stem} has ended: {file.read_text()}"
-        return ""
+    def _remote_ranks(self, local: list[RankStatus], now: float) -> list[RankStatus]:
+        """The ranks of other nodes, from their launchers' reports; also publishes this node's. [] on one node."""
+        if not local or local[0].all_here or not local[0].run_folder:
+            return []
+        shared = Path(local[0].run_folder) / "logs" / "nodes"
+        own = shared / f"{local[0].host}-{os.getpid()}.json"
+        if now - self._published_at > PUBLISH_EVERY_S:
+            self._published_at, self._own_report, self._published = now, own, local
+            self._publish(now)
+        for path in set(shared.glob("*.json")) - {own}:
+            self._read_report(path, now)
+        current = {node: report for node, report in self._node_reports.items() if report.current}
+        found: dict[int, RankStatus] = {}
+        for report in sorted(current.values(), key=lambda report: report.received):  # a rank that moved: the later one
+            found |= {status.rank: status for status in report.statuses}
+        for node, report in current.items():
+            self._check_silence(node, [s for s in report.statuses if found[s.rank] is s], now - report.received)
+            if report.ended:
+                self._lost = f"node {node} has ended: {report.ended}"
+        return [status for rank, status in found.items() if rank not in {s.rank for s in local}]
+
+    def _read_report(self, path: Path, now: float) -> None:
+        """Store another node's report if it is new."""
+        with suppress(OSError, ValueError, TypeError, KeyError):  # not readable at the moment
+            content = json.loads(path.read_text())
+            before = self._node_reports.get(path.stem)
+            if before is not None and before.at == content["at"]:
+                return
+            theirs = [RankStatus(**status) for status in content["statuses"]]
+            shift = now - content["sent"]
+            statuses = [
+                replace(status, since=status.since + shift, advanced=status.advanced and status.advanced + shift)
+                for status in theirs
+            ]
+            current = before is not None or content["at"] > self._began
+            self._node_reports[path.stem] = _NodeReport(content["at"], now, statuses, content["ended"], current)
 
     def publish_end(self, why: str) -> None:
         """Let the other nodes know that this one has ended, so that they do not wait for it."""
-        if own := _end_file(read_statuses(self.folder)):
-            with suppress(OSError):
-                own.parent.mkdir(parents=True, exist_ok=True)
-                new = own.with_suffix(".new")
-                new.write_text(why)
-                new.replace(own)
+        if self._own_report is not None:
+            self._publish(time.monotonic(), why)
 
+    def _publish(self, now: float, ended: str = "") -> None:
+        statuses = [asdict(status) for status in self._published]
+        content = {"at": time.time(), "sent": now, "statuses": statuses, "ended": ended}
+        with suppress(OSError):
+            self._own_report.parent.mkdir(parents=True, exist_ok=True)
+            new = self._own_report.with_suffix(".new")
+            new.write_text(json.dumps(content))
+            new.replace(self._own_report)
 
-def _end_file(ranks: list[RankStatus]) -> Path | None:
-    """The file in which this node's launcher says why it has ended; None on one node, or before there is a run folder."""
-    if not ranks or ranks[0].all_here or not ranks[0].run_folder:
-        return None
-    return Path(ranks[0].run_folder) / "logs" / "nodes" / f"{ranks[0].host}-{os.getpid()}.txt"
+    def _check_silence(self, node: str, statuses: list[RankStatus], seconds: float) -> None:
+        running = [status for status in statuses if not status.outcome]
+        if not running or seconds < SILENT_NODE_S:
+            return
+        text = f"no news from {name_ranks(running)} on node {node} for {seconds:.0f} s"
+        if node not in self._silent_nodes:
+            self._silent_nodes.add(node)
+            self.say(f"watchdog: {text}; the job is ended at {SILENT_NODE_ENDS_S:.0f} s")
+        if seconds > SILENT_NODE_ENDS_S:
+            self._lost = text
 
 
 def _in_a_step(status: RankStatus) -> bool:

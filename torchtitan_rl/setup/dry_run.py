@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.common.text import head_and_tail
@@ -30,6 +31,7 @@ from torchtitan_rl.setup.memory import (
     teacher_spec,
 )
 from torchtitan_rl.setup.resume import choose_resume
+from torchtitan_rl.setup.second_opinion import compare_start, logprobs_at_start
 from torchtitan_rl.setup.start_checkpoint import load_tokenizer
 from torchtitan_rl.setup.step_time import expected_time
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
@@ -62,6 +64,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size, dtypes))
+    if config.hf_assets_path and (compared := compare_start(config)):
+        _show("model", compared)
     parts = build_prompts(config, task, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
@@ -92,7 +96,7 @@ def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
 
 
 def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokens of the prompt and its demonstration, those to learn in lines of their own."""
+    """The tokens of the prompt and its demonstration, those to learn in lines of their own, and the loss of the start."""
     demonstration = prompt.demonstration
     ids = np.concatenate([prompt.token_ids, demonstration.token_ids])  # [L]
     learns = np.concatenate([np.zeros(len(prompt.token_ids), bool), demonstration.loss_mask])  # [L]
@@ -101,6 +105,11 @@ def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizer
         shown = " ".join(map(repr, pieces([token for _, token in run], tokenizer.decode)))
         lines.append(f"{'learned' if learned else 'read   '} {shown}")
     lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
+    if config.hf_assets_path:
+        logprobs = logprobs_at_start(config, torch.from_numpy(ids).long())
+        if logprobs is not None:
+            loss = -logprobs[torch.from_numpy(learns[1:])].mean()
+            lines.append(f"the start's loss on them: {loss:.4f} a token")
     return "\n".join(lines)
 
 

@@ -73,16 +73,17 @@ def gpu_memory_bytes() -> int | None:
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
 
 
-def meta_model(model_spec: ModelSpec, lora: Lora | None = None) -> Decoder:
+def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int = 1) -> Decoder:
     """Returns the model without weights, in float32 and in one process on no device, for its names, shapes and modules.
 
     Args:
         lora: adds adapters.
+        seq_len: the most tokens that it can score.
     """
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
-    training = TrainingConfig(seq_len=1, mixed_precision_param="float32")
-    config = model_config(model_spec, parallelism, training, 1, False)
+    training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
+    config = model_config(model_spec, parallelism, training, seq_len, False)
     with torch.device("meta"):
         return (lora.convert(config) if lora else config).build()
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from torchtitan_rl.library.lora.folder import write_adapter
 from torchtitan_rl.library.models import hf_architecture, spec_from_folder
 from torchtitan_rl.library.models.multimodal import engine_folder, is_text
 from torchtitan_rl.setup.export import export
+from torchtitan_rl.setup.second_opinion import compare_start
 from torchtitan_rl.setup.weight_files import check_tensors
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -50,6 +52,13 @@ def test_policy_is_the_text_of_transformers_model(folder_of, architecture, older
     model, _ = sharded_policy(folder)
     expected, _ = transformers_logprobs(folder_of(architecture), [ids])
     assert abs(logprobs_of(model, ids) - expected.numpy()).max() <= BOUNDS["transformers"]
+
+
+@pytest.mark.parametrize("architecture", MULTIMODAL)
+def test_start_is_compared_with_the_whole_model(folder_of, architecture):
+    folder = folder_of(architecture)
+    config = SimpleNamespace(hf_assets_path=str(folder), model_spec=spec_from_folder(folder))
+    assert "random tokens are those of transformers to" in compare_start(config)
 
 
 @pytest.mark.parametrize(("architecture", "older_names"), CASES)

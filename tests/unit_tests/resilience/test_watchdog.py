@@ -18,7 +18,7 @@ from torchtitan_rl.resilience.rank_status import (
     status_file_path,
     stragglers,
 )
-from torchtitan_rl.resilience.watchdog import Watchdog
+from torchtitan_rl.resilience.watchdog import SILENT_NODE_ENDS_S, Watchdog
 
 
 def status(rank, phase="step 3: gather", since=100.0, changes=30_007, **more):
@@ -132,17 +132,27 @@ def test_changing_the_system_clock_ends_no_job(watchdog, tmp_path, monkeypatch):
     assert (watchdog.check(time.monotonic()), watchdog.said, heartbeat_text()) == ("", [], "")
 
 
-def test_a_node_that_ends_tells_the_others(tmp_path):
+def test_node_without_heartbeats_ends_the_job(tmp_path, monkeypatch):
+    now, said = time.monotonic(), [[], []]
     watchdogs = []
     for node in range(2):
         (tmp_path / f"watch{node}").mkdir()
-        watchdogs.append(Watchdog(tmp_path / f"watch{node}", print))
-        one = status(node, since=time.monotonic(), all_here=False, run_folder=str(tmp_path / "run"))
-        write(tmp_path / f"watch{node}", replace(one, host=f"node{node}"))
-        assert watchdogs[node].check(time.monotonic()) == ""
-    watchdogs[1].publish_end("rank 1 (node1) was killed")
-    assert watchdogs[0].check(time.monotonic()) == f"node node1-{os.getpid()} has ended: rank 1 (node1) was killed"
-    assert watchdogs[1].check(time.monotonic()) == ""
+        watchdogs.append(Watchdog(tmp_path / f"watch{node}", said[node].append))
+        one = status(node, since=now - 40 * node, changes=7 - node, all_here=False, run_folder=str(tmp_path / "run"))
+        write(
+            tmp_path / f"watch{node}",
+            replace(one, host=f"node{node}", phase=f"step 3: {'grade' if node else 'gather'}"),
+        )
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    watchdogs[1].check(now + 1)
+    assert watchdogs[0].check(now + 2) == ""
+    assert said[0][0].startswith(
+        "watchdog: rank 1 (node1) in step 3: grade for 41 s; rank 0 (node0) waits in step 3: gather"
+    )
+    watchdogs[0].check(now + 40)
+    assert "watchdog: no news from rank 1 (node1) on node node1-1 for 38 s; the job is ended at 180 s" in said[0]
+    watchdogs[0].check(now + 2 + SILENT_NODE_ENDS_S)
+    assert watchdogs[0].check(now + 3 + SILENT_NODE_ENDS_S).startswith("no news from rank 1")
 
 
 def test_a_status_is_written_in_microseconds(tmp_path, monkeypatch):
