@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,18 +85,14 @@ def test_export_is_the_whole_checkpoint_with_its_vision_unchanged(folder_of, tmp
 
 def test_adapter_has_the_layers_names_in_the_whole_model(folder_of, tmp_path):
     architecture, config = "Gemma3ForConditionalGeneration", LoraConfig(rank=6, alpha=9.0)
-    first = Lora(config)
-    sharded_policy(folder_of(architecture), lora=first)
-    sent = dict(first.weights(torch.float32))
+    lora = Lora(config)
+    sharded_policy(folder_of(architecture), lora=lora)
+    sent = dict(lora.weights(torch.float32))
     write_adapter(sent, config, "base", tmp_path, of_text=True)
     whole = getattr(transformers, architecture).from_pretrained(folder_of(architecture))
     stored = load_file(tmp_path / "adapter_model.safetensors")
     layers = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in stored}
     assert len(stored) == 2 * len({whole.get_submodule(layer) for layer in layers}) == len(sent)
-    second = Lora(replace(config, start=str(tmp_path)))
-    sharded_policy(folder_of(architecture), lora=second)
-    again = dict(second.weights(torch.float32))
-    assert all(torch.equal(again[name], tensor) for name, tensor in sent.items())
 
 
 def test_text_is_pushed_to_an_engine_of_its_own(folder_of):
