@@ -76,6 +76,11 @@ class OneWeight(Mismatch):
         return Correction(log_weight.mean().exp(), log_weight > 0)
 
 
+class SwappedWeight(Mismatch):
+    def __call__(self, log_weight, sequences):
+        return Correction(log_weight > 0, log_weight.exp())
+
+
 class FailingFilter(GroupFilter):
     def left_out(self, group):
         return group.rewards
@@ -116,6 +121,7 @@ CASES: list[tuple[dict[str, type], str]] = [
     ({"loss": ScalarRatio}, r"algorithm.loss: ScalarRatio returned a tensor of shape \[\]: .* for each packed token"),
     ({"loss": TokenListwise}, r"TokenListwise returned a tensor of shape \[\d+\]: .* for each packed sequence"),
     ({"mismatch": OneWeight}, r"algorithm.mismatch: OneWeight returned a tensor of shape \[\]"),
+    ({"mismatch": SwappedWeight}, r"SwappedWeight returned a tensor of shape \[\d+\], a mask"),
     ({"advantage": InfiniteAdvantage}, "algorithm.advantage: InfiniteAdvantage gives NaN or infinite advantages on"),
     ({"advantage": OneFewer}, r"on a synthetic step of two groups OneFewer raised ValueError: zip\(\)"),
     ({"loss": RaisesLoss}, r"raised RuntimeError: The size .*wrong_parts.py, line \d+\). Correct it"),

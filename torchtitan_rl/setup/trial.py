@@ -147,8 +147,10 @@ def _check_shapes(algorithm: Algorithm, inputs: LossInputs) -> None:
     elif callable(loss):
         results.append(("loss", loss, loss(inputs), (inputs.sequences.num,)))
     for field, part, value, shape in results:
-        if not isinstance(value, Tensor) or value.shape != shape:
+        is_mask = part is algorithm.mismatch and isinstance(value, Tensor) and value.dtype == torch.bool
+        if is_mask or not isinstance(value, Tensor) or value.shape != shape:
             found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            found += ", a mask in the place of the weight" * is_mask
             raise UserError(
                 f"algorithm.{field}: {type(part).__qualname__} returned {found}: expected a tensor of shape {list(shape)}, a value "
                 f"for each packed {'token' if shape == tokens else 'sequence'}. Leave sums and means to algorithm.aggregation."
