@@ -130,10 +130,10 @@ def seed_grpo() -> RunConfig:
 
 
 def lora() -> RunConfig:
-    """GRPO with LoRA of rank 16."""
+    """GRPO with LoRA of rank 16, at ten times the learning rate of all weights, but at most 1e-3."""
     config = grpo()
     config.trainer.lora.rank = 16
-    config.trainer.optimizer.lr = 1e-3
+    config.trainer.optimizer.lr = min(1e-3, 10 * config.trainer.optimizer.lr)
     return config
 
 
