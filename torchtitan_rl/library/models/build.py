@@ -183,7 +183,7 @@ def build_policy(
         ac_config=ac_class.Config() if ac_class else None,
         dump_folder=dump_folder,
     )
-    adapt_fsdp(model)
+    adapt_fsdp(model, reduces=parallel_dims.dp_enabled)
     model.to_empty(device=DEVICE_TYPE)
     with torch.no_grad():
         model.init_weights(buffer_device=None)  # also makes the RoPE caches
@@ -191,11 +191,19 @@ def build_policy(
     return model
 
 
-def adapt_fsdp(model: nn.Module) -> None:
-    """Let FSDP2 reduce gradients on gloo, which has no pre-multiplied sum."""
+def adapt_fsdp(model: nn.Module, *, reduces: bool) -> None:
+    """Let FSDP2 reduce gradients on gloo, which has no pre-multiplied sum, and not divide them by 1 on a single rank.
+
+    Args:
+        reduces: whether gradients are summed over several ranks.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(ON_CPU)
+            if not reduces:
+                module.set_gradient_divide_factor(
+                    None
+                )  # with torchtitan's 1 a single rank divides every gradient by it
 
 
 def model_config(
