@@ -87,16 +87,16 @@ class PackedRows(NamedTuple):
 
 
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Returns the indices of `lengths` in batches. The longest of a batch is less than twice as long as its shortest.
+    """Returns the indices of `lengths` in batches. The longest of a batch is less than 1.25 times as long as its shortest.
 
     Attention to a row takes the square of the batch's width, so one batch of 1 long and 100 short segments would
-    mostly compute padding.
+    mostly compute padding. Many batches of few rows are slow too: a factor of 1.1 takes longer where lengths vary by ten times.
     """
     batches: list[list[int]] = []
     width = 0
     longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])  # stable
     for index in longest_first:
-        if not batches or 2 * lengths[index] <= width:
+        if not batches or 5 * lengths[index] <= 4 * width:
             batches.append([])
             width = lengths[index]
         batches[-1].append(index)
