@@ -98,13 +98,18 @@ def step_seconds(config: "RunConfig", *, prompt: int, mean: int, world_size: int
     return sum(bound / shares[part] for part, bound in bounds.items())
 
 
+def two_digits(number: float) -> str:
+    """Example: two_digits(268.0) == "270", where a format of two digits alone gives 2.7e+02"""
+    return f"{float(f'{number:.2g}'):g}"
+
+
 def expected_time(config: "RunConfig", prompts: list[Prompt], world_size: int) -> str:
     """Returns the expected seconds of a step on this machine, and the two settings that change them most, as text."""
     prompt = round(sum(len(one.token_ids) for one in prompts) / len(prompts))
     on = {"prompt": prompt, "world_size": world_size}
     if not config.samples_training:
         mean = round(sum(len(one.demonstration.token_ids) for one in prompts) / len(prompts))
-        return f"a step: about {step_seconds(config, mean=mean, **on):.2g} s, right within a factor of two"
+        return f"a step: about {two_digits(step_seconds(config, mean=mean, **on))} s, right within a factor of two"
     most = config.sampling.max_tokens
     whole, quarter = (step_seconds(config, mean=mean, **on) for mean in (most, max(1, most // 4)))
     prompts_a_step, n = config.num_prompts_per_step, config.sampling.n
@@ -120,8 +125,8 @@ def expected_time(config: "RunConfig", prompts: list[Prompt], world_size: int) -
     }
     first = sorted(seconds.items(), key=itemgetter(1))[:2]
     return (
-        f"a step: about {whole:.2g} s if all completions have {most} tokens, {quarter:.2g} s if they have a quarter of "
+        f"a step: about {two_digits(whole)} s if all completions have {most} tokens, {two_digits(quarter)} s if they have a quarter of "
         "them on average; right within a factor of two, rewards, evaluations and checkpoints left out\n"
         + "what changes it most: "
-        + "; ".join(f"{option}, {value:.2g} s" for option, value in first)
+        + "; ".join(f"{option}, {two_digits(value)} s" for option, value in first)
     )

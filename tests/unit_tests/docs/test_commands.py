@@ -65,3 +65,11 @@ def test_documented_commands_exist_and_accept_their_flags():
             wrong += [f"{page}: {program} has no test {name}" for name in names if f'"{name}"' not in known]
     assert seen > 30
     assert not wrong
+
+
+def test_packages_that_messages_tell_to_install_are_those_of_pyproject():
+    """`torchtitan_rl[tasks]` was one: no index has this project."""
+    sources = "".join(path.read_text() for path in (ROOT / "torchtitan_rl").rglob("*.py"))
+    told = set(re.findall(r"pip install '([^']+)'", sources))
+    assert "gguf~=0.19.0" in told
+    assert [package for package in told if f'"{package}"' not in (ROOT / "pyproject.toml").read_text()] == []

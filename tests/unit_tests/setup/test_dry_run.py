@@ -18,6 +18,7 @@ from torchtitan_rl.setup.dump_folder import create
 from torchtitan_rl.setup.registry import parse_args
 from torchtitan_rl.setup.resume import config_fields
 from torchtitan_rl.setup.start_checkpoint import prepare_start
+from torchtitan_rl.setup.step_time import two_digits
 
 
 def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_values(tmp_path, capsys):
@@ -59,6 +60,10 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
     assert "reward -0.8 (correct -1, format 0.2); judged False" in lines["wrong"]
     assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
+
+
+def test_seconds_of_a_slow_step_are_shown_without_an_exponent():
+    assert [two_digits(seconds) for seconds in (268.4, 1234.0, 1.06, 0.791)] == ["270", "1200", "1.1", "0.79"]
 
 
 def test_a_dry_run_shows_what_the_teacher_reads(start, capsys):

@@ -24,7 +24,7 @@ class Math(Rows):
 
     def __init__(self, config: Config) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise UserError("task: expected math-verify to be installed. pip install 'torchtitan_rl[tasks]'.")
+            raise UserError("task: expected math-verify to be installed. pip install 'math-verify~=0.9.0'.")
         self._judge = MathJudge()
         super().__init__(config)
 

@@ -111,7 +111,7 @@ def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
         raise UserError(
-            f"task.tasks: expected reasoning-gym to be installed, but: {error}. pip install 'torchtitan_rl[tasks]'; its pycosat "
+            f"task.tasks: expected reasoning-gym to be installed, but: {error}. pip install 'reasoning-gym~=0.1.25'; its pycosat "
             "needs a C compiler and Python's headers (apt install gcc python3-dev)."
         ) from error
     import reasoning_gym  # noqa: F401  (fills the registry)
