@@ -256,7 +256,7 @@ def random_batcher(algorithm: Algorithm, rng: random.Random) -> Batcher:
         max_tokens=rng.choice([24, 60, 1000]),
         num_ranks=rng.choice([1, 1, 2, 3]),
         multiple=rng.choice([1, 8]),
-        share_prompts_from=rng.choice([0, 1, 5]),
+        share_prompts=rng.choice([False, True]),
         attention_cost=0.01,
         rank=0,
     )

@@ -27,8 +27,8 @@ class FlashVarlen(VarlenAttention):
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        share_prompts_from: ClassVar[int] = 0
-        """Shortest prompt that segments may share. 0: none."""
+        shares_prompts: ClassVar[bool] = False
+        """Whether segments may share the tokens of their prompt (see SegmentLayout)."""
 
         @staticmethod
         def masks(layout: SegmentLayout) -> VarlenMetadata:
@@ -114,8 +114,8 @@ class PackedSDPA(VarlenAttention):
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        share_prompts_from: ClassVar[int] = 1
-        """Any prompt may be shared: its tokens are copied into rows anyway."""
+        shares_prompts: ClassVar[bool] = True
+        """A prompt's tokens are copied into rows anyway."""
 
         @staticmethod
         def masks(layout: SegmentLayout) -> PackedRows:

@@ -72,7 +72,7 @@ class ExactTeacher:
         for batch in trainer.batcher.forward_only(groups):
             columns = trainer.score(batch).columns  # [T] each
             row = on_one_row(columns).cpu()  # [columns, T]
-            keep_columns([batch], [*columns], [row], trainer.batcher.share_prompts_from)
+            keep_columns([batch], [*columns], [row], trainer.batcher.share_prompts)
             total += float((columns[DIVERGENCE] * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
             forget_forwards(trainer.model)

@@ -35,7 +35,6 @@ def episode_logprobs(
     """
     index = {id(episode): i for i, episode in enumerate(flat(groups))}
     mine: list[tuple[int, FloatArray]] = []
-    share_from = trainer.batcher.share_prompts_from
     for batch in trainer.batcher.forward_only(groups):
         logprobs = score_only(
             model,
@@ -46,7 +45,7 @@ def episode_logprobs(
             batch.loss_positions,
             batch.sampler_records if model.lm_head.reads_records else None,
         )  # [T]
-        found = completion_values(batch, logprobs, share_prompts_from=share_from)  # [L] each
+        found = completion_values(batch, logprobs, share_prompts=trainer.batcher.share_prompts)  # [L] each
         for member, values in zip(batch.members, found, strict=True):
             mine.append((index[id(member.episode)], values))
     # [L] each

@@ -53,7 +53,7 @@ class Batcher:
         max_tokens: int,
         multiple: int,
         attention_cost: float,
-        share_prompts_from: int,
+        share_prompts: bool,
         num_ranks: int,
         rank: int,
     ) -> None:
@@ -62,14 +62,14 @@ class Batcher:
             max_tokens: the budget of one micro-batch.
             multiple: a micro-batch is padded to a multiple of so many tokens.
             attention_cost: see `plan_microbatches`.
-            share_prompts_from: see `pack`.
+            share_prompts: see `pack`.
             num_ranks, rank: of the data-parallel ranks.
         """
         self.algorithm = algorithm
         self.max_tokens = max_tokens
         self.multiple = multiple
         self.attention_cost = attention_cost
-        self.share_prompts_from = share_prompts_from
+        self.share_prompts = share_prompts
         self.num_ranks = num_ranks
         self.rank = rank
         self._warned_of_size = False
@@ -98,7 +98,7 @@ class Batcher:
                 members,
                 normalizers=normalizers,
                 multiple=self.multiple,
-                share_prompts_from=self.share_prompts_from,
+                share_prompts=self.share_prompts,
                 sequence_columns=loss.sequence_columns,
                 token_columns=loss.token_columns,
             )
@@ -114,7 +114,7 @@ class Batcher:
                 members,
                 normalizers=normalizers,
                 multiple=self.multiple,
-                share_prompts_from=self.share_prompts_from,
+                share_prompts=self.share_prompts,
             )
             for members in self._plan(items)[self.rank]
         ]
@@ -135,7 +135,7 @@ class Batcher:
             num_ranks=self.num_ranks,
             max_tokens=self.max_tokens,
             attention_cost=self.attention_cost,
-            by_prompt=self.share_prompts_from > 0,
+            by_prompt=self.share_prompts,
         )
 
     def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
@@ -148,7 +148,7 @@ class Batcher:
         for minibatch in minibatches:
             for rank, microbatches in enumerate(minibatch.plan):
                 for i, members in enumerate(microbatches):
-                    work = count_work(members, share_prompts_from=self.share_prompts_from)
+                    work = count_work(members, share_prompts=self.share_prompts)
                     work = np.array(work)  # [3]
                     counts.rank_tokens[rank] += int(work[0])
                     counts.forward += work
@@ -207,7 +207,7 @@ def plan_microbatches(
     """
     priced: list[_Priced] = []
     for item in items:
-        tokens, pairs, _ = count_work(item, share_prompts_from=0)
+        tokens, pairs, _ = count_work(item, share_prompts=False)
         priced.append(_Priced(item, tokens, tokens + attention_cost * pairs))
     return _assign(priced, num_ranks, max_tokens, _next_fit if by_prompt else _first_fit)
 

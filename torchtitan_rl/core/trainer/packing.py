@@ -21,13 +21,13 @@ from torchtitan_rl.core.types import (
 )
 
 
-def count_work(members: Sequence[Member], *, share_prompts_from: int) -> tuple[int, int, int]:
+def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, int, int]:
     """Returns one micro-batch's tokens, pairs of a token and one it attends to (or itself), and tokens in the loss.
 
     A shared prompt counts once: see `pack`.
     """
     tokens = pairs = 0
-    for segment in _laid_out(_in_order(members, share_prompts_from), share_prompts_from):
+    for segment in _laid_out(_in_order(members, share_prompts), share_prompts):
         tokens += segment.length - segment.shared
         pairs += _pairs(segment.length) - _pairs(segment.shared)
     num_sampled = sum(member.episode.completion.num_sampled for member in members)
@@ -57,14 +57,14 @@ class _Segment(NamedTuple):
         return len(self.prompt) + self.span.stop - self.span.start
 
 
-def _in_order(members: Sequence[Member], share_prompts_from: int) -> list[Member]:
+def _in_order(members: Sequence[Member], share_prompts: bool) -> list[Member]:
     """Returns the members in their order in the pack. Those that share a prompt are neighbours."""
-    if share_prompts_from == 0:
+    if not share_prompts:
         return [*members]
     return sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
 
 
-def _laid_out(members: Sequence[Member], share_prompts_from: int) -> list[_Segment]:
+def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Segment]:
     """Returns the members' traces in their order in the pack.
 
     Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
@@ -82,9 +82,7 @@ def _laid_out(members: Sequence[Member], share_prompts_from: int) -> list[_Segme
             later = []
         prompt = member.prompt.token_ids  # [Lp]
         no_prompt = prompt[:0]  # [0]
-        shared = 0
-        if is_sibling and 0 < share_prompts_from <= len(prompt):
-            shared = len(prompt) - 1
+        shared = len(prompt) - 1 if share_prompts and is_sibling else 0
         previous = member.prompt.prompt_idx
         first, *others = member.episode.completion.spans
         laid_out.append(_Segment(i, prompt, first, shared))
@@ -92,7 +90,7 @@ def _laid_out(members: Sequence[Member], share_prompts_from: int) -> list[_Segme
     return laid_out + later
 
 
-def label_places(members: Sequence[Member], *, share_prompts_from: int) -> list[np.ndarray]:
+def label_places(members: Sequence[Member], *, share_prompts: bool) -> list[np.ndarray]:
     """Returns for each member of a packed batch, in its order, the places in the pack that predict its completion's
     tokens: [L] int64. The first token of a later trace has no such place; it gets -1.
     """
@@ -101,7 +99,7 @@ def label_places(members: Sequence[Member], *, share_prompts_from: int) -> list[
         length = len(member.episode.completion.token_ids)
         places.append(np.empty(length, dtype=np.int64))
     end = 0
-    for segment in _laid_out(members, share_prompts_from):
+    for segment in _laid_out(members, share_prompts):
         end += segment.length - segment.shared
         count = segment.span.stop - segment.span.start
         found = np.arange(end - 1 - count, end - 1)  # [tokens of the trace]
@@ -116,7 +114,7 @@ def pack(
     *,
     normalizers: Normalizers,
     multiple: int,
-    share_prompts_from: int = 0,
+    share_prompts: bool = False,
     sequence_columns: Sequence[str] = (),
     token_columns: Sequence[str] = (),
 ) -> TrainBatch:
@@ -126,13 +124,12 @@ def pack(
     needs no wider rows. An empty micro-batch consists of padding only.
 
     Args:
-        share_prompts_from: store a prompt's tokens once for all its completions, if it has at least so many. All but the
-            first completion then start with the prompt's last token, at its position in the prompt (see SegmentLayout).
-            0: never.
+        share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start with
+            the prompt's last token, at its position in the prompt (see SegmentLayout).
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
-    members = _in_order(members, share_prompts_from)
-    segments = _laid_out(members, share_prompts_from)
+    members = _in_order(members, share_prompts)
+    segments = _laid_out(members, share_prompts)
     shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
     lengths = np.array([segment.length for segment in segments], dtype=np.int64)  # [segments]
     own_lengths = lengths - shared  # [segments], those of `SegmentLayout.of` before padding
@@ -202,14 +199,14 @@ def _column(columns: Sequence[dict[str, Any]], name: str) -> list[Any]:
 
 
 def completion_values(
-    batch: TrainBatch, values: Tensor, *, share_prompts_from: int
+    batch: TrainBatch, values: Tensor, *, share_prompts: bool
 ) -> list[np.ndarray]:
     """Returns each member's part of `values` [T], which stand where its labels are: [L] for its completion's tokens.
 
     A token without a label's place has 0.
     """
     on_host = values.cpu().numpy()  # [T]
-    places = label_places(batch.members, share_prompts_from=share_prompts_from)  # [L] each
+    places = label_places(batch.members, share_prompts=share_prompts)  # [L] each
     zero = on_host.dtype.type(0)
     found: list[np.ndarray] = []
     for at in places:

@@ -235,11 +235,6 @@ def attention_masks(model: Decoder, layout: SegmentLayout) -> NamedTuple:
     return model.config.first_attention.inner_attention.masks(layout)
 
 
-def shortest_shared_prompt(model: Decoder) -> int:
-    """Returns the tokens from which on segments may share their prompt (see SegmentLayout); 0: never."""
-    return model.config.first_attention.inner_attention.share_prompts_from
-
-
 def on_one_row(columns: dict[str, Tensor]) -> Tensor:
     """Returns the columns, [T] each, as one tensor for the way to the host: [columns, T] float64."""
     return torch.stack([values.detach().double() for values in columns.values()])
@@ -249,13 +244,11 @@ def keep_columns(
     batches: Sequence[TrainBatch],
     names: Sequence[str],
     rows: Sequence[Tensor],
-    share_prompts_from: int,
+    share_prompts: bool,
 ) -> None:
     """Give the batches' episodes their part of each `on_one_row` [columns, T], which is on the host now."""
     for batch, values in zip(batches, rows, strict=True):
         for name, of_tokens in zip(names, values, strict=True):
-            found = completion_values(
-                batch, of_tokens, share_prompts_from=share_prompts_from
-            )  # [L] each
+            found = completion_values(batch, of_tokens, share_prompts=share_prompts)  # [L] each
             for member, of_member in zip(batch.members, found, strict=True):
                 member.episode.credit.token_columns[name] = of_member

@@ -44,7 +44,6 @@ from torchtitan_rl.core.trainer.score import (
     on_one_row,
     score,
     score_only,
-    shortest_shared_prompt,
 )
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
@@ -180,7 +179,7 @@ class Trainer(Configurable):
             multiple=self.pad_multiple,
             attention_cost=models.attention_cost(self.model),
             # What the attention can share: on a CPU any prompt, on a GPU none.
-            share_prompts_from=shortest_shared_prompt(self.model),
+            share_prompts=self.model.config.first_attention.inner_attention.shares_prompts,
             num_ranks=self.dp_size,
             rank=self.dp_rank,
         )
@@ -331,9 +330,7 @@ class Trainer(Configurable):
         for forward, values in zip(forwards, numbers_on_host, strict=True):
             metrics.append(forward.out.read(values))
         if compared:
-            keep_columns(
-                minibatch.batches, names, compared_on_host, self.batcher.share_prompts_from
-            )
+            keep_columns(minibatch.batches, names, compared_on_host, self.batcher.share_prompts)
         if check_logprobs:
             self._check_logprobs(minibatch.batches, rows_on_host, ["entropy"])
         applied = self.checks.allows(total_loss, grad_norm)

@@ -82,7 +82,7 @@ def test_siblings_share_the_prompt_except_its_last_token():
         Member(prompt((1, 2), 1), episode((3,))),
         member((5, 6, 7), (4,), advantage=-2.0),
     ]
-    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts_from=1)
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
     assert batch.members == [members[0], members[2], members[1]]
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 7, 4, 1, 2, 3]
     assert batch.labels.tolist() == [6, 7, 8, 9, 0, 4, 0, 2, 3, 0]
@@ -90,8 +90,8 @@ def test_siblings_share_the_prompt_except_its_last_token():
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 1, 0]
     assert batch.advantages.tolist() == [0, 0, 1, 1, 0, -2, 0, 0, 1, 0]
     assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 2 + [2] * 3
-    assert count_work(members, share_prompts_from=1) == (10, (1 + 2 + 3 + 4 + 5) + (3 + 4) + (1 + 2 + 3), 4)
-    assert count_work(members, share_prompts_from=0) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
+    assert count_work(members, share_prompts=True) == (10, (1 + 2 + 3 + 4 + 5) + (3 + 4) + (1 + 2 + 3), 4)
+    assert count_work(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
 def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
@@ -131,9 +131,9 @@ def test_plan_by_prompt_divides_no_more_prompts_than_it_has_borders_between_micr
     [plan] = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens, by_prompt=True)
     held = sum(len({member.prompt.prompt_idx for member in batch}) for batch in plan)
     assert held <= len(groups) + len(plan) - 1
-    own = sum(count_work(batch, share_prompts_from=1)[0] for batch in plan)
+    own = sum(count_work(batch, share_prompts=True)[0] for batch in plan)
     scattered = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens)[0]
-    assert own <= sum(count_work(batch, share_prompts_from=1)[0] for batch in scattered) + 2 * len(plan)
+    assert own <= sum(count_work(batch, share_prompts=True)[0] for batch in scattered) + 2 * len(plan)
 
 
 def test_packing_units_are_episodes_or_whole_groups():
@@ -163,10 +163,10 @@ def recorded(made: Member) -> Member:
     return Member(made.prompt, Episode(scored=ScoredCompletion(completion=found, reward=1.0)))
 
 
-@pytest.mark.parametrize("share_prompts_from", [0, 1])
-def test_records_stand_at_the_token_that_was_read(share_prompts_from):
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_records_stand_at_the_token_that_was_read(share_prompts):
     members = [recorded(member((5, 6, 7), (8, 9))), recorded(member((5, 6, 7), (4, 3, 2)))]
-    batch = pack(members, normalizers=COUNTS, multiple=8, share_prompts_from=share_prompts_from)
+    batch = pack(members, normalizers=COUNTS, multiple=8, share_prompts=share_prompts)
     used = len(batch.token_ids) - batch.layout.padding
     assert batch.sampler_records[:used, 0].tolist() == [100 + token for token in batch.token_ids[:used].tolist()]
     assert (batch.sampler_records[used:] == NO_RECORD).all()
@@ -175,6 +175,6 @@ def test_records_stand_at_the_token_that_was_read(share_prompts_from):
 def test_records_of_later_traces_follow_the_first_traces():
     two = replace(member((1,), (2, 3, 4, 5)).episode.completion, traces=(Trace(), Trace(begin=2, context_tokens=1)))
     made = Member(prompt((1,)), Episode(scored=ScoredCompletion(completion=two, reward=1.0)))
-    batch = pack([recorded(made), recorded(member((1,), (7,)))], normalizers=COUNTS, multiple=1, share_prompts_from=1)
+    batch = pack([recorded(made), recorded(member((1,), (7,)))], normalizers=COUNTS, multiple=1, share_prompts=True)
     assert batch.token_ids.tolist() == [1, 2, 3, 1, 7, 4, 5]
     assert batch.sampler_records[:, 0].tolist() == [101, 102, 103, 101, 107, 104, 105]

@@ -185,15 +185,15 @@ def test_turn_advantages_follow_the_trace_of_their_turn():
     assert token_advantages(group.samples[0]).tolist() == [1, 0, 3, 0, 2, 2]
 
 
-@pytest.mark.parametrize("share_prompts_from", [0, 1])
-def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prompts_from):
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prompts):
     groups = draft_episodes(step(3, is_cut=True))
     [item_members] = [[member for item in items_of(groups, whole_groups=True) for member in item]]
     normalizers = Algorithm(Algorithm.Config(), max_completion_tokens=40).normalizers(groups)
-    batch = pack(item_members, normalizers=normalizers, multiple=1, share_prompts_from=share_prompts_from)
+    batch = pack(item_members, normalizers=normalizers, multiple=1, share_prompts=share_prompts)
     assert int(batch.loss_mask.sum()) == sum(one.completion.num_sampled for one in flat(groups))
-    assert len(batch.token_ids) == count_work(item_members, share_prompts_from=share_prompts_from)[0]
-    places = label_places(batch.members, share_prompts_from=share_prompts_from)
+    assert len(batch.token_ids) == count_work(item_members, share_prompts=share_prompts)[0]
+    places = label_places(batch.members, share_prompts=share_prompts)
     for i, (member, at) in enumerate(zip(batch.members, places, strict=True)):
         completion = member.episode.completion
         known = at >= 0

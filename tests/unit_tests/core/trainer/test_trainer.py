@@ -157,25 +157,25 @@ def test_turns_whose_advantages_cancel_out_have_a_gradient():
     assert Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).zero_gradient(episode)
 
 
-@pytest.mark.parametrize("share_prompts_from", [1, 0])
+@pytest.mark.parametrize("share_prompts", [True, False])
 @pytest.mark.parametrize("algorithm", [Algorithm.Config(), Algorithm.Config(entropy_coef=0.01)])
-def test_reported_flops_bound_those_counted_by_torch(build, algorithm, share_prompts_from):
+def test_reported_flops_bound_those_counted_by_torch(build, algorithm, share_prompts):
     trainer = build(algorithm)
-    trainer.batcher.share_prompts_from = share_prompts_from
+    trainer.batcher.share_prompts = share_prompts
     groups = credited(trainer)
     with FlopCounterMode(display=False) as counter:
         report = trainer.update(groups)
     least = TokenFlops.of(tiny_spec().model, trainer.model).total(report.work)
     assert 0.5 * counter.get_total_flops() < least < counter.get_total_flops()
-    if not share_prompts_from:
+    if not share_prompts:
         assert least == pytest.approx(sum(map(partial(work_of, trainer), groups)), rel=1e-12)
 
 
 def test_update_with_siblings_in_one_microbatch_is_the_same_and_forwards_fewer_tokens(build):
     reports, after = [], []
-    for share_prompts_from in (0, 1):
+    for share_prompts in (False, True):
         trainer = build()
-        trainer.batcher.share_prompts_from = share_prompts_from
+        trainer.batcher.share_prompts = share_prompts
         reports.append(trainer.update(credited(trainer)))
         after.append(weights(trainer))
     assert reports[1].trained_tokens < reports[0].trained_tokens

@@ -77,11 +77,9 @@ def expected_sets(logits: torch.Tensor, *, top_p=1.0, top_k=0, min_p=0.0) -> tor
 
 
 @pytest.mark.parametrize("name", TRUNCATED)
-@pytest.mark.parametrize("share_prompts_from", [0, 1])
-def test_engine_and_policy_have_one_distribution_over_the_whole_vocabulary(pair, name, share_prompts_from):
-    batch = pack(
-        members(pair, **TRUNCATED[name]), normalizers=COUNTS, multiple=64, share_prompts_from=share_prompts_from
-    )
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_engine_and_policy_have_one_distribution_over_the_whole_vocabulary(pair, name, share_prompts):
+    batch = pack(members(pair, **TRUNCATED[name]), normalizers=COUNTS, multiple=64, share_prompts=share_prompts)
     places, kept = batch.loss_positions, kept_sets(batch)
     assert (kept.sum(1) < V).float().mean() > 0.9
     found = whole_distribution(pair, batch)

@@ -90,13 +90,13 @@ def test_engine_records_the_experts_of_every_token_that_it_read(pair):
     assert torch.equal(own[:, read], engine[:, read])  # the same weights in float32
 
 
-@pytest.mark.parametrize("share_prompts_from", [0, 1])
-def test_replay_makes_the_choice_identical_for_every_token(pair, share_prompts_from):
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_replay_makes_the_choice_identical_for_every_token(pair, share_prompts):
     batch = pack(
         members(sampled(pair.generator, PROMPTS)),
         normalizers=COUNTS,
         multiple=64,
-        share_prompts_from=share_prompts_from,
+        share_prompts=share_prompts,
     )
     engine, read = recorded(batch)
     assert batch.loss_mask[: len(read)].bool()[~read].sum() == 0  # every sampled token is predicted from a replayed one
@@ -111,18 +111,16 @@ def test_packed_replay_equals_each_sequence_alone(pair):
     everyone = members(sampled(pair.generator, PROMPTS))
     other_routers(pair)
 
-    def logprobs(some, share_prompts_from):
-        batch = pack(some, normalizers=COUNTS, multiple=64, share_prompts_from=share_prompts_from)
-        values = completion_values(
-            batch, scored(pair, batch, replay=True)[0].detach(), share_prompts_from=share_prompts_from
-        )
+    def logprobs(some, share_prompts):
+        batch = pack(some, normalizers=COUNTS, multiple=64, share_prompts=share_prompts)
+        values = completion_values(batch, scored(pair, batch, replay=True)[0].detach(), share_prompts=share_prompts)
         return {id(m.episode): v for m, v in zip(batch.members, values, strict=True)}
 
     alone = {}
     for member in everyone:
         alone |= logprobs([member], False)
-    for share_prompts_from in (0, 1):
-        for name, values in logprobs(everyone, share_prompts_from).items():
+    for share_prompts in (False, True):
+        for name, values in logprobs(everyone, share_prompts).items():
             assert values == pytest.approx(alone[name], abs=1e-4)
 
 
