@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,19 @@ from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan an
 
 # isort: split
 import torch  # noqa: E402
+from torchtitan.models.qwen3 import model_registry  # noqa: E402
+from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 from torchtitan.tools.utils import set_default_dtype  # noqa: E402
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
-from torchtitan_rl.library.models import QWEN3_SIZES, new_hf_model, qwen3  # noqa: E402
+from torchtitan_rl.library.models import new_hf_model  # noqa: E402
+from torchtitan_rl.library.models.experts import packed_qwen3  # noqa: E402
+from torchtitan_rl.library.models.families import QWEN3, QWEN3_MOE  # noqa: E402
 from torchtitan_rl.library.references import did_you_mean  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
+
+QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 
 SMALL = {
     "vocab_size": 512,
@@ -92,6 +99,14 @@ def entries(assignments: list[str]) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"--set {one}: expected KEY=VALUE with a value in JSON, and a text in quotes") from error
     return found
+
+
+def qwen3(size: str) -> ModelSpec:
+    """torchtitan's Qwen3 of a published size, or a mixture of experts, "30B-A3B" or "235B-A22B"."""
+    spec = model_registry(size, attn_backend="varlen")
+    if size in QWEN3_SIZES:
+        return replace(spec, name=QWEN3.name)
+    return replace(spec, name=QWEN3_MOE.name, model=packed_qwen3(spec.model))
 
 
 def small_model(model_type: str, settings: dict[str, Any]) -> PreTrainedModel:

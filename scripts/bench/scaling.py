@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from torchtitan.protocols.model_spec import ModelSpec
 
+from scripts.make_random_checkpoint import qwen3
 from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
-from torchtitan_rl.library.models import hf_architecture, qwen3
+from torchtitan_rl.library.models import hf_architecture
 from torchtitan_rl.setup.memory import meta_model
 from torchtitan_rl.setup.step_time import draw_lengths
 

@@ -35,8 +35,8 @@ import torch  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
 from scripts.bench.measure import machine_line  # noqa: E402
-from scripts.make_random_checkpoint import save  # noqa: E402
-from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
+from scripts.make_random_checkpoint import qwen3, save  # noqa: E402
+from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.setup.packaged_model import folder_of  # noqa: E402
 from torchtitan_rl.setup.registry import load_config  # noqa: E402
 

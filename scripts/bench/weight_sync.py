@@ -23,11 +23,12 @@ from torchtitan.config import CommConfig, CompileConfig, ParallelismConfig, Trai
 from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
+from scripts.make_random_checkpoint import qwen3  # noqa: E402
 from torchtitan_rl.core import comm  # noqa: E402
 from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
-from torchtitan_rl.library.models import new_hf_model, qwen3, small_qwen3  # noqa: E402
+from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config  # noqa: E402
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402

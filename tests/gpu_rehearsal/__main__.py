@@ -22,6 +22,7 @@ from tests.gpu_rehearsal.trainer import Layout, Rehearsal, on_layout, rehearse
 # isort: split
 from torchtitan.protocols.model_spec import ModelSpec
 
+from scripts.make_random_checkpoint import qwen3
 from tests.gpu_rehearsal import machine
 from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
@@ -166,14 +167,14 @@ def _option(option: str, layout: Layout) -> Rehearsal | str:
 
 def _size(size: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(shipped("qwen3_8b"), layout)
-    config.model_spec = models.qwen3(size)
+    config.model_spec = qwen3(size)
     return _rehearsed(config, layout)
 
 
 def _taught(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(shipped("qwen3_0_6b"), layout)
     config.algorithm = Algorithm.Config(loss=TEACHERS[name])
-    config.teacher = _folder(models.qwen3("8B"))
+    config.teacher = _folder(qwen3("8B"))
     return _rehearsed(config, layout)
 
 

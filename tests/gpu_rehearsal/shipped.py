@@ -1,6 +1,7 @@
 """A shipped config with the model that a run of it finds at its start."""
 
-from torchtitan_rl.library import models
+from scripts.make_random_checkpoint import qwen3
+from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.answer_recipes import EXPERTS
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_config import RunConfig
@@ -11,8 +12,8 @@ def shipped(name: str) -> RunConfig:
     config = load_config(name)
     if name.startswith("debug"):
         experts = EXPERTS if name == "debug_moe" else {}
-        config.model_spec = models.small_qwen3(**{"vocab_size": 320, **experts})
+        config.model_spec = small_qwen3(**{"vocab_size": 320, **experts})
     else:
         size = config.hf_assets_path.partition("Qwen3-")[2]
-        config.model_spec = models.qwen3(size or "1.7B")
+        config.model_spec = qwen3(size or "1.7B")
     return config

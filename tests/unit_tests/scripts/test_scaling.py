@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scripts.bench import scaling
-from torchtitan_rl.library.models import qwen3
+from scripts.make_random_checkpoint import qwen3
 
 MEASURED = {"decode": 5.9, "update": 2.35, "push": 0.52}
 """Seconds of docs/gpu.md's step of 0.6B on one H100."""

@@ -7,11 +7,11 @@ import pytest
 
 import configs.qwen3 as qwen3_configs
 from configs.tasks import sums
+from scripts.make_random_checkpoint import qwen3
 from tests.gpu_rehearsal.shipped import shipped
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl.core import device
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.models import qwen3
 from torchtitan_rl.setup.memory import (
     GIB,
     ROOMY,

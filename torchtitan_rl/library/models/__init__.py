@@ -16,12 +16,11 @@ from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, Tra
 from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.qwen3 import Qwen3TransformerBlock, model_registry
+from torchtitan.models.qwen3 import Qwen3TransformerBlock
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.models.config_json import read_config
-from torchtitan_rl.library.models.experts import packed_qwen3
 from torchtitan_rl.library.models.families import (
     FAMILIES,
     QWEN3,
@@ -40,12 +39,6 @@ if TYPE_CHECKING:
 
 _LINEAR_INIT = {"weight": partial(nn.init.normal_, std=0.02), "bias": nn.init.zeros_}
 _NORM_INIT = {"weight": nn.init.ones_}
-
-QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
-"""The published dense Qwen3 sizes that torchtitan supports."""
-
-QWEN3_MOE_SIZES = ("30B-A3B", "235B-A22B")
-"""The published Qwen3 mixtures of experts that torchtitan supports: all parameters, and those that a token uses."""
 
 _ROPE_SCALING = {
     "factor": "scaling_factor",
@@ -205,16 +198,6 @@ def _spec(
 
 def _norm(size: int, eps: float) -> RMSNorm.Config:
     return RMSNorm.Config(normalized_shape=size, eps=eps, param_init=_NORM_INIT)
-
-
-def qwen3(flavor: str) -> ModelSpec:
-    """Returns torchtitan's Qwen3 of one of QWEN3_SIZES or QWEN3_MOE_SIZES. Raises UserError for another size."""
-    sizes = QWEN3_SIZES + QWEN3_MOE_SIZES
-    expect(flavor in sizes, "model_spec", flavor, f"a size of Qwen3, one of {sizes}", "Use one.")
-    spec = model_registry(flavor, attn_backend="varlen")
-    if flavor in QWEN3_SIZES:
-        return dataclasses.replace(spec, name=QWEN3.name)
-    return dataclasses.replace(spec, name=QWEN3_MOE.name, model=packed_qwen3(spec.model))
 
 
 def small_qwen3(
