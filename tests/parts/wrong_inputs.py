@@ -119,6 +119,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
     "Sampling and evaluation": [
         _option("sampling.temperature", "0", "0.0: expected more than 0 in training. 1.0 is usual."),
         _option("sampling.temperature", "3", "3.0: expected at least 0 and at most 2. Use 1.0."),
+        _option(
+            "sampling.temperature", "0.001", "0.001: expected at least 0.01: vLLM would sample at that, and the trainer"
+        ),
+        WrongInput("--prompts.demonstrate math:sin", "algorithm.loss = 'Clip.Config': expected one that learns from"),
         _option("sampling.min-p", "2", "2.0: expected at least 0 and at most 1"),
         WrongInput(
             "--sampling.top-p 0.9 --generator.router-replay",
@@ -143,6 +147,9 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("evaluation.sampling.max-tokens", "64", "64: expected with prompts.max_prompt_tokens 32"),
     ],
     "Optimizer and schedule": [
+        WrongInput(
+            "--trainer.lora.alpha 64", "trainer.lora.rank = 0: expected 1 or more with trainer.lora.alpha or targets"
+        ),
         _option(
             "trainer.optimizer.lr",
             "-1",

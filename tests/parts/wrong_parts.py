@@ -91,6 +91,11 @@ class OneFewer(Advantage):
         return group.rewards[1:]
 
 
+class UnorderedAdvantage(Advantage):
+    def of_group(self, group):
+        return {reward - 0.5 for reward in group.rewards}
+
+
 class InfiniteAdvantage(Advantage):
     def of_group(self, group):
         return [float("inf") for _ in group.rewards]
@@ -123,6 +128,7 @@ CASES: list[tuple[dict[str, type], str]] = [
     ({"mismatch": OneWeight}, r"algorithm.mismatch: OneWeight returned a tensor of shape \[\]"),
     ({"mismatch": SwappedWeight}, r"SwappedWeight returned a tensor of shape \[\d+\], a mask"),
     ({"advantage": InfiniteAdvantage}, "algorithm.advantage: InfiniteAdvantage gives NaN or infinite advantages on"),
+    ({"advantage": UnorderedAdvantage}, "UnorderedAdvantage raised TypeError: 'set' object is not subscriptable"),
     ({"advantage": OneFewer}, r"on a synthetic step of two groups OneFewer raised ValueError: zip\(\)"),
     ({"loss": RaisesLoss}, r"raised RuntimeError: The size .*wrong_parts.py, line \d+\). Correct it"),
 ]

@@ -254,6 +254,9 @@ def _check_samples(config: "RunConfig") -> None:
             sampling.n == 1 or sampling.temperature > 0, f"{field}.n", sampling.n,
             "1 with temperature 0, as all samples would be equal", f"Set {field}.temperature, or lower it.",
         )  # fmt: skip
+        kept = sampling.temperature == 0 or sampling.temperature >= 0.01
+        least = "at least 0.01: vLLM would sample at that, and the trainer would score at another"
+        expect(kept, f"{field}.temperature", sampling.temperature, least, "1.0 is usual.")
 
 
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
@@ -270,6 +273,11 @@ def _check_sampling(config: "RunConfig") -> None:
     expect(
         config.samples_training or temperature == 1, "sampling.temperature", temperature,
         "1 with demonstrations, whose likelihood is the policy's own", "evaluation.sampling has its own.",
+    )  # fmt: skip
+    demonstrated = config.prompts.demonstrate or getattr(config.task, "demonstrations", "none") != "none"
+    expect(
+        not (config.samples_training and demonstrated), "algorithm.loss", type(config.algorithm.loss).__qualname__,
+        "one that learns from prompts.demonstrate or task.demonstrations", "Use Nll.Config(), as --config sft, or unset them.",
     )  # fmt: skip
     replay = (
         "False with sampling.top_p, top_k or min_p: the engine records either its experts or the tokens that it kept"
@@ -293,6 +301,9 @@ def _check_sampling(config: "RunConfig") -> None:
 def _check_training(config: "RunConfig") -> None:
     """Check LoRA's settings and the mini-batches of a step."""
     trainer = config.trainer
+    adapted = trainer.lora.rank > 0 or trainer.lora == type(trainer.lora)()
+    all_weights = "1 or more with trainer.lora.alpha or targets: without it all weights are trained"
+    expect(adapted, "trainer.lora.rank", 0, all_weights, "Set it, or leave out the others.")
     if trainer.lora.rank:
         expect(bool(trainer.lora.targets), "trainer.lora.targets", (), "at least one", "Leave it out for all five.")
         expect(

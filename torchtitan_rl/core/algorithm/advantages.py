@@ -65,7 +65,8 @@ class Advantage(OwnConfig, ABC):
         if all_equal(group.rewards):
             return [0.0] * len(rewards)
         advantages = [0.0] * len(rewards)
-        for i, value in zip(places, self.of_group(group), strict=True):
+        of_group = self.of_group(group)[:]  # raises for a set, which has no order
+        for i, value in zip(places, of_group, strict=True):
             advantages[i] = float(value)
         return advantages
 

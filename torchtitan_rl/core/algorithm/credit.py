@@ -120,7 +120,7 @@ class CreditAssignment:
         """
         if self.leaves_out_equal and not self.rewards_differ(group.samples):
             return ZERO_VARIANCE
-        return None if self.group_filter is None else self.group_filter.left_out(group)
+        return None if self.group_filter is None else self.group_filter.left_out(group) or None
 
     def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any

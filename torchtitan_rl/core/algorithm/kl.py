@@ -49,7 +49,7 @@ class KL(OwnConfig):
         coef: float = number(0.0, least=0)
         """Weight of the term; with 0 no reference model is loaded."""
         estimator: Estimator = "k3"
-        """The estimator of the divergence from sampled tokens."""
+        """The estimator of the divergence from sampled tokens. In the loss, the expected gradient of k1 is 0."""
         placement: Literal["loss", "reward"] = "loss"
         """Loss: coef * KL is added to each token's loss. Reward: coef * sum_t KL_t is subtracted from the reward."""
 

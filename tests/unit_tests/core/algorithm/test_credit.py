@@ -11,7 +11,7 @@ from tests.parts.algorithm import (
     group,
     normalizers_of,
 )
-from torchtitan_rl.core.algorithm import Advantage, Algorithm, Truncation
+from torchtitan_rl.core.algorithm import Advantage, Algorithm, GroupFilter, Truncation
 from torchtitan_rl.library.objectives import GroupMean
 from torchtitan_rl.library.seed_grpo import SeedGrpo, semantic_entropy
 
@@ -26,6 +26,16 @@ def test_advantages_may_be_returned_as_a_tensor():
     episodes = episodes_of(algorithm, group(0, [1.0, None, 4.0]))
     assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, 3.0]
     assert all(type(episode.credit.advantage) is float for episode in episodes)
+
+
+class Easy(GroupFilter):
+    def left_out(self, group):
+        return all(sample.reward > 2 for sample in group.samples)
+
+
+def test_a_filter_may_answer_false_for_a_group_that_is_kept():
+    algorithm = Algorithm.Config(group_filter=Easy.Config()).build(max_completion_tokens=MAX_TOKENS)
+    assert [episode.in_loss for episode in episodes_of(algorithm, group(0, [1.0, 4.0]))] == [True, True]
 
 
 def tokens(length: int) -> tuple[float, ...]:
