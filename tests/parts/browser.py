@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import time
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +100,6 @@ class Browser:
         for kind in ("keyDown", "keyUp"):
             text = {"text": key} if kind == "keyDown" and len(key) == 1 else {}
             self.call("Input.dispatchKeyEvent", type=kind, key=key, **text, **code)
-
-    def picture(self, path: Path, *, whole: bool = False) -> None:
-        """What is seen (or the whole page) as a PNG."""
-        self.run("new Promise(done => setTimeout(done, 250))")  # cards draw when they come into sight
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(b64decode(shot["data"]))
 
     def close(self) -> None:
         """Ends the browser."""

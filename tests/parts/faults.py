@@ -31,7 +31,7 @@ a rank is killed because memory ran out
   Lower trainer.max_tokens_per_microbatch, ... --dump-folder RUN goes on after step-1.
   137 fault_injection/test_out_of_memory.py::test_rank_killed_for_out_of_memory_is_reported_with_settings_to_lower
 
-the launcher or torchrun's agent is killed
+torchrun's agent is killed
   torchrun's agent was killed by signal 9 (SIGKILL). ... The ranks ended with it.
   137 fault_injection/test_kills.py::test_no_process_outlives_a_killed_launcher_or_agent
 

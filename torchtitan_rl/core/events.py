@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
-IMPORTING = "import of "
-"""The beginning of the phase in which a user's file is imported."""
-
 Kind = Literal["phase", "heartbeat", "timed"]
 
 

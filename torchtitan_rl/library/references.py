@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.core.events import IMPORTING, heartbeat
+from torchtitan_rl.core.events import heartbeat
 
 CALLER_FOLDER = "TORCHTITAN_RL_CALLER_FOLDER"
 """Environment variable in which run_train.sh stores the folder it was called from, before it changes to the
@@ -124,7 +124,7 @@ def import_checked(place: Path | str, field: str) -> ModuleType:
     # The heartbeat names the file if it ends the process.
     with (
         correctable(f"{field} = {str(place)!r}: expected Python that can be imported, but:"),
-        heartbeat(f"{IMPORTING}{place}"),
+        heartbeat(f"import of {place}"),
     ):
         return _load_file(place) if isinstance(place, Path) else importlib.import_module(place)
 

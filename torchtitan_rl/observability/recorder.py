@@ -137,7 +137,7 @@ class Recorder(Configurable):
         self._rank = rank
         self._decode = decode
         self._gather = gather
-        self._run_folder, self._run_name = run_folder, run_name
+        self._run_folder = run_folder
         self._next_step = 0
         self._closed = False
         self._failed: set[str] = set()

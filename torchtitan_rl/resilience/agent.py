@@ -16,11 +16,6 @@ from torch.distributed.run import parse_args
 from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE, die_with_parent
 
 
-def failures_file(folder: str | Path) -> Path:
-    """The file with a line for each failed rank. Example: {"pid": 17, "exitcode": -9}; the code is negative for a signal."""
-    return Path(folder) / "failures.jsonl"
-
-
 def _no_meeting(error: Exception, nodes: str) -> str:
     """A message: why the nodes of a job did not find each other, and a remedy."""
     if "EADDRINUSE" in str(error):
@@ -47,7 +42,7 @@ def main() -> None:
         print(f"error: {_no_meeting(error, parse_args(sys.argv[1:]).nnodes)}", file=sys.stderr)
         sys.exit(2)
     except ChildFailedError as error:
-        with open(failures_file(os.environ[WATCH_VARIABLE]), "w") as file:
+        with open(Path(os.environ[WATCH_VARIABLE], "failures.jsonl"), "w") as file:
             for failure in error.failures.values():
                 file.write(json.dumps({"pid": failure.pid, "exitcode": failure.exitcode}) + "\n")
         code = error.get_first_failure()[1].exitcode

@@ -79,7 +79,7 @@ class Watchdog:
 
     def check(self, now: float) -> str:
         """Report late ranks. Returns why the job must end, or "" if it may continue."""
-        # The launcher reports dead ranks. With restarts, new ranks soon replace them.
+        # The launcher reports dead ranks.
         local = [status for status in read_statuses(self.folder) if job_processes.is_alive(status.pid)]
         ranks = local + self._remote_ranks(local, now)
         for status in ranks:

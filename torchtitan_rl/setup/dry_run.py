@@ -64,7 +64,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size, dtypes))
-    if config.hf_assets_path and (compared := compare_start(config)):
+    if compared := compare_start(config):
         _show("model", compared)
     parts = build_prompts(config, task, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
@@ -105,11 +105,10 @@ def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizer
         shown = " ".join(map(repr, pieces([token for _, token in run], tokenizer.decode)))
         lines.append(f"{'learned' if learned else 'read   '} {shown}")
     lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
-    if config.hf_assets_path:
-        logprobs = logprobs_at_start(config, torch.from_numpy(ids).long())
-        if logprobs is not None:
-            loss = -logprobs[torch.from_numpy(learns[1:])].mean()
-            lines.append(f"the start's loss on them: {loss:.4f} a token")
+    logprobs = logprobs_at_start(config, torch.from_numpy(ids).long())
+    if logprobs is not None:
+        loss = -logprobs[torch.from_numpy(learns[1:])].mean()
+        lines.append(f"the start's loss on them: {loss:.4f} a token")
     return "\n".join(lines)
 
 

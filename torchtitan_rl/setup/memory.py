@@ -106,7 +106,7 @@ def fsdp_shards(config: "RunConfig", world_size: int) -> int:
 
 def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
     """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth. Left out is what takes less than a
-    twentieth: NCCL's buffers, the tiles of an exact divergence, and copies of shared prompts' keys and values.
+    twentieth: NCCL's buffers, and the tiles of an exact divergence.
 
     The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
     bytes during an update. A reference policy adds 4, a teacher those of the forward's dtype. The engine has its configured share of the GPU. With LoRA all this is

@@ -21,9 +21,6 @@ from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, rows_of
 
-Exported = list[tuple[Tensor, dict[str, Tensor]]]
-"""Each adapter's parameter with its rows under each of its names."""
-
 MATRICES = {
     "qkv_proj": {"wqkv", "wq", "wk", "wv"},
     "o_proj": {"wo"},
@@ -60,7 +57,7 @@ class Lora:
 
     def attach(self, model: Decoder, state_dict_adapter: BaseStateDictAdapter) -> None:
         """Start the adapters of the loaded model, and remember their exported names."""
-        self._exported: Exported = list(adapter_rows(model, state_dict_adapter))
+        self._exported = list(adapter_rows(model, state_dict_adapter))
         start_adapters(model)
         self._base = ShardChecksums(model, state_dict_adapter)
         self.policy_shards = AdapterChecksums(model, state_dict_adapter, scale=self.scale)

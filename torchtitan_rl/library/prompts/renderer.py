@@ -165,7 +165,7 @@ class PromptRenderer(Configurable):
         rendered = self._rendered(example)
         if isinstance(rendered, UserError):
             return rendered
-        shown = _shortened(rendered.text)
+        shown = rendered.text[:200]
         least = math.ceil(len(rendered.text) / self._longest_token)
         if least > self.config.max_prompt_tokens:  # a text of many megabytes would be tokenized for half a minute
             return self._too_long(least, shown, f"the fewest tokens possible for the {len(rendered.text)} characters")
@@ -180,7 +180,7 @@ class PromptRenderer(Configurable):
         found = next(filter(None, map(self._special.search, texts)), None)
         if found and self.config.special_tokens == "refuse":
             return Refused(
-                f"prompt = {_shortened(found.string)!r}: expected text without {found[0]!r}, which the tokenizer reads as a "
+                f"prompt = {found.string[:200]!r}: expected text without {found[0]!r}, which the tokenizer reads as a "
                 "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format.",
                 "with the name of a special token in their text (prompts.special_tokens)",
             )
@@ -216,7 +216,7 @@ class PromptRenderer(Configurable):
             problem = f"for the roles {roles} it raises: {error}"
         if problem:
             return Refused(
-                f"prompt = {_shortened(str(messages[-1].get('content')))!r}: expected messages that the tokenizer's chat "
+                f"prompt = {messages[-1].get('content')!r:.200}: expected messages that the tokenizer's chat "
                 f"template writes, but {problem}. Correct the messages (a system message's text can be in the user's, thinking "
                 "in a field that the template reads), or pass --prompts.no-apply-chat-template.",
                 fault,
@@ -355,7 +355,7 @@ class PromptRenderer(Configurable):
         return found
 
     def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
-        shown, longest = _shortened(text), self.config.max_prompt_tokens
+        shown, longest = text[:200], self.config.max_prompt_tokens
         expect(
             len(token_ids) > 0, "prompt", shown, "at least one token to predict the completion from",
             "Leave such examples out in the task.",
@@ -371,7 +371,7 @@ class PromptRenderer(Configurable):
             not unknown and text.strip() in decoded,
             "hf_assets_path",
             self.tokenizer.name_or_path,
-            f"a tokenizer that represents the task's text, but {_shortened(text)!r} decodes to {_shortened(decoded)!r}",
+            f"a tokenizer that represents the task's text, but {text[:200]!r} decodes to {decoded[:200]!r}",
             "Use the checkpoint folder that the policy starts from, with its own tokenizer files.",
         )
 
@@ -401,7 +401,3 @@ def _not_learnable(fault: str) -> Refused:
 def _is_chat(rendered: _Rendered | UserError) -> bool | None:
     """Returns whether it is a chat prompt; None for an example that could not be rendered."""
     return None if isinstance(rendered, UserError) else bool(rendered.messages)
-
-
-def _shortened(text: str, max_characters: int = 200) -> str:
-    return text if len(text) <= max_characters else text[: max_characters - 3] + "..."
