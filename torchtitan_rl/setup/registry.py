@@ -110,7 +110,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     if given.help is not None:
         show_help(program, name, inspect.getdoc(config_function(name)) or "", config, every_field=bool(given.help))
         raise SystemExit(0)
-    for field in ("dump_folder", "hf_assets_path", "resume"):
+    for field in ("dump_folder", "hf_assets_path", "teacher", "resume"):
         path = getattr(config, field)
         if field == "resume" and not (path and Path(from_caller(path)).is_dir()):
             check_form(path)
@@ -144,11 +144,13 @@ def _refuse_unknown(word: str, config: Any) -> None:
 
 
 def _is_path(field: str, given: str) -> bool:
-    """Whether a field's value is a path: not a model on the hub, a step, auto or never."""
+    """Whether a field's value is a path: not a model on the hub, a recipe, a step, auto or never."""
     if field == "resume":
         return not is_choice(given)
-    on_the_hub = field == "hf_assets_path" and is_hub_name(given) and not Path(from_caller(given)).exists()
-    return bool(given) and not on_the_hub
+    elsewhere = (
+        field != "dump_folder" and (":" in given or is_hub_name(given)) and not Path(from_caller(given)).exists()
+    )
+    return bool(given) and not elsewhere
 
 
 def _show(config: "RunConfig", *, dry_run: bool) -> None:

@@ -26,12 +26,19 @@ def test_a_run_to_resume_is_a_relative_path_too_but_no_step_and_no_choice(tmp_pa
     assert {path: parse_args(["--config", "debug", f"--resume={path}"])[1].resume for path in given} == given
 
 
-def test_a_name_on_the_hub_is_none_wherever_the_caller_is_unless_there_is_such_a_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("field", ["hf_assets_path", "teacher"])
+def test_a_name_on_the_hub_is_none_wherever_the_caller_is_unless_there_is_such_a_folder(tmp_path, monkeypatch, field):
     monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
-    command = ["--config", "debug", "--hf-assets-path", "Qwen/Qwen3-0.6B"]
-    assert parse_args(command)[1].hf_assets_path == "Qwen/Qwen3-0.6B"
+    command = ["--config", "debug", f"--{field}", "Qwen/Qwen3-0.6B"]
+    assert getattr(parse_args(command)[1], field) == "Qwen/Qwen3-0.6B"
     (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
-    assert parse_args(command)[1].hf_assets_path == str(tmp_path / "Qwen/Qwen3-0.6B")
+    assert getattr(parse_args(command)[1], field) == str(tmp_path / "Qwen/Qwen3-0.6B")
+
+
+def test_a_teacher_that_a_recipe_makes_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    recipe = "torchtitan_rl.library.starts.answer_recipes:right_sums"
+    assert parse_args(["--config", "debug_distill"])[1].teacher == recipe
 
 
 FILE = """
