@@ -20,7 +20,6 @@ from torchtitan.models.qwen3 import Qwen3TransformerBlock
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.models.config_json import read_config
 from torchtitan_rl.library.models.families import (
     FAMILIES,
     QWEN3,
@@ -55,7 +54,7 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     Raises:
         UserError: naming `hf_assets_path`, if config.json cannot be read, contradicts itself or describes an unsupported model.
     """
-    found = read_config(folder)
+    found = _config_of(folder)
     architecture = (found.architectures or [found.model_type])[0]
     family = FAMILIES.get(architecture)
     if architecture in MULTIMODAL and "text_config" in found.sub_configs:
@@ -86,6 +85,19 @@ def spec_from_folder(folder: Path) -> ModelSpec:
         rope_scaling=rope if rope["rope_type"] == "llama3" else None,
         mixture=MixtureOfExperts.of(found) if family is QWEN3_MOE else None,
     )
+
+
+def _config_of(folder: Path) -> "PretrainedConfig":
+    """Reads config.json with transformers, which fills in missing entries of an older or shorter file."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # many types, for unknown model types and for wrong types of values
+        said = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
+        raise UserError(
+            f"hf_assets_path = {str(folder)!r}: transformers cannot read its config.json: {said.rstrip('.')}. Correct it."
+        ) from error
 
 
 def _sizes(found: "PretrainedConfig") -> dict[str, Any]:
