@@ -147,13 +147,13 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("evaluation.sampling.max-tokens", "64", "64: expected with prompts.max_prompt_tokens 32"),
     ],
     "Optimizer and schedule": [
-        WrongInput(
-            "--trainer.lora.alpha 64", "trainer.lora.rank = 0: expected 1 or more with trainer.lora.alpha or targets"
-        ),
         _option(
             "trainer.optimizer.lr",
             "-1",
             "-1.0: expected at least 0 and at most 1. Full fine-tuning usually takes 1e-6.",
+        ),
+        WrongInput(
+            "--trainer.lora.alpha 64", "trainer.lora.rank = 0: expected 1 or more with trainer.lora.alpha or targets"
         ),
         WrongInput(
             "--algorithm.loss Gspo",
