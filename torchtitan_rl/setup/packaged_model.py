@@ -68,7 +68,11 @@ def _make(name: str, folder: Path) -> None:
         file = _gguf_file(name, Path(scratch))
         made = Path(scratch, "model")
         _dequantize(file, made)
-        os.rename(made, folder)
+        try:
+            os.rename(made, folder)
+        except OSError:
+            if not folder.is_dir():  # else another run has made it meanwhile
+                raise
 
 
 def _gguf_file(name: str, scratch: Path) -> Path:
