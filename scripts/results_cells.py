@@ -96,8 +96,8 @@ def dppo() -> RunConfig:
 
 
 def maxrl() -> RunConfig:
-    """MaxRL."""
-    return _with(advantage=MaxRl.Config())
+    """MaxRL. A wrong answer gets -1 in counting and in `smollm2`."""
+    return _with(advantage=MaxRl.Config(lowest=-1.0))
 
 
 def gdpo() -> RunConfig:

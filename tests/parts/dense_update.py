@@ -106,15 +106,15 @@ def compare(case: dict, credit: list[list[dict]]) -> None:
     for g, (group, found) in enumerate(zip(case["groups"], credit)):
         factor = 1.0 if settings["seed_alpha"] is None else seed_factor(group["samples"], found, settings["seed_alpha"])
         for i, (sample, one) in enumerate(zip(group["samples"], found)):
-            of_turns = [factor * advantage(returns, g, i, k, settings["advantage"]) for k in range(len(returns[g][i]))]
+            of_turns = [factor * advantage(returns, g, i, k, settings) for k in range(len(returns[g][i]))]
             lengths = [sum(sample["mask"])] if len(of_turns) == 1 else sample["turns"]
             spread = iter([value for value, length in zip(of_turns, lengths) for _ in range(length)])
             one["advantages"] = [next(spread) if mask else 0.0 for mask in sample["mask"]]
 
 
-def advantage(returns: list, g: int, i: int, k: int, kind: str) -> float:
+def advantage(returns: list, g: int, i: int, k: int, settings: dict) -> float:
     """The advantage of sample i of group g at its k-th return."""
-    mine = returns[g][i][k]
+    mine, kind = returns[g][i][k], settings["advantage"]
     at_turn = [[row[k] for row in group if k < len(row) and row[k] is not None] for group in returns]
     group = at_turn[g]
     if mine is None or same(group):
@@ -125,7 +125,7 @@ def advantage(returns: list, g: int, i: int, k: int, kind: str) -> float:
     if kind == "group_mean":
         return centred
     if kind == "max_rl":
-        return centred * len(group) / sum(group) if sum(group) > 0 else 0.0
+        return centred / (sum(group) / len(group) - settings["lowest"])
     spread = group if kind == "grpo" else [value for values in at_turn for value in values]
     return centred / (torch.tensor(spread, dtype=torch.float64).std().item() + 1e-4)
 

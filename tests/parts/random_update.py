@@ -90,7 +90,7 @@ def random_settings(rng: random.Random) -> dict:
         "num_minibatches": rng.choice([1, 1, 2]),
         "eps_low": rng.choice([0.05, 0.2]), "eps_high": rng.choice([0.05, 0.28]), "dual": rng.choice([None, 1.5]),
         "floor": rng.choice([None, 0.9]), "cispo_cap": rng.choice([1.1, 5.0]), "delta": rng.choice([0.003, 0.02]),
-        "weight_b": rng.choice([0.5, -1.0]), "role_decay": rng.choice([0.5, 0.95]),
+        "weight_b": rng.choice([0.5, -1.0]), "role_decay": rng.choice([0.5, 0.95]), "lowest": rng.choice([-5.0, -9.0]),
         "tau": rng.choice([0.3, 1.0]), "beta": rng.choice([0.0, 0.2]), "q_temperature": rng.choice([0.5, 1.0]),
         "q_floor": rng.choice([1e-6, 0.02]), "normalize_reference": rng.random() < 0.5, "normalize_policy": rng.random() < 0.5,
         "neutral": rng.choice(["skip", "uniform"]), "clip_coef": clip_coef,
@@ -196,8 +196,10 @@ def algorithm_of(s: dict) -> Algorithm:
         "role": lambda loss: RoleBaseline.Config(loss=loss, decay=s["role_decay"]),
         "otb": lambda loss: OptimalBaseline.Config(loss=loss),
     }
-    gdpo = Gdpo.Config(weights={"b": s["weight_b"]})
-    advantages = {"group_mean": GroupMean, "grpo": Grpo, "batch_std": BatchStd, "rloo": Rloo, "max_rl": MaxRl}
+    advantages = {
+        "gdpo": Gdpo.Config(weights={"b": s["weight_b"]}), "group_mean": GroupMean.Config(), "grpo": Grpo.Config(),
+        "batch_std": BatchStd.Config(), "rloo": Rloo.Config(), "max_rl": MaxRl.Config(lowest=s["lowest"]),
+    }  # fmt: skip
     aggregates = s["loss"] != "maxent" or s["clip_coef"] > 0  # refused where it has no effect
     aggregations = {"token_mean": TokenMean, "seq_mean": SeqMeanTokenMean, "seq_sum": SeqSumConst}
     cap, band = {"cap": s["cap"]}, {"low": s["low"], "high": s["high"]}
@@ -211,7 +213,7 @@ def algorithm_of(s: dict) -> Algorithm:
     place = {} if s["kl_place"] == "none" else {"placement": s["kl_place"]}
     return Algorithm.Config(
         loss=around[s["around"]](losses[s["loss"]]()),
-        advantage=gdpo if s["advantage"] == "gdpo" else advantages[s["advantage"]].Config(),
+        advantage=advantages[s["advantage"]],
         credit=s["credit"],
         aggregation=aggregations[s["aggregation"] if aggregates else "token_mean"].Config(),
         mismatch=mismatches[s["mismatch"]],

@@ -65,15 +65,29 @@ class Rloo(Advantage):
 
 
 class MaxRl(Advantage):
-    """A_i = (r_i - mean(r)) / mean(r), and 0 where the mean is not above 0. MaxRL, arXiv 2602.02710.
+    """A_i = (r_i - mean(r)) / (mean(r) - lowest), and 0 where the mean is `lowest`. MaxRL, arXiv 2602.02710, whose rewards are 0 and 1.
 
-    Rewards are 0 or more. For 0 and 1 its expected gradient is that of the first G - 1 terms of log p = -sum_k (1 - p)^k / k, p the
-    chance of a right answer, so that a prompt that is seldom answered weighs up to 1 / p times as much.
+    Its expected gradient is that of the first G - 1 terms of log p = -sum_k (1 - p)^k / k, p the chance of a right answer, so that a
+    prompt that is seldom answered weighs up to 1 / p times as much.
     """
 
+    @dataclass(kw_only=True, slots=True)
+    class Config(Advantage.Config):
+        lowest: float = number(0.0, least=-MANY, most=MANY)
+        """The reward of a wrong answer, and the least of all: -1 where the task gives +1 and -1. A lower one ends the run."""
+
     def of_group(self, group: RewardedGroup) -> list[float]:
-        mean = sum(group.rewards) / len(group.rewards)
-        return [difference / mean if mean > 0 else 0.0 for difference in centered(group.rewards)]
+        lowest, least = self.config.lowest, min(group.rewards)
+        remedy = "Set it to the least that a completion can get, penalties included."
+        expect(
+            least >= lowest - 1e-6,
+            "algorithm.advantage.lowest",
+            lowest,
+            f"at most {least:g}, a reward of this step",
+            remedy,
+        )
+        above = sum(group.rewards) / len(group.rewards) - lowest
+        return [difference / above if above > 0 else 0.0 for difference in centered(group.rewards)]
 
 
 class Gdpo(Grpo):

@@ -210,16 +210,21 @@ def advantages(config, *rewards, breakdowns=None):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "expected"),
+    ("lowest", "rewards", "expected"),
     [
-        ([1.0, 0.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),
-        ([1.0, 1.0, 0.0, None], [0.5, 0.5, -1.0, 0.0]),
-        ([-1.0, 0.0], [0.0, 0.0]),
-        ([0.3, 0.3], [0.0, 0.0]),
+        (0.0, [1.0, 0.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),
+        (-1.0, [1.0, -1.0, -1.0, -1.0], [3.0, -1.0, -1.0, -1.0]),
+        (0.0, [1.0, 1.0, 0.0, None], [0.5, 0.5, -1.0, 0.0]),
+        (0.0, [0.3, 0.3], [0.0, 0.0]),
     ],
 )
-def test_maxrl_divides_by_the_mean(rewards, expected):
-    assert advantages(MaxRl.Config(), rewards)[0] == pytest.approx(expected, abs=1e-12)
+def test_maxrl_divides_by_the_mean_above_the_lowest_reward(lowest, rewards, expected):
+    assert advantages(MaxRl.Config(lowest=lowest), rewards)[0] == pytest.approx(expected, abs=1e-12)
+
+
+def test_maxrl_refuses_a_reward_below_its_lowest():
+    with pytest.raises(UserError, match=r"advantage.lowest = 0.0: expected at most -1, a reward of this step"):
+        advantages(MaxRl.Config(), [1.0, -1.0, -1.0, -1.0])
 
 
 def test_maxrl_has_the_expected_gradient_of_the_first_terms_of_log_p():
