@@ -19,9 +19,24 @@ if TYPE_CHECKING:
     from torchtitan_rl.setup.run_config import RunConfig
 
 SHARES = {"decode": 0.3, "train": 0.4, "sync": 0.3, "teacher": 0.4}
-"""Share of the least time's speed that a part of a step reaches."""
-SHARES_ON_A_CPU = {"decode": 0.2, "train": 0.35, "sync": 0.01, "teacher": 0.35}
-"""The same without a GPU: SmolLM2-135M in bfloat16 on two cores had 0.15 to 0.3, 0.25 to 0.43 and 0.006 to 0.01."""
+"""Share of the least time's speed that a part of a step reaches on a GPU."""
+CPU_PRODUCTS = 0.85
+"""Share of the peak that a CPU's matrix products reach."""
+CPU_BYTES_PER_FLOP = 0.11
+"""Bytes that the other operations of an update move for each operation of its products."""
+CPU_SYNC = 0.015
+"""Share of the memory's speed that a push reaches, with its proof."""
+CPU_LAYER_SECONDS = 0.005
+"""Seconds that a layer takes for a decoding step beside its products."""
+
+
+def cpu_shares(speeds: Speeds, train_dtype: str) -> dict[str, float]:
+    """`SHARES` of a CPU: the faster its products are, the more of an update is other operations."""
+    moved = (
+        CPU_BYTES_PER_FLOP * speeds.flops_per_s[train_dtype] / speeds.memory_bytes_per_s
+    )  # seconds for a second of products
+    update = 1 / (1 / CPU_PRODUCTS + moved)
+    return {"decode": CPU_PRODUCTS, "train": update, "sync": CPU_SYNC, "teacher": update}
 
 
 def draw_lengths(num: int, *, mean: float, longest: int, spread: float = 0.8) -> np.ndarray:
@@ -86,16 +101,20 @@ def step_seconds(config: "RunConfig", *, prompt: int, mean: int, world_size: int
     longest = config.sampling.max_tokens if config.samples_training else mean
     sampled = draw_lengths(num, mean=mean, longest=longest, spread=0.8 * (mean < longest))  # [num]
     on_a_cpu = device.ON_CPU
+    speeds = measured_speeds(*config.dtypes.values())
     bounds = step_bounds(
         config,
         lengths=[(prompt, int(length)) for length in sampled],
         world_size=1 if on_a_cpu else world_size,  # ranks of a CPU share its cores
-        speeds=measured_speeds(*config.dtypes.values()),
+        speeds=speeds,
         teacher=teacher_spec(config),
         sharing=config.sampling.n if on_a_cpu else 1,
     )
-    shares = SHARES_ON_A_CPU if on_a_cpu else SHARES
-    return sum(bound / shares[part] for part, bound in bounds.items())
+    shares = cpu_shares(speeds, config.dtypes["trainer.mixed_precision_param"]) if on_a_cpu else SHARES
+    found = sum(bound / shares[part] for part, bound in bounds.items())
+    if on_a_cpu and config.samples_training:
+        found += CPU_LAYER_SECONDS * len(config.model_spec.model.layers) * sampled.max()
+    return float(found)
 
 
 def two_digits(number: float) -> str:

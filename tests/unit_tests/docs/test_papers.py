@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from torchtitan_rl.core import algorithm as core_algorithm
 from torchtitan_rl.core.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
 from torchtitan_rl.core.algorithm.advantages import GroupScale
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.core.types import flat
 from torchtitan_rl.library import (
     demonstrations,
     distillation,
@@ -79,6 +81,8 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     trainer.algorithm = trainer.batcher.algorithm = objective
     trainer.config.num_minibatches = config.trainer.num_minibatches
     groups = draft_episodes(scored_step())
+    for episode in flat(groups):
+        episode.scored = replace(episode.scored, reward=abs(episode.reward))  # 0 to 1, as MaxRL's
     if objective.needs_reference:
         Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:

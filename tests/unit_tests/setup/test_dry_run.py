@@ -12,13 +12,14 @@ from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.starts.answer_recipes import sums
 from torchtitan_rl.library.starts.warm_start import make_checkpoint
 from torchtitan_rl.library.tasks.sum_digits import debug_task
+from torchtitan_rl.observability.machine import Speeds
 from torchtitan_rl.resilience import manifest
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.setup.dump_folder import create
 from torchtitan_rl.setup.registry import parse_args
 from torchtitan_rl.setup.resume import config_fields
 from torchtitan_rl.setup.start_checkpoint import prepare_start
-from torchtitan_rl.setup.step_time import two_digits
+from torchtitan_rl.setup.step_time import cpu_shares, two_digits
 
 
 def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_values(tmp_path, capsys):
@@ -35,6 +36,15 @@ def start(tmp_path_factory):
     folder = tmp_path_factory.mktemp("starts") / "start"
     make_checkpoint(folder, debug_task().build(), 0, dataclasses.replace(sums(), steps=1, batch_size=2))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("flops_per_s", "bytes_per_s", "least", "most"),
+    [(1386e9, 24e9, 0.12, 0.16), (349e9, 26e9, 0.27, 0.41), (395e9, 27e9, 0.25, 0.26), (81e9, 20e9, 0.63, 0.86)],
+)
+def test_share_of_a_cpus_peak_in_an_update_is_that_of_smollm2(flops_per_s, bytes_per_s, least, most):
+    speeds = Speeds(flops_per_s={"float32": flops_per_s}, memory_bytes_per_s=bytes_per_s)
+    assert least / 1.5 < cpu_shares(speeds, "float32")["train"] < most * 1.5
 
 
 def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkeypatch):
