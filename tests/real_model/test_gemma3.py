@@ -46,4 +46,4 @@ def test_base_model_trains(dtype, steps, tmp_path, monkeypatch):
     metrics = metrics_of(tmp_path / "run")
     updated = [step for step in range(1, steps + 1) if metrics[step]["optimizer/grad_norm"] > 0]
     assert len(updated) >= 0.75 * steps, updated  # in some steps all completions of each prompt are alike
-    sampler_agrees()(tmp_path / "run")
+    sampler_agrees(bfloat16_mean=0.06)(tmp_path / "run")  # 0.002 to 0.028 were measured
