@@ -32,9 +32,8 @@ CPU_LAYER_SECONDS = 0.005
 
 def cpu_shares(speeds: Speeds, train_dtype: str) -> dict[str, float]:
     """`SHARES` of a CPU: the faster its products are, the more of an update is other operations."""
-    moved = (
-        CPU_BYTES_PER_FLOP * speeds.flops_per_s[train_dtype] / speeds.memory_bytes_per_s
-    )  # seconds for a second of products
+    # Seconds of other operations for a second of products at the peak.
+    moved = CPU_BYTES_PER_FLOP * speeds.flops_per_s[train_dtype] / speeds.memory_bytes_per_s
     update = 1 / (1 / CPU_PRODUCTS + moved)
     return {"decode": CPU_PRODUCTS, "train": update, "sync": CPU_SYNC, "teacher": update}
 

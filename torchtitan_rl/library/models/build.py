@@ -200,10 +200,8 @@ def adapt_fsdp(model: nn.Module, *, reduces: bool) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(ON_CPU)
-            if not reduces:
-                module.set_gradient_divide_factor(
-                    None
-                )  # with torchtitan's 1 a single rank divides every gradient by it
+            if not reduces:  # torchtitan's factor of 1 would divide, and so copy, every gradient
+                module.set_gradient_divide_factor(None)
 
 
 def model_config(
