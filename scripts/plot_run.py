@@ -106,7 +106,7 @@ def main() -> None:
 
 def plot(curves: dict[str, list[Path]], output: Path) -> None:
     """Draws a curve for each label's runs and writes the image."""
-    figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, (reward, accuracy) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", sharex=True)
     for (label, runs), dashes in zip(curves.items(), itertools.cycle(("-", "--", "-.", ":"))):
         draw(reward, runs, DRAWN[0], label, linestyle=dashes)  # a curve under another one is seen between its dashes
         draw(accuracy, runs, DRAWN[1], label, linestyle=dashes, marker="o")

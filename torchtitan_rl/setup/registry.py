@@ -116,6 +116,9 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
             check_form(path)
         if _is_path(field, path):
             setattr(config, field, from_caller(path))
+    for name, path in config.more_teachers.items():
+        if _is_path("teacher", path):
+            config.more_teachers[name] = from_caller(path)
     if given.preview:
         from torchtitan_rl.setup.preview import show_preview  # imports the trainer and the engine
 

@@ -35,6 +35,12 @@ def test_a_name_on_the_hub_is_none_wherever_the_caller_is_unless_there_is_such_a
     assert getattr(parse_args(command)[1], field) == str(tmp_path / "Qwen/Qwen3-0.6B")
 
 
+def test_more_teachers_are_relative_paths_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    command = ["--config", "debug_distill", "--more-teachers", "code", "mine/coder/1", "math", "Qwen/Qwen3-8B"]
+    assert parse_args(command)[1].more_teachers == {"code": str(tmp_path / "mine/coder/1"), "math": "Qwen/Qwen3-8B"}
+
+
 def test_a_teacher_that_a_recipe_makes_is_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
     recipe = "torchtitan_rl.library.starts.answer_recipes:right_sums"
