@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -27,8 +27,6 @@ DIGITS = 12
 """Hex digits of a digest."""
 CLASS = "class"
 """The key of a part's class in config.json. No field of a Python class can have this name."""
-
-_WITHOUT_PARTS = ("model_spec",)
 
 
 def built_by(config: Any) -> type:
@@ -57,8 +55,17 @@ def identity(config: Any) -> str:
 
 
 def described(config: "RunConfig") -> dict[str, Any]:
-    """The config as a plain dict, in which every part has its "class", with the digests of the user's "sources"."""
-    return {**_with_classes(config, config.to_dict()), SOURCES: digests(config)}
+    """The config as a plain dict, in which every part has its "class" and the model Hugging Face's entries, with the digests of the
+    user's "sources"."""
+    spec, without_model = config.model_spec, replace(config, model_spec=None)
+    told = _with_classes(without_model, without_model.to_dict())
+    if (
+        spec is not None
+    ):  # torchtitan's own tree repeats each layer, with addresses of functions, which differ between runs
+        from torchtitan_rl.library.models import hf_architecture  # it imports torchtitan's models
+
+        told["model_spec"] = {"name": spec.name, "flavor": spec.flavor, **hf_architecture(spec.model)}
+    return {**told, SOURCES: digests(config)}
 
 
 def digests(config: "RunConfig") -> dict[str, str]:
@@ -138,17 +145,14 @@ def _parts(config: Any) -> Iterator[Any]:
     yield config
     for field in fields(config):
         for _, part in parts(getattr(config, field.name)):
-            if is_dataclass(part) and not isinstance(part, type) and field.name not in _WITHOUT_PARTS:
+            if is_dataclass(part) and not isinstance(part, type) and field.name != "model_spec":
                 yield from _parts(part)
 
 
 def _with_classes(value: Any, plain: Any) -> Any:
     """`plain`, which was made from `value`, with the class of each config in it."""
     if is_dataclass(value) and isinstance(plain, dict):
-        named = {
-            name: entry if name in _WITHOUT_PARTS else _with_classes(getattr(value, name, None), entry)
-            for name, entry in plain.items()
-        }
+        named = {name: _with_classes(getattr(value, name, None), entry) for name, entry in plain.items()}
         return {CLASS: reference(built_by(value)), **named}
     if isinstance(value, dict) and isinstance(plain, dict):
         return {name: _with_classes(value.get(name), entry) for name, entry in plain.items()}

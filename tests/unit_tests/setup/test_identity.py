@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.references import load_function
 from torchtitan_rl.setup.identity import described
 from torchtitan_rl.setup.registry import load_config
@@ -52,6 +53,14 @@ def test_every_part_says_its_class(mine):
     assert told["class"] == "torchtitan_rl.setup.run_config:RunConfig"
     assert set(told["sources"]) == {"my_config.py", "my_helper.py", "my_reward.py"}
     json.dumps(told["algorithm"])
+
+
+def test_a_model_is_told_by_its_entries_and_not_layer_by_layer_with_addresses_of_functions():
+    config = load_config("debug")
+    config.model_spec = small_qwen3(vocab_size=320, max_seq_len=64)
+    told = json.dumps(described(config)["model_spec"])  # plain values alone
+    assert '"num_hidden_layers": 4' in told
+    assert len(told) < 500
 
 
 def test_the_run_folder_has_the_sources_without_secrets(one_rank, mine, tmp_path):
