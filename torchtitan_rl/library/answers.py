@@ -24,7 +24,7 @@ _PLAIN_FORMS = tuple(
         ("[\u2212\u2013\uff0d]", "-"),
         (r"\\!|\\(?=[$%])", ""),
         (r"(?:\^\s*\{?\\circ\}?|\u00b0)(?:\s?(?:\\text\{|\\mathrm\{)?\s?[CF]\b\}?)?", ""),
-        (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u2009\u202f])(?=\d{3})", ","),
+        (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u2009\u202f'\u2019_])(?=\d{3})", ","),
         (
             "[\u00bc-\u00be\u2150-\u215e]",
             lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("\u2044", "/"),
@@ -42,9 +42,11 @@ _PLAIN_FORMS = tuple(
 )
 """Other ways to write a number, and how _NUMBER expects it."""
 
+_LETTER = r"[^\W\d_\u0e00-\u0eff\u2e80-\ud7ff]"
+"""A letter of a script with spaces between words. Chinese has none, and a number follows a word directly."""
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:\ \d{3})+(?!\d)|\d+)"
 _NUMBER = re.compile(
-    rf"""(?P<sign>(?<![\w)}}\]])[-+])? (?P<money>(?:US)?\$|[€£¥₹])? (?P<inner>[-+])?
+    rf"""(?P<sign>(?<![\d_)}}\]])(?<!{_LETTER})[-+])? (?P<money>(?:US)?\$|[€£¥₹])? (?P<inner>[-+])?
     (?: (?:(?P<whole>\d+)\ +(?:and\ +)?)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
       | (?P<decimal>{_INTEGER}(?:\.\d*)?|(?<!\d)\.\d+) (?P<exponent>[eE][-+]?\d{{1,3}}(?!\w))? )
     (?(money)(?:(?P<letter>(?i:[kmbt]|\ ?[mbt]n))(?![\w$-]))?)
@@ -52,9 +54,9 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _IN_TEXT = re.compile(
-    rf"""(?:[^\W\d_]|[)\]}}])[-+][.\d][^\s=]*  # x-5
+    rf"""(?:{_LETTER}|[)\]}}])[-+][.\d][^\s=]*  # x-5
     | \\(?:sqrt|[dtc]?frac|log)[^\s=]* | √[^\s=]*
-    | (?<![\w^])(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π]
+    | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π]
       |(?:[kKMB]|mn|bn|tn)(?!\w)|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
     re.VERBOSE,
 )
@@ -62,13 +64,19 @@ _IN_TEXT = re.compile(
 
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _MARK = re.compile(
-    r"(?:####|(?:answer|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b))\**(?:\s+is|\s*:))[\s:*]*", re.IGNORECASE
+    r"(?:####|(?:answer|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b))\**(?:\s+is|\s*[:\uff1a])|\u7b54\u6848\**[\u662f\u4e3a:\uff1a])[\s:*\uff1a]*",
+    re.IGNORECASE,
 )
 _LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*((?-i:[A-J]))[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
-_WRAPPED = re.compile(r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]", re.DOTALL)
-"""Markdown's code and LaTeX's formulas."""
+_WRAPPED = re.compile(
+    r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]|\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|f?boxed)\{([^{}]+)\}|[\"\u201c]([^\"\u201c\u201d]+)[\"\u201d]",
+    re.DOTALL,
+)
+"""Markdown's code, LaTeX's formulas, boxes and texts, and quotation marks."""
+_LAST = re.compile(r"(?:\*\*([^*]+)\*\*|\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$")
+"""Bold text, or a formula that is more than a letter, at the end of a line."""
 _CHOICE = re.compile(
-    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]:]|,?\s+(?:because|since|as)\b|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
+    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|not)\b|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
 )
 
 
@@ -119,7 +127,7 @@ def final_answer(text: str) -> str:
     """Returns the answer in a text, in the first of these formats that it has.
 
     A line "Answer: D" after the last box; the last \\boxed{...}, "" if it does not end; the last <answer>...</answer>;
-    after the last "####", "answer is" or "answer:", the rest of the sentence; the last line, or the bold text at its end. Without Markdown's and
+    after the last "####", "answer is" or "answer:", the rest of the sentence; the last line, or the bold text or formula at its end. Without Markdown's and
     LaTeX's signs around it.
 
     Example: final_answer("so the answer is 12.") == "12"
@@ -134,17 +142,17 @@ def final_answer(text: str) -> str:
         return marked.strip()
     _, *after = _MARK.split(text)
     if after:
-        return _bare(re.split(r"\.\s|\n", after[-1], maxsplit=1)[0])
+        return _bare(re.split(r"\.\s|[\n\u3002]", after[-1], maxsplit=1)[0])
     last = (text.strip().splitlines() or [""])[-1]
-    bold = re.search(r"\*\*([^*]+)\*\*\W*$", last)
-    return _bare(bold[1] if bold else last)
+    found = _LAST.search(last)
+    return _bare(found[found.lastindex] if found else last)
 
 
 def _bare(text: str) -> str:
-    """Returns the text without a full stop, and without Markdown's and LaTeX's signs around all of it."""
-    text = text.strip(" *\r").rstrip(".").strip(" *")
-    found = _WRAPPED.fullmatch(text)
-    return _bare(next(filter(None, found.group(2, 4, 5, 6)))) if found else text
+    """Returns the text without a full stop, and without quotation marks, Markdown's and LaTeX's signs around all of it."""
+    inner = text.strip(" *\r\n").rstrip(".\u3002").strip(" *")
+    found = _WRAPPED.fullmatch(inner)
+    return _bare(found[found.lastindex]) if found else inner or text.strip()
 
 
 @functools.lru_cache(maxsize=4096)  # a group's completions have one expected answer
@@ -179,8 +187,9 @@ def equal_numbers(answer: str, expected: str) -> bool:
 
 
 def equal_texts(answer: str, expected: str) -> bool:
-    """Returns whether both texts are equal, ignoring surrounding white space; "E: text" and "(E)" are the choice "E"."""
-    return answer.strip() == expected.strip() or equal_choices(answer, expected)
+    """Returns whether both texts are equal, but for signs around them as in "**yes**."; "E: text" and "(E)" are the choice "E"."""
+    left, right = (unicodedata.normalize("NFC", _bare(text)) for text in (answer, expected))
+    return left == right or equal_choices(answer, expected)
 
 
 def equal_choices(answer: str, expected: str) -> bool:
@@ -204,9 +213,10 @@ def _digits(text: str) -> str:
 
 
 def _marked(text: str) -> str | None:
-    """Returns what the last box holds, "" if it does not end; without a box, the last <answer>; else None."""
+    """Returns what the last box holds, "" if it does not end; without a box, the last <answer>; else None. "- 7" is "-7" there."""
     boxed = _boxed(text)
-    return last_tagged(text) if boxed is None else boxed
+    marked = last_tagged(text) if boxed is None else boxed
+    return marked and re.sub(r"(^|=)\s*-\s+(?=[\d.])", r"\1-", marked)
 
 
 def _boxed(text: str) -> str | None:

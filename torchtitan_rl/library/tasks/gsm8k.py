@@ -8,7 +8,7 @@ from torchtitan_rl.library.answers import first_number, last_boxed
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 from torchtitan_rl.library.tasks.rows import Rows
 
-ANSWER = re.compile(r"####(?:\s|\*|\\\()*([-+\u2212\u2013\uff0d$€£\\.\d][^\n#]*)")
+ANSWER = re.compile(r"####(?:\s|\*|`|\\\()*([-+\u2212\u2013\uff0d$€£\\.\d][^\n#]*)")
 
 
 class Gsm8k(Rows):
