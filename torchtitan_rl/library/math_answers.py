@@ -27,24 +27,24 @@ _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
 
 _UNIT = r"(?:[kcmdn]?m|[kmn]?g|m?[lL]|[kM]?(?:W|J|N|V|Hz|Pa)|mi|ft|in|yd|h|hr|s|sec|min|USD|EUR|GBP|INR)"
-_SYMBOL = re.compile(rf"\d(?:\s|\\[,; ]|\\(?:text|mathrm)\{{)*({_UNIT})\}}?$")
 _POWER = r"(?:\s?\^\s?\{?[23]\}?)"
-_UNITS = re.compile(
-    rf"(?<=\d)(?:(?! (?:and|or|to) )(?: [a-z]{{2,}})+|\s?{_UNIT}(?:{_POWER}|{_POWER}?\s?/\s?{_UNIT}{_POWER}?)|\s?(?:USD|EUR|GBP|INR))$"
+_WITH_UNIT = re.compile(
+    rf"""(?:(?P<number>(?:[^=]*=)?(?:[^a-zA-Z\\]|\\(?!text|math|mbox)[a-zA-Z]+|\\[^a-zA-Z])*[\d}}])
+    (?:(?!\ (?:and|or|to)\ )(?:\ [a-z]{{2,}})+|\s?(?P<symbol>{_UNIT})(?:{_POWER}|{_POWER}?\s?/\s?{_UNIT}{_POWER}?)?))
+    |(?P<any>.+?)(?:\s|\\[,;:\ ])*\\(?:text|mathrm|mbox)\{{(?:\s|\\[,;:\ ])*(?P<text>[^{{}}]*)\}}{_POWER}?""",
+    re.VERBOSE | re.DOTALL,
 )
-"""Words and units after a number: math-verify expects them in \\text{}, except units that it knows."""
-
-_BASES = {
-    "two": "2",
-    "three": "3",
-    "four": "4",
-    "five": "5",
-    "six": "6",
-    "seven": "7",
-    "eight": "8",
-    "nine": "9",
-    "ten": "10",
+"""A number or a constant with words or a unit after it, or anything with \\text{} after it. math-verify's own rule takes
+the h of \\pi r^2 h for hours."""
+_SIGNS = {
+    ord(sign): latex for sign, latex in zip("∞∅·²³", (r"\infty ", r"\emptyset ", r"\cdot ", "^2", "^3"), strict=True)
 }
+_LETTERS = re.compile(r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[A-Z](?![a-z]{2})|[a-z]")
+"""Commands and variables."""
+_ROOT = re.compile(r"√\s?(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
+
+_WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BASES = {word: str(base) for base, word in enumerate(_WORDS, start=2)}
 _IN_BASE = re.compile(rf"([\dA-Z]*\d[\dA-Z]*)(?:_\{{?(?:\\text\{{)?(\d+|{'|'.join(_BASES)})\}}{{0,2}})?")
 """A number and its base, as 10110_2, which math-verify leaves out."""
 _DATE = re.compile(r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}")
@@ -155,20 +155,38 @@ def _decided(answer: str, expected: str) -> bool | None:
 
 
 def _compare(answer: str, expected: str) -> bool:
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    pair = [_UNITS.sub(r"\\text{\g<0>}", _UPRIGHT.sub(r"\1", text)) for text in (answer, expected)]
+    normalized = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
+    config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalized)]
+    pair = _cases_apart([_latex(text) for text in (answer, expected)])
     if sum(bool(_CONDITION.search(text)) for text in pair) == 1:  # only one says when it holds
         pair = [_CONDITION.sub("", text) for text in pair]
+    with_unit = [_WITH_UNIT.fullmatch(text) for text in pair]
+    units = {found["symbol"] or found["text"] for found in with_unit if found}
+    if len({unit.removesuffix("r").removesuffix("ec") for unit in units if unit and re.fullmatch(_UNIT, unit)}) > 1:
+        return False
+    pair = [found["number"] or found["any"] if found else text for found, text in zip(with_unit, pair, strict=True)]
     said, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
     if not answer:
         return not all(isinstance(one, str) for one in right)
-    units = {found[1].removesuffix("r").removesuffix("ec") for text in pair if (found := _SYMBOL.search(text))}
-    if len(units) > 1:  # math-verify leaves them out
-        return False
     equal = bool(said and right) and verify(right, said, allow_set_relation_comp=True)
     return equal and not _are_tiny_and_differ(said[0], right[0])
+
+
+def _latex(text: str) -> str:
+    """Returns the text with LaTeX that math-verify reads in place of signs that it does not read."""
+    text = _UPRIGHT.sub(r"\1", text.replace(r"\varnothing", "∅").translate(_SIGNS))
+    return _ROOT.sub(r"\\sqrt{\1\2}", text).rstrip("\\ ")
+
+
+def _cases_apart(pair: list[str]) -> list[str]:
+    """Returns both texts with another letter for R where one has R and r, which math-verify takes for the same."""
+    letters = [{found for found in _LETTERS.findall(text) if len(found) == 1} for text in pair]
+    both = {one for own in letters for one in own if one.isupper() and one.lower() in own}
+    names = dict(zip(sorted(both), sorted(set("abcknpquvwz").difference(*letters)), strict=False))
+    return [_LETTERS.sub(lambda found: names.get(found[0], found[0]), text) for text in pair]
 
 
 def _are_tiny_and_differ(left: object, right: object) -> bool:
