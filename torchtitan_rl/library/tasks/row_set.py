@@ -32,7 +32,7 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", 
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 COMPLETION_COLUMNS = ("completion", "response")
 TOOL_COLUMNS = ("tools", "tool_defs")
-NESTED_ANSWERS = ("reward_model", "verification_info", "info", "answer")
+NESTED_ANSWERS = ("reward_model", "reward_spec", "verification_info", "info", "answer")
 """Columns whose objects, or their JSON texts, may have the answer in one of ANSWER_COLUMNS."""
 FORMATS = {
     "ShareGPT": ("conversations",),
@@ -68,7 +68,12 @@ class RowSet:
         self._demonstrates = config.demonstrations != "none"
         pairs = ("chosen",) * self._demonstrates
         with_prompt = pairs if isinstance(self._first.get("chosen"), list) else ()
-        self.prompt_column = self._named_or_first("prompt_column", (*PROMPT_COLUMNS, *with_prompt))
+        usual = [*PROMPT_COLUMNS, *with_prompt]
+        has_completion = bool(config.completion_column or {*COMPLETION_COLUMNS, *pairs} & {*self.columns})
+        if not (self._demonstrates and has_completion):
+            is_answered = {column: _last_role(self._first.get(column)) in ("assistant", "gpt") for column in usual}
+            usual.sort(key=lambda column: is_answered[column] != self._demonstrates)
+        self.prompt_column = self._named_or_first("prompt_column", usual)
         self.answer_column = self._answer_column()
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
@@ -88,10 +93,6 @@ class RowSet:
             f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
         )  # fmt: skip
         self._check_template()
-        clash = sorted((RESERVED_COLUMNS - {self.answer_column}) & set(self.columns))
-        expect(
-            not clash, "columns", clash, "names that the grader does not use itself", f"Rename them in {table.name}."
-        )
         self.left_out: dict[str, list[str]] = defaultdict(list)
         """Numbers of the rows left out, by reason."""
         self.kept, self.keys = self._scan()
@@ -159,8 +160,10 @@ class RowSet:
             names, problem = [], str(error)
         missing = [name for name in names if re.split(r"[.\[]", name)[0] not in self.columns]
         shown = [name for name in names if name == self.answer_column]
+        chats = "".join([name for name in names if _last_role(self._first.get(name))][:1])
         problem = problem or (f"{missing} are none" if missing else "it names none" * (not names))
         problem = problem or f"{shown} is task.answer_column, which the prompt would show" * bool(shown)
+        problem = problem or f"{chats!r} has messages; {{{chats}[0][content]}} is a text" * bool(chats)
         expect(
             not (template and problem), "task.template", template, f"columns of {self.table.name} in braces, but {problem}",
             f"It has {self.columns}; a brace itself is written twice.",
@@ -201,8 +204,8 @@ class RowSet:
 
         Example: "data.jsonl: ShareGPT: conversations; not in the prompt: id, source"
         """
-        used = {self.prompt_column, self.completion_column, self.answer_column.partition(".")[0], "id", *TOOL_COLUMNS}
-        used |= self._joined
+        named = (self.prompt_column, self.completion_column, self.answer_column)
+        used = {"id", *TOOL_COLUMNS, *self._joined, *named, *(column.partition(".")[0] for column in named)}
         known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
         parts = [f"{known[0]}: {', '.join(FORMATS[known[0]])}"] if known else []
         parts += [f"the answer is {self.answer_column}"] if "." in self.answer_column else []
@@ -210,6 +213,8 @@ class RowSet:
         if unread and not self._config.template:
             more = ", ..." if len(unread) > _NUM_SHOWN else ""
             parts.append(f"not in the prompt: {', '.join(unread[:_NUM_SHOWN])}{more}")
+        reserved = sorted(RESERVED_COLUMNS & {*unread})
+        parts += [f"not given to reward functions: {', '.join(reserved)}"] if reserved else []
         return f"{self.table.name}: {'; '.join(parts)}" if parts else ""
 
     @property
@@ -377,13 +382,15 @@ class RowSet:
 
     def _answer(self, row: Row) -> str:
         """Returns the row's answer as text, or "" if it has none."""
-        answer = value_at(row, self.answer_column) if self.answer_column else None
+        answer = self.table.label(self.answer_column, value_at(row, self.answer_column) if self.answer_column else None)
         if answer is None or answer != answer or str(answer).strip() == "":  # pandas writes NaN for a missing value
             return ""
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
         if not isinstance(answer, str | Real | Decimal) or isinstance(answer, bool):
-            raise RowError(f"{self.answer_column!r} is neither text nor a number")
+            inside = next(iter(answer)) if isinstance(answer, dict) else 0
+            remedy = f"; name what is inside, such as {self.answer_column}.{inside}" * isinstance(answer, dict | list)
+            raise RowError(f"{self.answer_column!r} is neither text nor a number{remedy}")
         if not is_text(str(answer)):
             raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
         if isinstance(answer, float) and math.isinf(answer):
@@ -399,7 +406,7 @@ class RowSet:
 
 
 def value_at(row: Row, name: str) -> Any:
-    """Returns a column's value, or with a dotted name a value inside of an object or its JSON text; None if there is none.
+    """Returns a column's value, or with a dotted name a value inside of an object, a list or its JSON text; None if there is none.
 
     Example: value_at({"reward_model": {"ground_truth": "8"}}, "reward_model.ground_truth") == "8"
     """
@@ -412,7 +419,15 @@ def value_at(row: Row, name: str) -> Any:
             value = json.loads(value)
         except (ValueError, RecursionError):
             return None
+    if isinstance(value, list):
+        value = {str(place): one for place, one in enumerate(value)}
     return value_at(value, inner) if isinstance(value, dict) and inner else None
+
+
+def _last_role(value: Any) -> str:
+    """Returns the role of the last of a list of messages, "" for any other value."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return str(last.get("role", last.get("from", ""))) if isinstance(last, dict) else ""
 
 
 def _said(message: Message) -> tuple[str, str]:

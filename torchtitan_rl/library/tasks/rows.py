@@ -40,7 +40,7 @@ class Rows(Task):
         set on the Hugging Face hub."""
 
         subset: str = ""
-        """Configuration of a data set on the hub that has several, such as "main" for openai/gsm8k."""
+        """Configuration of a data set that has several, on the hub or in folders, such as "main" for openai/gsm8k."""
 
         split: str = "train"
         """Split to train on, in a data set on the hub or in a folder with files such as train.jsonl."""
@@ -98,10 +98,10 @@ class Rows(Task):
         if is_file and not config.held_out_path and config.held_out_split == of_task["held_out_split"]:
             self._held_out_split = ""  # one file has no splits
         expect(
-            not is_local or config.subset in ("", of_task["subset"]),
+            not is_local or config.subset in ("", of_task["subset"]) or (place / config.subset).is_dir(),
             "task.subset",
             config.subset,
-            "none for the files of task.path",
+            "a folder in task.path",
             "Leave it out, or name its file.",
         )
         table = load_table(config.path, subset=config.subset, split=config.split)
@@ -173,7 +173,12 @@ class Rows(Task):
         return super().judge(answer, prompt) if self.has_answers else None
 
     def expected_answer(self, text: str) -> str | None:
-        """Returns the answer in a row's answer column, or None if it is invalid. Override it to parse the column."""
+        """Returns the answer in a row's answer column, or None if it is invalid. Override it to parse the column.
+
+        That of a solution which ends as gsm8k's do, "He has 2.\n#### 2", is what follows the ####.
+        """
+        *_, last = text.split("####")
+        text = text if "\n" in last.strip() else last.strip()
         # As a number, "abc" does not even equal itself.
         return text if KINDS[self.config.answer_kind].equal(text, text) else None
 

@@ -77,6 +77,11 @@ class Table:
             except RowError as error:
                 yield record["number"], error
 
+    def label(self, column: str, value: Any) -> Any:
+        """Returns the value, or the name that the hub shows for it where the column has classes: A for 0. None for no class."""
+        names = getattr(self._data.features.get(column), "names", None)
+        return value if names is None or value is None else dict(enumerate(names)).get(value)
+
     def _read(self, record: Row) -> Row:
         if not self._as_text:
             return record
@@ -92,7 +97,8 @@ class Table:
             raise RowError(NESTED) from error
         if not isinstance(row, dict):
             raise RowError(
-                "not a JSON object" + "; name a file with one list of all rows .json" * isinstance(row, list)
+                "not a JSON object"
+                + "; rows are objects, and a file with one list of them is named .json" * isinstance(row, list)
             )
         return row
 
@@ -105,6 +111,8 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
     """
     expect(bool(path), field, path, "rows to train on", _REMEDY)
     place = Path(from_caller(str(Path(path).expanduser())))
+    if subset and (place / subset).is_dir():
+        place = place / subset
     has_splits = not place.is_file() and not (place / "state.json").is_file()
     a_file = "a folder or a data set of the hub, which have splits. One file or saved data set has none"
     expect(
@@ -150,21 +158,21 @@ def _remedy_for(cause: BaseException) -> str:
 
 
 def _files(place: Path, split: str, field: str) -> list[Path]:
-    """Returns the files whose names begin with `split`; for "train", all files if no name begins with any split."""
+    """Returns the files with the word `split` in their path below `place`; for "train", all if no path has any split's."""
     expect(place.is_file() or place.is_dir(), field, str(place), "a file or a folder, but it is neither", _REMEDY)
     if place.is_file():
         expect(
             _format(place) in FORMATS, field, str(place), f"one of {', '.join(FORMATS)}", "Convert it, or rename it."
         )
         return [place]
-    files = sorted(file for file in place.rglob("*") if _format(file) in FORMATS)
-    named = [file for file in files if re.match(rf"{split}\b", file.name)]
-    has_splits = any(re.match(rf"{'|'.join(_SPLITS)}\b", file.name) for file in files)
-    found = named or ([] if has_splits or split != "train" else files)
-    names = [file.name for file in files]
+    names = [str(file.relative_to(place)) for file in sorted(place.rglob("*")) if _format(file) in FORMATS]
+    names = [name for name in names if not re.search(r"(?:^|/)\.", name)]  # no .cache, no .ipynb_checkpoints
+    named = [name for name in names if re.search(rf"(?<![^\W_]){re.escape(split)}\b", name)]
+    has_splits = any(re.search(rf"(?<![^\W_])(?:{'|'.join(_SPLITS)})(?![^\W\d_])", name) for name in names)
+    found = [place / name for name in named or ([] if has_splits or split != "train" else names)]
     expect(
         bool(found), field, str(place), f"files of the split {split!r}, but it has {names}",
-        "Name one of its files." if files else _REMEDY,
+        "Name one of its files." if names else _REMEDY,
     )  # fmt: skip
     formats = {_format(file) for file in found}
     expect(len(formats) == 1, field, str(place), f"files of one format, but it has {sorted(formats)}", "Name one file.")
@@ -253,7 +261,7 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 rows = json.loads(file.read().decode("utf-8-sig"))
         except ValueError as error:
             if "Extra data" not in str(error):
-                yield 1, "", f"not valid JSON ({error})"
+                yield 1, "", _NO_UTF8 if isinstance(error, UnicodeDecodeError) else f"not valid JSON ({error})"
                 return
         except RecursionError:
             yield 1, "", NESTED

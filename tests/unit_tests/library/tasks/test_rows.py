@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Features, Value
 
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import Grader
@@ -92,6 +92,14 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
         ({"question": "1 + 1?", "ground_truth": "2", "info": '{"answer": 3}'}, [], "2", "not in the prompt: info"),
         ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "the answer is answer.ground_truth"),
         ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "data.parquet: not in the prompt: input"),
+        ({"question": "1 + 1?", "answer": "1 + 1 = 2.\n#### 2"}, [], "2", ""),
+        ({"prompt": TWO[:1], "reward_spec": {"ground_truth": "2"}}, [], "2", "the answer is reward_spec.ground_truth"),
+        ({"problem": "1 + 1?", "answer": "2", "messages": TWO}, [], "2", "not in the prompt: messages"),
+        ({"prompt": "1 + 1?", "messages": TWO, "prompt_id": "a"}, TWO[1:], "", "not in the prompt: prompt, prompt_id"),
+        (
+            {"prompt": "1 + 1?", "answer": "2", "finish_reasons": ["stop"]}, [], "2",
+            "not in the prompt: finish_reasons; not given to reward functions: finish_reasons",
+        ),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
@@ -250,8 +258,45 @@ def test_a_missing_integer_does_not_make_decimals_of_the_others(build, cells, re
 def test_a_dotted_column_name_is_a_column_or_a_place_inside_one(build):
     assert texts(build([{"a.b": f"{i}?"} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
     assert texts(build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
+    assert texts(build([{"a": ["x", f"{i}?"]} for i in range(2)], prompt_column="a.1"), 1)[0] in ("0?", "1?")
     with pytest.raises(UserError, match="rows 1, 2: no 'a.c'"):
         build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.c")
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "read"),
+    [
+        ({}, ["train/0.jsonl", "test/0.jsonl"], "0"),
+        ({}, ["gsm8k_train.jsonl", "gsm8k_test.jsonl"], "0"),
+        ({}, ["data/train-0.jsonl", ".cache/train.jsonl", "data/.ipynb_checkpoints/train-0.jsonl"], "0"),
+        ({}, ["a.jsonl", "trains/b.jsonl"], "01"),
+        ({"subset": "main"}, ["main/train.jsonl", "socratic/train.jsonl"], "0"),
+        ({"split": "train_sft"}, ["train_sft-0.jsonl", "train_prefs-0.jsonl", "test_sft-0.jsonl"], "0"),
+        ({}, ["train_sft-0.jsonl", "train_prefs-0.jsonl"], None),
+    ],
+)
+def test_a_split_is_the_files_with_its_name_in_their_path(tmp_path, config, names, read):
+    for place, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(lines(*({"prompt": f"{place}{i}?"} for i in range(9))))
+    built = Rows.Config(path=str(tmp_path), **config)
+    if read is None:
+        with pytest.raises(
+            UserError, match=r"files of the split 'train', but it has \['train_prefs-0.jsonl', 'train_sft"
+        ):
+            built.build()
+    else:
+        assert {text[0] for text in texts(built.build(), 8)} == {*read}
+
+
+def test_an_answer_with_classes_is_the_name_that_the_hub_shows(tmp_path):
+    rows = {"question": ["a", "b", "c"], "answer": [1, 1, -1]}
+    features = Features({"question": Value("string"), "answer": ClassLabel(names=["A", "B"])})
+    Dataset.from_dict(rows, features).to_parquet(tmp_path / "mmlu.parquet")
+    task = Rows.Config(path=str(tmp_path / "mmlu.parquet")).build()
+    [example] = task.held_out_examples(2)
+    assert (example.expected_answer, example.columns["answer"]) == ("B", 1)
+    assert len(task._train.kept) == 1
 
 
 def test_each_epoch_has_every_row_once_in_a_seeded_order(build):
@@ -372,7 +417,8 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
         (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' has characters that UTF-8 cannot"),
         (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
         (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
-        (lines(*sums(2, completions=1)), r"columns = \['completions'\].* Rename them in data.jsonl"),
+        (lines({"prompt": "a", "answer": ["b"]}), "row 1: 'answer' is neither .* inside, such as answer.0. Correct"),
+        (lines({"prompt": "a", "answer": {"value": 1}}), "row 1: 'answer' is .* inside, such as answer.value. Correct"),
         (lines(*sums(1)), "task.path = .*expected rows for training and held-out rows"),
         (
             lines(*sums(1) * 3),
@@ -414,6 +460,10 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         build(sums(2), answer_column="label")
     with pytest.raises(UserError, match=r"task.template = .*, but \['query'\] are none"):
         build(sums(2), template="{query}")
+    with pytest.raises(UserError, match=r"but 'messages' has messages; \{messages\[0\]\[content\]\} is a text"):
+        build([{"messages": TWO[:1], "answer": "2"}], template="{messages} Answer:")
+    with pytest.raises(UserError, match="row 1: not UTF-8; save the file as UTF-8"):
+        build(json.dumps(sums(2)).encode("utf-16"), "a.json")
     with pytest.raises(UserError, match=r"holds the prompt, but it has \['chosen', 'rejected'\]"):
         build(lines({"chosen": "1 + 1 is 2", "rejected": "3"}), demonstrations="last")  # text without a prompt
     with pytest.raises(UserError, match="expected columns of data.jsonl in braces, but Single '{' encountered"):
