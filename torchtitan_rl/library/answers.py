@@ -56,7 +56,7 @@ _NUMBER = re.compile(
 _IN_TEXT = re.compile(
     rf"""(?:{_LETTER}|[)\]}}])[-+][.\d][^\s=]*  # x-5
     | \\(?:sqrt|[dtc]?frac|log)[^\s=]* | √[^\s=]*
-    | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π]
+    | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/(?![a-z]{{3}})|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π]
       |(?:[kKMB]|mn|bn|tn)(?!\w)|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
     re.VERBOSE,
 )
@@ -78,6 +78,9 @@ _LAST = re.compile(r"(?:\*\*([^*]+)\*\*|\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\
 _CHOICE = re.compile(
     r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|not)\b|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
 )
+
+_LABEL = re.compile(r"(?<!\w)[A-Za-z][):](?!\w)")
+"""Of a further part, as in "A: knight, B: knave", which is no choice of A."""
 
 
 class AnswerKind(NamedTuple):
@@ -195,7 +198,9 @@ def equal_texts(answer: str, expected: str) -> bool:
 def equal_choices(answer: str, expected: str) -> bool:
     """Returns whether the expected answer is a choice, such as "E" or "(E) text", and the answer is the same."""
     right, chosen = _CHOICE.match(expected), _CHOICE.match(answer)
-    return right is not None and chosen is not None and not right["dot"] and right[1] == chosen[1]
+    if right is None or chosen is None or _LABEL.search(expected, right.end()):
+        return False
+    return not right["dot"] and right[1] == chosen[1]
 
 
 def _plain(text: str) -> str:

@@ -28,19 +28,20 @@ _LONGEST_ANSWER = 1000
 
 _UNIT = r"(?:[kcmdn]?m|[kmn]?g|m?[lL]|[kM]?(?:W|J|N|V|Hz|Pa)|mi|ft|in|yd|h|hr|s|sec|min|USD|EUR|GBP|INR)"
 _POWER = r"(?:\s?\^\s?\{?[23]\}?)"
+_UNITS = rf"{_UNIT}{_POWER}?(?:\s?/\s?{_UNIT}{_POWER}?)?"
 _WITH_UNIT = re.compile(
     rf"""(?:(?P<number>(?:[^=]*=)?(?:[^a-zA-Z\\]|\\(?!text|math|mbox)[a-zA-Z]+|\\[^a-zA-Z])*[\d}}])
-    (?:(?!\ (?:and|or|to)\ )(?:\ [a-z]{{2,}})+|\s?(?P<symbol>{_UNIT})(?:{_POWER}|{_POWER}?\s?/\s?{_UNIT}{_POWER}?)?))
-    |(?P<any>.+?)(?:\s|\\[,;:\ ])*\\(?:text|mathrm|mbox)\{{(?:\s|\\[,;:\ ])*(?P<text>[^{{}}]*)\}}{_POWER}?""",
+    (?:(?!\ (?:and|or|to)\ )(?:\ [a-z]{{2,}})+|\s?(?P<symbol>{_UNITS})))
+    |(?P<any>(?:(?!\\text|\\mathrm|\\mbox).)*?[^\s,;\\])(?:\s|\\[,;:\ ])*\\(?:text|mathrm|mbox)\{{(?P<text>[^{{}}]*)\}}{_POWER}?""",
     re.VERBOSE | re.DOTALL,
 )
 """A number or a constant with words or a unit after it, or anything with \\text{} after it. math-verify's own rule takes
 the h of \\pi r^2 h for hours."""
-_SIGNS = {
-    ord(sign): latex for sign, latex in zip("∞∅·²³", (r"\infty ", r"\emptyset ", r"\cdot ", "^2", "^3"), strict=True)
-}
-_LETTERS = re.compile(r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[A-Z](?![a-z]{2})|[a-z]")
-"""Commands and variables."""
+_SIGNS = str.maketrans({"∞": r"\infty ", "∅": r"\emptyset ", "·": r"\cdot ", "²": "^2", "³": "^3"})
+_LETTERS = re.compile(r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}|[a-zA-Z]")
+"""Commands, words and variables."""
+_SPACES = re.compile(r"(?<![\d,])\s|\s(?!\d)|\\[,;:! ]|\\(?:left|right)(?![a-z])")
+_TEXT = re.compile(r"\\(?:text\w*|math(?:rm|bf)|mbox)\{([^{}]*)\}")
 _ROOT = re.compile(r"√\s?(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
 
 _WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -164,13 +165,19 @@ def _compare(answer: str, expected: str) -> bool:
     if sum(bool(_CONDITION.search(text)) for text in pair) == 1:  # only one says when it holds
         pair = [_CONDITION.sub("", text) for text in pair]
     with_unit = [_WITH_UNIT.fullmatch(text) for text in pair]
-    units = {found["symbol"] or found["text"] for found in with_unit if found}
-    if len({unit.removesuffix("r").removesuffix("ec") for unit in units if unit and re.fullmatch(_UNIT, unit)}) > 1:
+    units = {
+        re.sub(rf"\s|{_POWER}|(?<=h)r|(?<=s)ec", "", found["symbol"] or found["text"] or "")
+        for found in with_unit
+        if found
+    }
+    if len({unit for unit in units if re.fullmatch(_UNITS, unit)}) > 1:  # math-verify leaves them out
         return False
     pair = [found["number"] or found["any"] if found else text for found, text in zip(with_unit, pair, strict=True)]
     said, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
     if not answer:
         return not all(isinstance(one, str) for one in right)
+    if len({_SPACES.sub("", _TEXT.sub(r"\1", text)) for text in pair}) == 1:
+        return True
     equal = bool(said and right) and verify(right, said, allow_set_relation_comp=True)
     return equal and not _are_tiny_and_differ(said[0], right[0])
 
@@ -178,7 +185,7 @@ def _compare(answer: str, expected: str) -> bool:
 def _latex(text: str) -> str:
     """Returns the text with LaTeX that math-verify reads in place of signs that it does not read."""
     text = _UPRIGHT.sub(r"\1", text.replace(r"\varnothing", "∅").translate(_SIGNS))
-    return _ROOT.sub(r"\\sqrt{\1\2}", text).rstrip("\\ ")
+    return _ROOT.sub(r"\\sqrt{\1\2}", text).removeprefix(r"\approx").rstrip("\\ ")
 
 
 def _cases_apart(pair: list[str]) -> list[str]:

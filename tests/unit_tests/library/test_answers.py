@@ -275,6 +275,18 @@ COMPLETIONS = [
     ("math", r"[2,\infty)", r"\boxed{[2,∞)}", True),
     ("math", r"\emptyset", r"\boxed{\varnothing}", True),
     ("math", "x^2+1", r"\boxed{x² + 1}", True),
+    ("number", "1200", "She earns $1,200/month.", True),
+    ("number", "3", "It is 3/x.", False),
+    ("tag", "A: knight, B: knave", "<answer>A: knave, B: knight</answer>", False),
+    ("tag", "A: knight, B: knave", "<answer>A</answer>", False),
+    ("math", r"4\text{ m/s}", r"\boxed{4 km/h}", False),
+    ("math", r"4\text{ m/s}", r"\boxed{4 m/s}", True),
+    ("math", r"\text{no solution}", r"\boxed{No solution}", True),
+    ("math", r"\text{Alice}, \text{Bob}", r"\boxed{\text{Alice}}", False),
+    ("math", r"\frac{k\pi}{2},k\in\mathbb{Z}", r"\boxed{\frac{k\pi}{2},\, k \in \mathbb{Z}}", True),
+    ("math", r"\frac{k\pi}{2},k\in\mathbb{Z}", r"\boxed{\frac{k\pi}{3}, k \in \mathbb{Z}}", False),
+    ("math", "3.14", r"\boxed{\approx 3.14}", True),
+    ("math", "10,080", r"\boxed{10, 080}", False),
 ]  # fmt: skip
 
 
