@@ -97,7 +97,7 @@ def kinds(declared: Any) -> list[Any]:
 def undeclared(config: type) -> set[str]:
     """Its numeric fields without a limit."""
     numbers = {one for one in fields(config) if {int, float} & {*kinds(one.type)}}
-    return {f"{config.__qualname__}.{one.name}" for one in numbers if "limits" not in one.metadata}
+    return {f"{config.__qualname__}.{one.name}" for one in numbers if not one.metadata.get("limits")}
 
 
 def test_every_number_in_a_config_declares_its_range():
@@ -136,7 +136,7 @@ def test_a_number_of_a_run_just_beyond_its_limit_is_refused_by_its_path(case):
 def test_number_without_a_range_is_found():
     @dataclass(kw_only=True)
     class Loose:
-        share: float | None = None
+        share: float | None = number(None)
         shares: dict[str, tuple[int, str]] = field(default_factory=dict)
         kept: float = number(1.0, least=0)
         name: str = ""

@@ -48,6 +48,7 @@ def gather_and_compare(rank: int, world_size: int, store: str) -> None:
         for name, value in theirs.items():
             np.testing.assert_array_equal(ours[name], value, err_msg=name)
             assert getattr(ours[name], "dtype", None) == getattr(value, "dtype", None), name
+        assert ours["sampler_logprobs"].dtype == np.float32
     if rank == 2:
         with pytest.raises(ValueError, match="read-only"):
             found[0]["token_ids"][0] = 9

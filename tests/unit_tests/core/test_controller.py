@@ -76,6 +76,7 @@ class Run:
 
     # Generator and trainer
     def generate(self, prompts, *, sampling_config, seeded):
+        assert seeded  # otherwise an evaluation depends on the number of replicas
         self.say("sample held-out prompts")
         for one in prompts:
             self.given[one.prompt_idx] = (1.0,)

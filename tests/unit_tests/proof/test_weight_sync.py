@@ -81,8 +81,8 @@ class Pair:
         whole = np.concatenate([prompt.token_ids, completion.token_ids])
         return self.logprobs(whole, temperature)[len(prompt.token_ids) - 1 :]
 
-    def sync(self, weights=None, version: int = 1) -> None:
-        self.weight_sync.push(
+    def sync(self, weights=None, version: int = 1) -> int:
+        return self.weight_sync.push(
             self.weights() if weights is None else weights,
             self.generator,
             policy_version=version,
@@ -107,7 +107,7 @@ def _restored(pair):
 
 def test_changed_policy_arrives_completely(pair):
     pair.change()
-    pair.sync()
+    assert pair.sync() == sum(tensor.nbytes for _, tensor in pair.weights())
     for sequence in SEQUENCES:
         assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
 
@@ -248,9 +248,11 @@ def test_evidence_says_whether_weights_explain_a_logprob_difference(pair, monkey
     )
 
 
-def test_replicas_that_drifted_are_named_with_their_ranks():
+def test_replicas_that_drifted_are_named_with_their_ranks(pair, monkeypatch):
     shards = [("norm", (0, 0), 0, 17), ("norm", (0, 0), 1, 18), ("q", (0, 0), 0, 3), ("q", (64, 0), 1, 4)]
-    assert unequal_replicas(shards) == {"norm": "is not the same on ranks 0 and 1"}
+    monkeypatch.setattr(pair.proof, "drifted", lambda: unequal_replicas(shards))
+    said = pair.weight_sync.evidence(pair.generator)
+    assert said.endswith("the engine is not the cause: norm is not the same on ranks 0 and 1.")
 
 
 def test_wrong_copy_of_a_tied_tensor_is_named(pair):

@@ -14,7 +14,7 @@ from torchtitan_rl import train
 from torchtitan_rl.core import events
 from torchtitan_rl.core.errors import TrainingStopped, UserError
 from torchtitan_rl.report import load_run
-from torchtitan_rl.resilience.run_end import Phases, ensure_report, write_end
+from torchtitan_rl.resilience.run_end import Phases, ensure_report, phase_of, write_end
 
 
 @pytest.fixture
@@ -64,16 +64,18 @@ def test_error_is_written_with_its_phase_and_shown_in_the_report(run, error, out
     assert said in (folder / "report.html").read_text("utf-8")
 
 
-def caught(call) -> BaseException:
-    """The error that `call` raises, with the contexts that it left while phases were heard."""
+def test_error_after_another_has_its_phase_unless_it_hides_the_other():
     stop_listening = events.listen(Phases())
     try:
-        call()
-    except BaseException as error:
-        return error
-    finally:
-        stop_listening()
-    raise AssertionError("it raised nothing")
+        with events.heartbeat("step 6"), events.timed("grade"):
+            raise KeyError
+    except KeyError as error:
+        first = error
+    stop_listening()
+    later, hiding = RuntimeError(), RuntimeError()
+    later.__context__ = hiding.__context__ = first
+    hiding.__suppress_context__ = True  # as `raise hiding from None` sets it
+    assert (phase_of(later), phase_of(hiding)) == ("step 6: grade", "")
 
 
 def test_the_end_of_an_earlier_start_is_replaced_and_this_starts_own_stays(tmp_path):

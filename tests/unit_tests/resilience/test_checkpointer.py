@@ -3,6 +3,7 @@
 import pickle
 import resource
 import signal
+from pathlib import PosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -121,23 +122,33 @@ def test_a_new_entry_of_any_other_state_is_refused(tmp_path):
 
 
 class Malicious:
+    def __init__(self, *call):
+        self.call = call
+
     def __reduce__(self):
-        return print, ("this ran",)
+        return self.call
 
 
-def test_checkpoint_index_with_code_is_refused_without_running_it(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ((print, ("this ran",)), "the index names builtins.print"),
+        ((getattr, (PosixPath, "home")), "the index asks for the attribute home of .*, which is no Enum"),
+    ],
+)
+def test_checkpoint_index_with_code_is_refused_without_running_it(tmp_path, capsys, call, said):
     saver = checkpointer(tmp_path)
     saver.save(2)
     folder = saver.folder.steps()[2]
-    (folder / ".metadata").write_bytes(pickle.dumps(Malicious()))
-    with pytest.raises(UserError, match="the index names builtins.print"):
+    (folder / ".metadata").write_bytes(pickle.dumps(Malicious(*call)))
+    with pytest.raises(UserError, match=said):
         saver.load(folder)
     assert "this ran" not in capsys.readouterr().out
 
 
 def test_checkpoint_value_with_code_is_refused_without_running_it(tmp_path, capsys):
     saver = checkpointer(tmp_path)
-    saver.states["train_state"].state_dict = lambda: {"json": Malicious()}
+    saver.states["train_state"].state_dict = lambda: {"json": Malicious(print, ("this ran",))}
     saver.save(2)
     with pytest.raises(UserError, match="rank 0: UnpicklingError: Weights only load failed"):
         saver.load(saver.folder.steps()[2])

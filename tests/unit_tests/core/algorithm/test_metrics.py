@@ -54,7 +54,7 @@ def off_policy_metrics(config: Algorithm.Config, ratios: list[list[float]], rewa
 
 def test_ratio_and_clip_fractions():
     # sequence 0 has A > 0, sequence 1 A < 0: only 1.5 in the first and 0.5 in the second are clipped
-    ratios = [[1.5, 0.5, 1.0, 1.0], [0.5, 1.5]]
+    ratios = [[1.5, 0.5, 1.0], [0.5, 1.5, 1.0]]
     metrics = off_policy_metrics(Algorithm.Config(), ratios, [1.0, 0.0])
     expected = {
         "ratio/mean": 1.0,
@@ -63,10 +63,10 @@ def test_ratio_and_clip_fractions():
         "ratio/clip_fraction": 2 / 6,
         "ratio/clip_fraction_high": 1 / 6,
         "ratio/clip_fraction_high_min": 0.0,
-        "ratio/clip_fraction_high_max": 1 / 4,
+        "ratio/clip_fraction_high_max": 1 / 3,
         "ratio/clip_fraction_low": 1 / 6,
         "ratio/clip_fraction_low_min": 0.0,
-        "ratio/clip_fraction_low_max": 1 / 2,
+        "ratio/clip_fraction_low_max": 1 / 3,
         "ratio/overflow_fraction": 0.0,
         # KL(pi_old || pi): with r = pi / pi_old, k1 = -log r and k3 = r - 1 - log r
         "policy/kl_k1": -(2 * math.log(1.5) + 2 * math.log(0.5)) / 6,

@@ -17,21 +17,16 @@ def too_few(completions, **_):
     return [1.0]
 
 
-def nothing(completions, **_):
-    return None
-
-
-def words(completions, **_):
-    return ["good"] * len(completions)
+async def has_a_limit_of_its_own(completions, **_):
+    raise TimeoutError("no answer from the judge")
 
 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (raises, "boom"),
+        (has_a_limit_of_its_own, "no answer from the judge"),
         (too_few, "returned 1 values for 2 completions"),
-        (nothing, "returned NoneType"),
-        (words, "not a number"),
         (constant(float("nan")), "returned nan for completion 0"),
         (constant(float("inf")), "returned inf for completion 0"),
         (constant(1e308), "returned 1e.308 for completion 0"),

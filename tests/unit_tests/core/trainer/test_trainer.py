@@ -21,6 +21,7 @@ from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, ScoredCompletion, flat
 from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.modifiers import TargetEntropy
 from torchtitan_rl.observability.metrics.efficiency import TokenFlops
 from torchtitan_rl.resilience.checkpointer import policy_state
 
@@ -100,6 +101,15 @@ def test_completions_with_advantage_zero_skip_the_backward(build, monkeypatch, e
         assert kept == pytest.approx(sums[0], rel=1e-5)
 
 
+def test_controllers_get_the_mean_over_all_micro_batches(build, monkeypatch):
+    trainer, given = build(Algorithm.Config(loss=TargetEntropy.Config())), []
+    monkeypatch.setattr(trainer.algorithm, "after_update", lambda means: given.append(means) or {})
+    metrics = [m["policy/entropy"] for m in trainer.update(credited(trainer)).metrics if "policy/entropy" in m]
+    assert len(metrics) > 1
+    mean = np.average([m.value for m in metrics], weights=[m.weight for m in metrics])
+    assert given == [{"policy/entropy": pytest.approx(mean)}]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "zero_gradient"),
     [
@@ -167,6 +177,7 @@ def test_reported_flops_bound_those_counted_by_torch(build, algorithm, share_pro
         report = trainer.update(groups)
     least = TokenFlops.of(tiny_spec().model, trainer.model).total(report.work)
     assert 0.5 * counter.get_total_flops() < least < counter.get_total_flops()
+    assert report.packed_tokens - report.padding_tokens == sum(report.rank_tokens)
     if not share_prompts:
         assert least == pytest.approx(sum(map(partial(work_of, trainer), groups)), rel=1e-12)
 
