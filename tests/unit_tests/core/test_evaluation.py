@@ -9,12 +9,6 @@ from torchtitan_rl.observability.evaluation_results import failures_of, print_re
 from torchtitan_rl.observability.metrics.step import record_evaluation
 
 
-def test_evaluation_is_due_before_the_first_step_at_its_interval_and_after_the_last():
-    evaluation = Evaluation.Config(every=10).build()
-    assert [step for step in range(26) if evaluation.due(step, 25)] == [0, 10, 20, 25]
-    assert not any(Evaluation.Config(every=0).build().due(step, 25) for step in range(26))
-
-
 def test_sampled_evaluation_has_its_own_metric_names():
     [(greedy, sampling)] = Evaluation.Config().build().passes.items()
     assert (greedy.prefix, greedy.split, sampling.temperature) == ("evaluation", "eval_greedy", 0)

@@ -102,7 +102,7 @@ def test_invalid_score_in_a_batch_names_its_prompt(build):
     assert [s.reward for g in scored for s in g.samples] == [1.0, None, 1.0]
 
 
-def test_reward_of_the_config_gets_all_members_of_a_mixture_in_one_batch(tmp_path):
+def test_mixture_members_have_their_own_functions_and_a_reward_of_the_config_gets_all_in_one_batch(tmp_path):
     file = tmp_path / "all.py"
     file.write_text("def all_of(completions, **_):\n    return [float(len(completions))] * len(completions)\n")
 
@@ -110,16 +110,19 @@ def test_reward_of_the_config_gets_all_members_of_a_mixture_in_one_batch(tmp_pat
         def members(self):
             return {"one": TaskOf(constant(1.0, "own")), "two": TaskOf(counts)}
 
-    config = Grader.Config(rewards=[f"{file}:all_of"], scope_of={"all_of": "batch"})
+    config = Grader.Config(rewards=[f"{file}:all_of"], scope_of={"all_of": "batch"}, weights={"own": 2.0})
     graded = build_grader(config, Mixture())
     asked = [
         group("a", task="two", prompt_idx=0),
         group("b", task="one", prompt_idx=1),
         group("c", task="two", prompt_idx=2),
     ]
-    found = [g.samples[0].reward_breakdown for g in graded.grade(asked)]
+    samples = [g.samples[0] for g in graded.grade(asked)]
     graded.close()
+    found = [sample.reward_breakdown for sample in samples]
     assert found == [{"counts": 0.0, "all_of": 3.0}, {"own": 1.0, "all_of": 3.0}, {"counts": 1.0, "all_of": 3.0}]
+    assert rewards(samples) == [3.0, 5.0, 4.0]
+    assert sorted(graded.reward_names) == ["all_of", "counts", "own"]
 
 
 def test_invalid_scope_is_named_before_the_run():
