@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,16 +18,23 @@ from torchtitan_rl.core.types import FloatArray
 EDGES = np.logspace(-8, 2, 101)
 """Edges of the histogram's bins. A quantile read from it is at most a quarter too high."""
 
-GROWTH, HISTORY, FIRST = 20.0, 20, 3
+CERTAIN = 1e-4
+"""In bfloat16 a token's difference counts as |log pi - log mu| / (1 - mu + CERTAIN): about that of its logit.
+
+With noise dz of the logits, d log p = dz - sum of p dz, at most sqrt(2) (1 - p) times as large as the noise. On SmolLM2 the quotient
+is 0.07 to 0.10 on average whether 1 - mu is 1 or 1e-6, where the plain difference of a step falls 1,000 times as the policy becomes
+certain, and a step with one uncertain prompt would be stopped. In float32 the rounding of the log-probability itself is larger."""
+
+HISTORY, FIRST = 20, 3
+GROWTH = {"float32": 20.0, "bfloat16": 10.0}
 """The limit on a step's mean and 99th percentile: GROWTH times their median over the last HISTORY steps, once FIRST
-steps are known."""
+steps are known. This and the next are by the coarser dtype of trainer and engine."""
 
 FLOORS = {
     "float32": {"mean": 5e-6, "p99": 2e-5},
-    "bfloat16": {"mean": 1e-3, "p99": 2e-2},
+    "bfloat16": {"mean": 2e-2, "p99": 0.2},
 }
-"""Values up to these never stop training, by the coarser dtype of trainer and engine. In float32 a healthy mean is
-about 4e-7. In bfloat16 the difference grows with the policy's entropy."""
+"""Values up to these never stop training. In float32 a healthy mean is about 4e-7."""
 
 FIRST_LIMITS = {
     "float32": {"mean": 1e-3, "p99": 2e-2},
@@ -34,7 +42,7 @@ FIRST_LIMITS = {
 }
 """The limits until FIRST steps are known."""
 
-ONE_TOKEN = {"float32": 1e-3, "bfloat16": 0.5}
+ONE_TOKEN = {"float32": 1e-3, "bfloat16": 1.0}
 """A step in which one token differs by this, and no other, stays below the limit on the mean, however few tokens it
 has."""
 
@@ -48,16 +56,17 @@ class LogprobGateError(SamplerFault):
 
 @dataclass
 class LogprobDiffs:
-    """Distribution of |log pi(token) - log mu(token)| over sampled tokens. Adds up over micro-batches and ranks."""
+    """Distribution of the differences of sampled tokens, as the gate counts them. Adds up over micro-batches and ranks."""
 
     counts: FloatArray = field(default_factory=lambda: np.zeros(len(EDGES) + 1))  # [bins]
     total: float = 0.0
     largest: float = 0.0
-    """The largest difference; infinite if any is NaN."""
+    """The largest |log pi - log mu|; infinite if any is NaN."""
 
-    def add(self, values: FloatArray) -> None:
-        """Add `values` [tokens]. Those that are not finite count only for `largest`."""
-        finite = values[np.isfinite(values)]
+    def add(self, values: FloatArray, scale: FloatArray | float = 1.0) -> None:
+        """Add |log pi - log mu| [tokens], divided by `scale` [tokens]. Those that are not finite count only for `largest`."""
+        scaled = values / scale  # [tokens]
+        finite = scaled[np.isfinite(scaled)]
         bins = np.searchsorted(EDGES, finite)
         self.counts += np.bincount(bins, minlength=len(self.counts))
         self.total += float(finite.sum(dtype=np.float64))
@@ -99,19 +108,28 @@ class LogprobGate:
         """`dtypes`: those in which the trainer and the engine compute."""
         self.config = config
         self._dtype = "float32" if dtypes == {"float32"} else "bfloat16"
+        self._unit = "" if self._dtype == "float32" else f" / (1 - mu + {CERTAIN:g})"
         self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]}
 
     def state_dict(self) -> dict[str, dict[str, list[float]]]:
-        """Returns the means and 99th percentiles of the last steps under the dtype in which they were measured."""
-        return {self._dtype: {name: list(before) for name, before in self._before.items()}}
+        """Returns the means and 99th percentiles of the last steps under the dtype and the unit in which they were measured."""
+        return {self._dtype + self._unit: {name: list(before) for name, before in self._before.items()}}
 
     def load_state_dict(self, state_dict: dict[str, dict[str, list[float]]]) -> None:
         """Restore what `state_dict` returned. A run that goes on in another dtype begins anew."""
-        for name, values in state_dict.get(self._dtype, {}).items():
+        for name, values in state_dict.get(self._dtype + self._unit, {}).items():
             self._before[name].extend(values)
 
-    def check(self, diffs: LogprobDiffs) -> None:
-        """Raise LogprobGateError if `diffs`, the same on every rank, are over a limit. NaN is over `max_diff` alone."""
+    def check(self, differences: Sequence[FloatArray]) -> None:
+        """Raise LogprobGateError, on every rank, if the step's differences are over a limit. NaN is over `max_diff` alone.
+
+        Args:
+            differences: of this rank's tokens, by micro-batch: |log pi - log mu| and log mu, [2, tokens] each.
+        """
+        mine = LogprobDiffs()
+        for values, log_mu in differences:  # [tokens] each
+            mine.add(values, 1 - np.exp(np.minimum(log_mu, 0)) + CERTAIN if self._unit else 1.0)
+        diffs = mine.merged()
         limit = self.config.max_diff
         if limit is not None and not diffs.largest <= limit:
             raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}")
@@ -124,7 +142,7 @@ class LogprobGate:
             if name == "mean":
                 highest += ONE_TOKEN[self._dtype] / number
             if self.config.distribution and value > highest:
-                raise _error(name, value, bound)
+                raise _error(name + self._unit, value, bound)
             before.append(value)
 
     def _limit(self, name: str) -> tuple[float, str]:
@@ -133,12 +151,12 @@ class LogprobGate:
         if len(before) < FIRST:
             highest = FIRST_LIMITS[self._dtype][name]
             return highest, f"{highest:g}, the limit in {self._dtype} until {FIRST} steps are known"
-        median = statistics.median(before)
-        if GROWTH * median < floor:
+        median, growth = statistics.median(before), GROWTH[self._dtype]
+        if growth * median < floor:
             known = f"the {len(before)} steps before have a median of {median:.3g}"
             return floor, f"{floor:g}, the floor in {self._dtype} ({known})"
-        known = f"{GROWTH:g} x the median {median:.3g} of the {len(before)} steps before"
-        return GROWTH * median, known
+        known = f"{growth:g} x the median {median:.3g} of the {len(before)} steps before"
+        return growth * median, known
 
 
 def _error(which: str, value: float, bound: str) -> LogprobGateError:

@@ -13,11 +13,12 @@ from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
 from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate, LogprobGateError
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 
-def diffs_of(values) -> LogprobDiffs:
-    diffs = LogprobDiffs()
-    diffs.add(np.asarray(values))
-    return diffs
+
+def tokens(values, log_mu=-30.0) -> list[np.ndarray]:
+    """One micro-batch of tokens with these differences; by default the sampler found them most improbable."""
+    return [np.stack([np.asarray(values), np.full(len(values), log_mu)])]
 
 
 def filled(batch, logprobs) -> np.ndarray:
@@ -32,7 +33,9 @@ def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():
     logprobs[6] = 100.0  # an environment's token
     logprobs[2] += 0.5
     logprobs[7] -= 0.25
-    assert filled(batch, logprobs).max() == pytest.approx(0.5)
+    values, log_mu = filled(batch, logprobs)
+    assert values.max() == pytest.approx(0.5)
+    assert log_mu.tolist() == batch.sampler_logprobs[batch.loss_mask > 0].tolist()
     first, second = (m.episode for m in members)
     assert (first.logprob_diff.mean, first.logprob_diff.max) == (pytest.approx(0.25), pytest.approx(0.5))
     assert (second.logprob_diff.mean, second.logprob_diff.max) == (pytest.approx(0.125), pytest.approx(0.25))
@@ -50,7 +53,7 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
     logprobs[5] += 7.0  # sampled by version 1
     logprobs[6] += 0.5
     logprobs[9:11] += 9.0  # by version 2
-    diffs = filled(batch, logprobs)
+    diffs, _ = filled(batch, logprobs)
     assert len(diffs) == 4
     assert diffs.max() == pytest.approx(0.5)
     assert stale.episode.logprob_diff.max == pytest.approx(0.5)
@@ -61,7 +64,8 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
 def test_nan_counts_as_the_largest_logprob_diff():
     batch = pack([member()], normalizers=COUNTS, multiple=1)
     logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
-    diffs = diffs_of(filled(batch, logprobs))
+    diffs = LogprobDiffs()
+    diffs.add(filled(batch, logprobs)[0])
     assert diffs.largest == math.inf  # survives max() and an all-reduce, as NaN does not
     assert math.isfinite(diffs.total)
     assert math.isnan(batch.members[0].episode.logprob_diff.max)
@@ -80,12 +84,12 @@ def test_gate_stops_with_the_likely_causes(diff):
     with pytest.raises(
         LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*kept by top_p"
     ):
-        LogprobGate(LogprobGateConfig(max_diff=0.1), dtypes={"float32"}).check(diffs_of([diff]))
+        LogprobGate(LogprobGateConfig(max_diff=0.1), dtypes={"float32"}).check(tokens([diff]))
 
 
 def test_gate_passes_within_the_bound_and_when_off():
-    LogprobGate(LogprobGateConfig(max_diff=0.1, distribution=False), dtypes={"float32"}).check(diffs_of([0.1]))
-    assert LogprobGate(LogprobGateConfig(max_diff=None), dtypes={"float32"}).check(diffs_of([math.inf])) is None
+    LogprobGate(LogprobGateConfig(max_diff=0.1, distribution=False), dtypes={"float32"}).check(tokens([0.1]))
+    assert LogprobGate(LogprobGateConfig(max_diff=None), dtypes={"float32"}).check(tokens([math.inf])) is None
 
 
 def test_logprob_diff_distribution_is_compared_with_earlier_steps():
@@ -93,42 +97,50 @@ def test_logprob_diff_distribution_is_compared_with_earlier_steps():
     gate = LogprobGate(LogprobGateConfig(), dtypes={"float32", "bfloat16"})
     for step in range(30):  # bfloat16: tenths on a rare token, a mean that moves
         rare = [0.4] * (step % 2)
-        gate.check(diffs_of([*generator.exponential(1e-3 * (1 + step % 3), size=4000), *rare]))
+        gate.check(tokens([*generator.exponential(1e-3 * (1 + step % 3), size=4000), *rare]))
     with pytest.raises(
-        LogprobGateError, match="logprob_diff/mean is .* over 20 x the median .* of the 20 steps before"
+        LogprobGateError, match=r"mean / \(1 - mu \+ 0.0001\) is .* over 10 x the median .* of the 20 steps before"
     ):
-        gate.check(diffs_of(generator.exponential(0.06, size=4000)))
+        gate.check(tokens(generator.exponential(0.06, size=4000)))
+
+
+def test_an_uncertain_prompt_does_not_stop_a_bfloat16_policy_that_has_become_certain():
+    gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
+    for log_mu in [-1.0] * 5 + [-1e-3] * 20 + [-1.0]:  # SmolLM2's differences are 0.07 to 0.1 times 1 - mu
+        gate.check(tokens([0.09 * -math.expm1(log_mu)] * 200, log_mu))
+    with pytest.raises(LogprobGateError, match="over 10 x the median"):
+        gate.check(tokens([0.057] * 200, -1e-3))  # as much as the uncertain prompt's, on tokens that are certain
 
 
 def test_gate_knows_the_steps_before_a_resume():
     config = LogprobGateConfig()
     gate = LogprobGate(config, dtypes={"float32", "bfloat16"})
     for _ in range(25):
-        gate.check(diffs_of([1e-3] * 1000))
+        gate.check(tokens([0.03] * 1000))
     saved = RunState(logprob_gate=gate).state_dict()
     resumed, other = LogprobGate(config, dtypes={"bfloat16"}), LogprobGate(config, dtypes={"float32"})
     for one in (resumed, other):
         RunState(logprob_gate=one).load_state_dict(saved)
-    with pytest.raises(LogprobGateError, match="20 x the median 0.001 of the 20 steps before"):
-        resumed.check(diffs_of([0.05] * 1000))
+    with pytest.raises(LogprobGateError, match="10 x the median 0.03 of the 20 steps before"):
+        resumed.check(tokens([0.5] * 1000))
     assert resumed.state_dict() == gate.state_dict()
     with pytest.raises(LogprobGateError, match="the limit in float32 until 3 steps are known"):
-        other.check(diffs_of([0.05] * 1000))  # what bfloat16 rounds says nothing of it
+        other.check(tokens([0.5] * 1000))  # what bfloat16 rounds says nothing of it
 
 
 def test_quantile_detects_a_few_percent_of_wrong_tokens():
     gate = LogprobGate(LogprobGateConfig(), dtypes={"float32", "bfloat16"})
     for _ in range(3):
-        gate.check(diffs_of([1e-4] * 1000))
+        gate.check(tokens([1e-4] * 1000))
     with pytest.raises(LogprobGateError, match="logprob_diff/p99"):
-        gate.check(diffs_of([1e-4] * 980 + [0.04] * 20))
+        gate.check(tokens([1e-4] * 980 + [0.4] * 20))
 
 
 def float32_gate(generator) -> LogprobGate:
     """A gate after five steps like debug's in float32: mean 4e-7, 99th percentile 1.6e-6."""
     gate = LogprobGate(LogprobGateConfig(), dtypes={"float32"})
     for _ in range(5):
-        gate.check(diffs_of(generator.exponential(4e-7, size=2500)))
+        gate.check(tokens(generator.exponential(4e-7, size=2500)))
     return gate
 
 
@@ -138,12 +150,12 @@ def float32_gate(generator) -> LogprobGate:
 def test_float32_gate_detects_weights_one_update_behind(wrong, mean):
     generator = np.random.default_rng(0)  # the means are those that debug shows with these weights wrong
     with pytest.raises(LogprobGateError, match="logprob_diff/"):
-        float32_gate(generator).check(diffs_of(generator.exponential(mean, size=2500)))
+        float32_gate(generator).check(tokens(generator.exponential(mean, size=2500)))
 
 
 def test_float32_gate_has_a_limit_at_the_first_step():
     with pytest.raises(LogprobGateError, match="over 0.001, the limit in float32 until 3 steps are known"):
-        LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check(diffs_of([2e-3] * 1000))
+        LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check(tokens([2e-3] * 1000))
 
 
 @pytest.mark.parametrize("number", [1, 10, 100, 400, 2500])
@@ -151,12 +163,12 @@ def test_single_outlier_token_does_not_stop_training(number):
     generator = np.random.default_rng(0)
     gate = float32_gate(generator)
     for _ in range(20):
-        gate.check(diffs_of([9e-4, *generator.exponential(4e-7, size=number - 1)]))
+        gate.check(tokens([9e-4, *generator.exponential(4e-7, size=number - 1)]))
 
 
 def test_differences_below_the_floor_never_stop_training():
     gate = LogprobGate(LogprobGateConfig(), dtypes={"float32"})
     for rare in (1e-7, 1e-7, 1e-7, 1e-5):
-        gate.check(diffs_of([1e-7] * 980 + [rare] * 20))
+        gate.check(tokens([1e-7] * 980 + [rare] * 20))
     with pytest.raises(LogprobGateError, match="p99 is .*, over 2e-05, the floor in float32"):
-        gate.check(diffs_of([1e-7] * 980 + [3e-5] * 20))
+        gate.check(tokens([1e-7] * 980 + [3e-5] * 20))

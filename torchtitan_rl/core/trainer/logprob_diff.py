@@ -12,30 +12,31 @@ from torchtitan_rl.core.types import Episode, FloatArray, Group, LogprobDiff, Tr
 
 
 def diff_rows(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> Tensor:
-    """Returns what `fill_logprob_diff` reads, on the device: [4 + others, T].
+    """Returns what `fill_logprob_diff` reads, on the device: [5 + others, T].
 
     Args:
         logprobs: [T] the trainer's, computed before the first update.
         others: [T] each.
     """
     fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
-    signed = logprobs - batch.sampler_logprobs  # [T]
+    log_mu = batch.sampler_logprobs  # [T]
     sequence_ids = batch.sequence_ids.float()  # [T]
-    return torch.stack([batch.loss_mask, fresh, sequence_ids, signed, *others.values()])
+    rows = [batch.loss_mask, fresh, sequence_ids, log_mu, logprobs - log_mu, *others.values()]
+    return torch.stack(rows)
 
 
 def fill_logprob_diff(
     batch: TrainBatch, rows: FloatArray, others: Sequence[str] = ()
 ) -> FloatArray:
-    """Set `logprob_diff` of the batch's episodes from its `diff_rows` [4 + others, T], which are on the host now.
+    """Set `logprob_diff` of the batch's episodes from its `diff_rows` [5 + others, T], which are on the host now.
 
     `others` [T] each are kept beside the differences of the tokens.
 
-    Returns: the absolute differences of the fresh tokens, [fresh loss tokens].
+    Returns: |log pi - log mu| and log mu of the fresh tokens, [2, fresh loss tokens].
     """
-    rows = rows[:, rows[0] > 0]  # [4 + others, loss tokens]
+    rows = rows[:, rows[0] > 0]  # [5 + others, loss tokens]
     rows = rows[:, np.argsort(rows[2], kind="stable")]  # a sequence's traces may lie apart
-    _, fresh, sequence_ids, signed, *rest = rows  # [loss tokens] each
+    _, fresh, sequence_ids, log_mu, signed, *rest = rows  # [loss tokens] each
     is_fresh = fresh > 0  # [loss tokens]
     sequence_ids = sequence_ids.astype(np.int64)  # [loss tokens]
     lengths = np.bincount(sequence_ids, minlength=len(batch.members))  # [S]
@@ -52,7 +53,7 @@ def fill_logprob_diff(
             for name, row in zip(others, rest, strict=True):
                 tokens[name] = row[begin:end]
             member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
-    return np.abs(signed[is_fresh])  # [fresh loss tokens]
+    return np.stack([np.abs(signed), log_mu])[:, is_fresh]  # [2, fresh loss tokens]
 
 
 def share_logprob_diffs(groups: Sequence[Group[Episode]], *, mine: bool) -> None:

@@ -102,7 +102,7 @@ class UpdateChecks(Protocol):
         """Raise SamplerFault if trainer and sampler disagree. Called before the first optimizer step.
 
         Args:
-            differences: of this rank's fresh tokens, by micro-batch: |log pi - log mu|, [fresh loss tokens] each.
+            differences: of this rank's fresh tokens, by micro-batch: |log pi - log mu| and log mu, [2, fresh loss tokens] each.
         """
 
     def allows(self, loss: float, grad_norm: float) -> bool:
@@ -275,7 +275,7 @@ class Trainer(Configurable):
         """Set `pi_old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
         sampler's."""
         batches: list[TrainBatch] = []
-        rows: list[Tensor] = []  # [4, T] each
+        rows: list[Tensor] = []  # [5, T] each
         for minibatch in minibatches:
             batches += minibatch.batches
         for batch in batches:
@@ -289,7 +289,7 @@ class Trainer(Configurable):
         self, batches: Sequence[TrainBatch], rows: Sequence[Tensor], others: Sequence[str] = ()
     ) -> None:
         """Set `logprob_diff` of the batches' episodes from each batch's `diff_rows`, and check those of all ranks."""
-        differences: list[FloatArray] = []  # [fresh loss tokens] each
+        differences: list[FloatArray] = []  # [2, fresh loss tokens] each
         for batch, values in zip(batches, rows, strict=True):
             differences.append(fill_logprob_diff(batch, values.numpy(), others))
         self.checks.check_logprobs(differences)
@@ -317,7 +317,7 @@ class Trainer(Configurable):
         compared: list[Tensor] = []  # [columns, T] each
         if names:
             compared = [on_one_row(forward.scores.columns) for forward in forwards]
-        rows: list[Tensor] = []  # [5, T] each
+        rows: list[Tensor] = []  # [6, T] each
         if check_logprobs:
             for batch, forward in zip(minibatch.batches, forwards, strict=True):
                 scores = forward.scores

@@ -59,9 +59,9 @@ class LogprobGateConfig:
     differs by tenths on rare tokens."""
 
     distribution: bool = True
-    """Stop if the mean or the 99th percentile of a step's differences is over 20 times its median in the last 20
-    steps and over the dtype's floor (FLOORS in proof/gate.py). With any dtype, it means that weights or a cache are no
-    longer the policy's."""
+    """Stop if the mean or the 99th percentile of a step's differences, in bfloat16 relative to 1 - mu, is over 20 times
+    (bfloat16: 10) its median in the last 20 steps and over the dtype's floor (FLOORS in proof/gate.py). It means that
+    weights or a cache are no longer the policy's."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
 from torchtitan_rl.core.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion
-from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate, LogprobGateError
+from torchtitan_rl.proof.gate import LogprobGate, LogprobGateError
 
 V, TEMPERATURE = 128, 0.7
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
@@ -101,9 +101,7 @@ def gate_of(pair, batch) -> None:
     """Check the batch as the trainer does before its first update."""
     with torch.no_grad():
         rows = diff_rows(batch, scores(pair, batch).logprobs)
-    diffs = LogprobDiffs()
-    diffs.add(fill_logprob_diff(batch, rows.numpy()))
-    LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check(diffs)
+    LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check([fill_logprob_diff(batch, rows.numpy())])
 
 
 def test_gate_passes_recorded_tokens_and_finds_others(pair):
