@@ -14,6 +14,9 @@ from typing import NamedTuple
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 
 _LONGEST_NUMBER = 100
+_LONGEST_FORMULA = 300
+_MOST_SIGNS = 5
+"""Limits of what is searched, as a policy may repeat \\( a thousand times."""
 _SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALES |= {"lakh": 10**5, "crore": 10**7}
 _MONEY_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
@@ -147,15 +150,19 @@ def final_answer(text: str) -> str:
     if after:
         return _bare(re.split(r"\.\s|[\n\u3002]", after[-1], maxsplit=1)[0])
     last = (text.strip().splitlines() or [""])[-1]
-    found = _LAST.search(last)
+    found = _LAST.search(last[-_LONGEST_FORMULA:])
     return _bare(found[found.lastindex] if found else last)
 
 
 def _bare(text: str) -> str:
     """Returns the text without a full stop, and without quotation marks, Markdown's and LaTeX's signs around all of it."""
-    inner = text.strip(" *\r\n").rstrip(".\u3002").strip(" *")
-    found = _WRAPPED.fullmatch(inner)
-    return _bare(found[found.lastindex]) if found else inner or text.strip()
+    for _ in range(_MOST_SIGNS):
+        inner = text.strip(" *\r\n").rstrip(".\u3002").strip(" *")
+        found = _WRAPPED.fullmatch(inner)
+        if not found:
+            return inner or text.strip()
+        text = found[found.lastindex]
+    return text.strip()
 
 
 @functools.lru_cache(maxsize=4096)  # a group's completions have one expected answer

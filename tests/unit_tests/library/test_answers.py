@@ -1,6 +1,7 @@
 """Right answers earn and wrong ones do not, as data sets and models write them, by every kind and reward that judges."""
 
 import random
+import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -293,6 +294,16 @@ COMPLETIONS = [
 @pytest.mark.parametrize(("kind", "gold", "completion", "right"), COMPLETIONS)
 def test_completion_earns_if_it_is_right(earns, kind, gold, completion, right):
     assert earns(kind, gold, completion) == right
+
+
+@pytest.mark.parametrize("piece", [r"\(", r"\(1", "$1", "**1", r"\boxed{", "1,", '"', "1 million "])
+def test_a_completion_that_repeats_itself_costs_little_time(piece):
+    began = time.monotonic()
+    for text in (piece * 10_000, f"{piece}x" * 10_000, piece * 5_000 + "1" + piece.replace("(", ")") * 5_000):
+        assert final_answer(text) != "B"
+        assert not equal_texts(text, "B")
+        assert as_number(last_number(text) or "") != 5
+    assert time.monotonic() - began < 5
 
 
 def test_think_tag_may_be_opened_by_the_chat_template():
