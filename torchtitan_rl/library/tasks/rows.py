@@ -1,6 +1,7 @@
 """rows: any table of prompts, with or without answers. Reward functions receive every column by name, as in TRL."""
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -177,8 +178,8 @@ class Rows(Task):
 
         That of a solution which ends as gsm8k's do, "He has 2.\n#### 2", is what follows the ####.
         """
-        *_, last = text.split("####")
-        text = text if "\n" in last.strip() else last.strip()
+        last_line = re.search(r"^####[^\S\n]*([^\n]+)$\s*\Z", text, re.MULTILINE)
+        text = last_line[1].strip() if last_line else text
         # As a number, "abc" does not even equal itself.
         return text if KINDS[self.config.answer_kind].equal(text, text) else None
 
