@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.unit_tests.core.trainer.test_packing import COUNTS, member
-from tests.unit_tests.resilience.test_replicated import on_ranks
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.packing import pack
@@ -69,14 +68,6 @@ def test_nan_counts_as_the_largest_logprob_diff():
     assert diffs.largest == math.inf  # survives max() and an all-reduce, as NaN does not
     assert math.isfinite(diffs.total)
     assert math.isnan(batch.members[0].episode.logprob_diff.max)
-
-
-def test_ranks_compare_the_differences_of_all(tmp_path):
-    def act(rank):
-        merged = diffs_of([0.1 * rank, 0.0]).merged()
-        assert (merged.largest, merged.total) == (0.2, pytest.approx(0.3))
-
-    assert on_ranks(act, tmp_path / "store") == ["", "", ""]
 
 
 @pytest.mark.parametrize("diff", [0.2, math.inf, math.nan])

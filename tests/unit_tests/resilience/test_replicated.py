@@ -2,11 +2,13 @@
 
 import multiprocessing
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
 from tests.parts.algorithm import group
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
+from torchtitan_rl.proof.gate import LogprobDiffs
 from torchtitan_rl.resilience.replicated import check_config, check_replicated, checksums_of
 
 RANKS = 3
@@ -71,6 +73,16 @@ def test_differing_episodes_are_reported_on_every_rank(tmp_path, change, name):
     if name == "the rewards":
         assert found[0].startswith("TrainingStopped: step 3: ")
         assert "not the same on ranks 0, 2 and on rank 1. Every rank" in found[0]
+
+
+def test_the_gate_of_each_rank_sees_the_differences_of_all(tmp_path):
+    def act(rank):
+        diffs = LogprobDiffs()
+        diffs.add(np.array([0.1 * rank, 0.0]))
+        merged = diffs.merged()
+        assert (merged.largest, merged.total) == (0.2, pytest.approx(0.3))
+
+    assert on_ranks(act, tmp_path / "store") == ["", "", ""]
 
 
 def test_each_kind_of_difference_changes_its_own_checksum():
