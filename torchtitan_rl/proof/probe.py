@@ -18,12 +18,13 @@ from torchtitan_rl.core.types import FloatArray, IntArray
 DRAWS = 4
 """Forwards with random rounding errors."""
 
-LARGEST_RATIO = {torch.float32: 10.0, torch.bfloat16: 3.0}
+LARGEST_RATIO = {torch.float32: 30.0, torch.bfloat16: 3.0}
 """Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
 
-LARGEST_SLOPE = {torch.float32: 25.0, torch.bfloat16: 7.0}
-"""Largest allowed slope of the differences over the log-probabilities, as a multiple of its standard error if the noise were
-independent. Another scale of the logits is below the noise of each token, and shows over all of them."""
+LARGEST_SLOPE = 7.0
+"""In bfloat16, the largest allowed slope of the differences over the log-probabilities, as a multiple of its standard error if the
+noise were independent. Another scale of the logits is below the noise of each token, and shows over all of them. In float32 it is
+above that noise, and kernels that approximate tilt all tokens by 2e-6."""
 
 
 def rounding_noise(

@@ -166,11 +166,11 @@ class WeightSync(Configurable):
                 f"{ratio:.3g} times as much as rounding explains ({noise:.2g}); the limit is {highest:g} times",
             )
         tilt, errors = slope(difference, of_trainer, noise)
-        if not abs(errors) <= LARGEST_SLOPE[self._dtype]:
+        if self._dtype == torch.bfloat16 and abs(errors) > LARGEST_SLOPE:
             raise _other_model(
                 self._num_pushes,
                 f"by {tilt:+.1%} of the log-probability, {abs(errors):.3g} times the standard error (the limit is "
-                f"{LARGEST_SLOPE[self._dtype]:g}), as if one side multiplied the logits by {1 + abs(tilt):.3f}",
+                f"{LARGEST_SLOPE:g}), as if one side multiplied the logits by {1 + abs(tilt):.3f}",
             )
 
 
