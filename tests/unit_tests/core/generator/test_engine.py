@@ -57,7 +57,8 @@ def test_each_decode_step_is_reported_as_progress(generator) -> None:
 
     counter = Counter()
     stop_listening = events.listen(counter)
-    completions = flat(sampled(generator, PROMPTS, seeded=True))
+    with events.heartbeat("step 1"):  # which the listener does not ask for
+        completions = flat(sampled(generator, PROMPTS, seeded=True))
     stop_listening()
     assert counter.steps >= max(completion.num_sampled for completion in completions)
 
