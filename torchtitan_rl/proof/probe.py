@@ -8,6 +8,7 @@ the scale.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,16 +22,26 @@ DRAWS = 4
 LARGEST_RATIO = {torch.float32: 30.0, torch.bfloat16: 3.0}
 """Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
 
-LARGEST_SLOPE = 7.0
-"""In bfloat16, the largest allowed slope of the differences over the log-probabilities, as a multiple of its standard error if the
-noise were independent. Another scale of the logits is below the noise of each token, and shows over all of them. In float32 it is
-above that noise, and kernels that approximate tilt all tokens by 2e-6."""
+LARGEST_SLOPE, DRAWN_SLOPES = 7.0, 3.0
+"""In bfloat16, the largest allowed slope of the differences over the log-probabilities: this many of its standard errors if the noise
+were independent, and of the slopes that the drawn errors have, if more. Another scale of the logits is below the noise of each token,
+and shows over all of them; so does noise that is alike wherever the probe repeats a prompt. In float32 that scale is above the noise,
+and kernels that approximate tilt all tokens by 2e-6."""
+
+
+class Noise(NamedTuple):
+    """What rounding errors do to the log-probabilities of a sequence."""
+
+    size: float
+    """Root mean square by which they move them."""
+    tilt: float = 0.0
+    """Root mean square of the slopes of their differences over the log-probabilities."""
 
 
 def rounding_noise(
     model: nn.Module, logprobs: Callable[[IntArray], FloatArray], probe: IntArray, dtype: torch.dtype
-) -> float:
-    """Returns the root mean square by which rounding errors move the log-probabilities of probe[1:]. Collective.
+) -> Noise:
+    """Returns what random rounding errors do to the log-probabilities of probe[1:]. Collective.
 
     Args:
         logprobs: computes the model's log-probabilities of probe[1:], [L - 1].
@@ -41,7 +52,8 @@ def rounding_noise(
     with torch.random.fork_rng(devices=devices), rounding_errors(model, torch.finfo(dtype).eps):
         torch.manual_seed(0)  # the same on every rank
         moved = [logprobs(probe) - exact for _ in range(DRAWS)]  # [L - 1] each
-    return max(root_mean_square(np.stack(moved)), torch.finfo(dtype).eps / 2)
+    size = max(root_mean_square(np.stack(moved)), torch.finfo(dtype).eps / 2)
+    return Noise(size, root_mean_square(np.array([slope(draw, exact, size)[0] for draw in moved])))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models.build import load_hf_weights
 from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.proof import weight_sync
+from torchtitan_rl.proof.probe import Noise
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
 from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError
@@ -282,13 +283,13 @@ def test_changed_rotary_cache_is_named(pair):
 def test_probe_is_compared_with_the_noise_of_rounding(dtype):
     sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"float32", dtype})
     highest = {"float32": 30, "bfloat16": 3}[dtype]
-    sync.check_probe(np.full(4, 0.9 * highest * 0.2), np.zeros(4), noise=0.2)
+    sync.check_probe(np.full(4, 0.9 * highest * 0.2), np.zeros(4), noise=Noise(0.2))
     with pytest.raises(
         WeightSyncError, match=f"times as much as rounding explains .0.2.; the limit is {highest} times"
     ):
-        sync.check_probe(np.full(4, 1.1 * highest * 0.2), np.zeros(4), noise=0.2)
+        sync.check_probe(np.full(4, 1.1 * highest * 0.2), np.zeros(4), noise=Noise(0.2))
     with pytest.raises(WeightSyncError, match="nan times"):
-        sync.check_probe(np.array([0.1, np.nan]), np.zeros(2), noise=0.2)
+        sync.check_probe(np.array([0.1, np.nan]), np.zeros(2), noise=Noise(0.2))
 
 
 def test_another_scale_of_the_logits_shows_where_each_token_is_within_the_noise():
@@ -296,17 +297,20 @@ def test_another_scale_of_the_logits_shows_where_each_token_is_within_the_noise(
     sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"bfloat16"})
     trainer = -draw.exponential(3.5, 127)  # [L - 1]
     engine = trainer + draw.normal(0, 0.1, 127)  # [L - 1]
-    sync.check_probe(engine, trainer, noise=0.1)
+    sync.check_probe(engine, trainer, noise=Noise(0.1))
     with pytest.raises(
         WeightSyncError, match=r"by \+4\.\d% of the log-probability.* as if one side multiplied the logits by 1\.04"
     ):
-        sync.check_probe(engine + 0.045 * trainer, trainer, noise=0.12)
+        sync.check_probe(engine + 0.045 * trainer, trainer, noise=Noise(0.12, tilt=0.01))
+    sync.check_probe(
+        engine + 0.045 * trainer, trainer, noise=Noise(0.12, tilt=0.02)
+    )  # rounding tilts this model as much
 
 
 def test_probe_obeys_a_limit_of_ones_own():
     sync = WeightSync.Config(max_diff=0.5).build(proof=None, policy=None, dtypes={"bfloat16"})
     with pytest.raises(WeightSyncError, match="by 0.6, more than weight_sync.max_diff = 0.5"):
-        sync.check_probe(np.array([0.0, -0.6]), np.zeros(2), noise=1.0)
+        sync.check_probe(np.array([0.0, -0.6]), np.zeros(2), noise=Noise(1.0))
 
 
 WRONG_MODELS = {
