@@ -17,7 +17,7 @@ from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models.build import load_hf_weights
 from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.proof import weight_sync
-from torchtitan_rl.proof.probe import Noise
+from torchtitan_rl.proof.probe import Noise, rounding_noise
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
 from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError
@@ -305,6 +305,15 @@ def test_another_scale_of_the_logits_shows_where_each_token_is_within_the_noise(
     sync.check_probe(
         engine + 0.045 * trainer, trainer, noise=Noise(0.12, tilt=0.02)
     )  # rounding tilts this model as much
+
+
+def test_noise_has_the_size_and_the_tilt_of_the_draws():
+    exact = np.array([-1.0, -2.0, -6.0])  # [L - 1]
+    draws = iter([exact, 1.01 * exact, 0.99 * exact, 1.02 * exact, 0.98 * exact])
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleDict(), "norm": torch.nn.Identity()})
+    noise = rounding_noise(model, lambda ids: next(draws), np.arange(4), torch.bfloat16)
+    assert noise.tilt == pytest.approx(2.5**0.5 / 100)  # of 1, 1, 2 and 2 %
+    assert noise.size == pytest.approx(noise.tilt * np.sqrt(np.mean(exact**2)))
 
 
 def test_probe_obeys_a_limit_of_ones_own():
