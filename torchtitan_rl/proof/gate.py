@@ -23,7 +23,7 @@ CERTAIN = 1e-4
 
 With noise dz of the logits, d log p = dz - sum of p dz, at most sqrt(2) (1 - p) times as large as the noise. On SmolLM2 the quotient
 is 0.07 to 0.10 on average whether 1 - mu is 1 or 1e-6, where the plain difference of a step falls 1,000 times as the policy becomes
-certain, and a step with one uncertain prompt would be stopped. In float32 the rounding of the log-probability itself is larger."""
+certain, and a step with one uncertain prompt could be stopped. In float32 the rounding of the log-probability itself is larger."""
 
 HISTORY, FIRST = 20, 3
 GROWTH = {"float32": 20.0, "bfloat16": 10.0}

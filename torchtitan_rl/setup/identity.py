@@ -59,9 +59,8 @@ def described(config: "RunConfig") -> dict[str, Any]:
     user's "sources"."""
     spec, without_model = config.model_spec, replace(config, model_spec=None)
     told = _with_classes(without_model, without_model.to_dict())
-    if (
-        spec is not None
-    ):  # torchtitan's own tree repeats each layer, with addresses of functions, which differ between runs
+    if spec is not None:
+        # torchtitan's own tree repeats each layer, with addresses of functions, which differ between runs.
         from torchtitan_rl.library.models import hf_architecture  # it imports torchtitan's models
 
         told["model_spec"] = {"name": spec.name, "flavor": spec.flavor, **hf_architecture(spec.model)}
