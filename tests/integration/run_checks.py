@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.parts.metric_pages import undocumented
+from torchtitan_rl.observability.store import read_rows
 from torchtitan_rl.resilience.safe_load import SafeReader, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +50,18 @@ def sampler_agrees(float32_bound: float = 1e-4, bfloat16_mean: float = 0.02) -> 
             assert max(diffs.values()) < bound, f"sampler/logprob_diff/{part} in {dtype}: {diffs}"
 
     return check
+
+
+def shown_tokens_are_compared(folder: Path) -> None:
+    """Shown training rows have the trainer's difference and entropy of each sampled token, whichever rank trained them."""
+    rows = [row for row in read_rows(folder) if row["split"] == "train" and row.get("in_loss") and row.get("tokens")]
+    assert rows, "no training row has tokens"
+    for row in rows:
+        tokens = row["tokens"]
+        sampled = [logprob is not None for logprob in tokens["logprob"]]
+        for name in ("diff", "entropy"):
+            found = [value is not None for value in tokens.get(name, [])]
+            assert found == sampled, f"{row['episode_id']}: {name} of {sum(found)} tokens of {sum(sampled)}"
 
 
 def accuracy_rises(least: float, to: float) -> Callable[[Path], None]:

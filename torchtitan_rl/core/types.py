@@ -7,7 +7,7 @@
 
 Each type contains the one before, so every fact is stored once. All parts of a step pass groups on, which `prompt_idx`
 identifies. Everything up to `Episode` is small and, once the replicas' samples are gathered, equal on every rank;
-the exceptions are `LogprobDiff.tokens` and a teacher's `Credit.token_columns`, because each rank measures those of its own
+the exception are the columns of an exact teacher in `Credit.token_columns`, because each rank measures those of its own
 episodes. Only `TrainBatch` holds tensors on the device.
 
 The words for one sample, by what happens to it:
@@ -293,8 +293,8 @@ class LogprobDiff:
     max: float
     """Largest absolute difference; NaN if any is."""
     tokens: dict[str, FloatArray] = field(default_factory=dict)
-    """float32 [num_sampled] each, on the rank that trained the episode: `diff` is trainer - sampler; with one optimizer
-    step, the loss's forward adds `entropy`, in nats. Empty on other ranks."""
+    """float32 [num_sampled] each: `diff` is trainer - sampler; with one optimizer step, the loss's forward adds `entropy`,
+    in nats."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -1,7 +1,6 @@
 """How far the trainer's log-probabilities of the sampled tokens are from the sampler's, by episode."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ def fill_logprob_diff(
 
 
 def share_logprob_diffs(groups: Sequence[Group[Episode]], *, mine: bool) -> None:
-    """Set every episode's `logprob_diff` on every rank, without the tokens' values of other ranks' episodes. Collective.
+    """Set every episode's `logprob_diff` on every rank. Collective.
 
     Args:
         mine: whether this rank gives its own. Tensor-parallel ranks have the same.
@@ -66,6 +65,6 @@ def share_logprob_diffs(groups: Sequence[Group[Episode]], *, mine: bool) -> None
     own: list[tuple[int, LogprobDiff]] = []
     for i, episode in enumerate(episodes):
         if mine and episode.logprob_diff is not None:
-            own.append((i, replace(episode.logprob_diff, tokens={})))
+            own.append((i, episode.logprob_diff))
     for i, diff in comm.all_gather_lists(own):
         episodes[i].logprob_diff = episodes[i].logprob_diff or diff
