@@ -2,6 +2,8 @@
 
     .venv/bin/python scripts/bench/learn_vs_trl.py --seeds 3           half an hour of an idle machine
     .venv/bin/python scripts/bench/learn_vs_trl.py --seeds 1 --steps 2 --output outputs/tiny
+    .venv/bin/python scripts/bench/learn_vs_trl.py --config smollm2 --target 0.45 --seeds 1 --output outputs/smollm2_vs_trl \\
+        --trl compute=bfloat16                                                an hour of an idle machine
     .venv/bin/python scripts/bench/learn_vs_trl.py --table             of the runs that are there
 
 Our runs are those of `scripts/results.py --only grpo`, in OUTPUT/grpo/seed-N; TRL's are in OUTPUT/trl/seed-N. TRL gets the same
@@ -16,6 +18,7 @@ evaluates TRL's last weights with our engine.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,17 +57,17 @@ def curve_of(folder: Path) -> Curve:
     return Curve(accuracies, seconds)
 
 
-def table(curves: dict[str, list[Curve]]) -> str:
+def table(curves: dict[str, list[Curve]], target: float) -> str:
     """Returns the table as markdown, with the steps at which all runs have evaluated. Both sides have the same seeds in one order."""
     runs = [curve for found in curves.values() for curve in found]
     at = [step for step in runs[0].accuracies if all(step in run.accuracies for run in runs)]
     lines = [
-        f"| held-out accuracy, % | seeds | {' | '.join(f'step {step}' for step in at)} | seconds to {TARGET:.0%} | seconds of all steps |",
+        f"| held-out accuracy, % | seeds | {' | '.join(f'step {step}' for step in at)} | seconds to {target:.0%} | seconds of all steps |",
         "|---" * (len(at) + 4) + "|",
     ]
     for name, found in curves.items():
         cells = [with_interval([curve.accuracies[step] for curve in found], 100) for step in at]
-        cells.append(with_interval([curve.seconds_to(TARGET) for curve in found]))
+        cells.append(with_interval([curve.seconds_to(target) for curve in found]))
         cells.append(with_interval([sum(curve.seconds.values()) for curve in found]))
         lines.append(f"| {name} | {len(found)} | {' | '.join(cells)} |")
     pairs = list(zip(curves["ours"], curves["TRL"]))
@@ -88,13 +91,15 @@ def job_of(seed: int, ours: Path, folder: Path, settings: list[str]) -> dict:
     _, config = parse_args(command(CELL, seed, ours, None)[1:])
     prepare_start(config)
     tokenizer = load_tokenizer(config.hf_assets_path)
-    stream, held_out, _ = build_prompts(config, config.task.build(), tokenizer)
+    task = config.task.build()
+    stream, held_out, _ = build_prompts(config, task, tokenizer)
     lines = [json.loads(line) for line in (ours / "metrics.jsonl").read_text().splitlines()]
     rates = [line["optimizer/learning_rate"] for line in lines if line["step"] > 0]
     prompts = stream.next_batch(len(rates) * config.num_prompts_per_step)
     return {
         "model": str(Path(config.hf_assets_path).resolve()),
         "folder": str(folder.resolve()),
+        "task": type(task).__name__,
         "prompts": [{"prompt": each.text, "expected_answer": each.expected_answer} for each in prompts],
         "held_out": [{"prompt": each.text, "expected_answer": each.expected_answer} for each in held_out],
         "evaluate_every": config.evaluation.every,
@@ -136,10 +141,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="0, 1, ... (default: %(default)s)")
     parser.add_argument("--steps", type=int, help="of our new runs, and so of TRL's; default: those of the cell")
+    parser.add_argument(
+        "--config", default="", help="base of the cell, of the task Counting or PlainSums; default: counting"
+    )
+    parser.add_argument(
+        "--target", type=float, default=TARGET, help="held-out accuracy that is timed (default: %(default)s)"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "results")
     parser.add_argument("--trl", nargs="+", default=[], metavar="KEY=VALUE", help="as of step_vs_trl.py")
     parser.add_argument("--table", action="store_true", help="run nothing")
     args = parser.parse_args()
+    os.environ["RESULTS_CONFIG"] = args.config
     for seed in range(0 if args.table else args.seeds):
         ours, trl = (args.output.resolve() / name / f"seed-{seed}" for name in NAMES.values())
         if not is_done(ours):
@@ -154,7 +166,7 @@ def main() -> int:
     if not done:
         parser.error(f"no seed has both runs in {args.output}: run without --table, or name another --output")
     curves = {name: [curve_of(pair[place]) for pair in done] for place, name in enumerate(NAMES)}
-    print(table(curves))
+    print(table(curves, args.target))
     return 0
 
 

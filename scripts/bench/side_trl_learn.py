@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import torch
-from counting_rewards import correct, is_right, well_formed
 from datasets import Dataset
 from side_trl import trainer_config
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
+from trl_rewards import EXTRACT, correct, well_formed
 
 
 class SameRates(GRPOTrainer):
@@ -62,7 +62,8 @@ class Curve(TrainerCallback):
         tokens = model.generate(**prompts, do_sample=False, max_new_tokens=self._job["new_tokens"])  # [B, L]
         model.train()
         texts = tokenizer.batch_decode(tokens[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-        right = [is_right(text, row["expected_answer"]) for text, row in zip(texts, held_out, strict=True)]
+        answers = map(EXTRACT[self._job["task"]], texts)
+        right = [answer == int(row["expected_answer"]) for answer, row in zip(answers, held_out, strict=True)]
         return sum(right) / len(right)
 
 
@@ -71,7 +72,7 @@ def main() -> None:
     folder = Path(job["folder"])
     trainer = SameRates(
         model=job["model"],
-        reward_funcs=[correct, well_formed],
+        reward_funcs=[correct(job["task"])] + [well_formed] * (job["task"] == "Counting"),
         args=trainer_config(job, **job["hyperparameters"]),
         train_dataset=Dataset.from_list(job["prompts"]),
         processing_class=AutoTokenizer.from_pretrained(job["model"]),
