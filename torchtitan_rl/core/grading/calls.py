@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from torchtitan_rl.core.grading.scorer import Groups, Scorer, ScorerResult
 from torchtitan_rl.core.types import Completion, flat
 
 _CANCEL_SECONDS = 5.0
-"""Time that coroutines have to end after the longest time limit. After that they are abandoned."""
+"""Time that async functions have to end after the longest time limit. After that they are abandoned."""
 
 
 class Workers(Protocol):
@@ -43,7 +44,7 @@ class RewardCall:
     """The completions that the call scores: one group, or those of a batch."""
     state: Any
     future: "Future[ScorerResult] | None" = None
-    """The worker's result; None if the call does not run in a worker."""
+    """The result of a worker or an async function; None if the call runs in this process after sampling."""
     result: ScorerResult | None = None
 
 
@@ -51,22 +52,66 @@ ResultsOfCompletion = dict[Scorer, tuple[ScorerResult, int]]
 """One completion's results: for each scorer, the result of its call and the completion's index in that."""
 
 
+class AsyncCalls:
+    """An event loop in a thread of its own, in which async functions wait together while other groups are still being sampled."""
+
+    def __init__(self) -> None:
+        self._loop: Future[asyncio.AbstractEventLoop] | None = None
+        self._done = asyncio.Event()
+
+    def submit(self, call: RewardCall) -> "Future[ScorerResult]":
+        """Start a call of an async function. The first one starts the thread."""
+        if self._loop is None:
+            self._loop = Future()
+            threading.Thread(
+                target=lambda: asyncio.run(self._wait()), name="async rewards", daemon=True
+            ).start()
+        result: Future[ScorerResult] = Future()
+
+        async def run() -> (
+            None
+        ):  # sets the result itself: another coroutine may block the loop afterwards
+            result.set_result(await call.scorer.run_async(call.groups, call.state))
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop.result())
+        return result
+
+    async def _wait(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._done.wait()
+
+    def close(self) -> None:
+        """Cancel what still waits, and end the thread, unless a coroutine blocks it: it is abandoned then."""
+        if self._loop is not None:
+            self._loop.result().call_soon_threadsafe(self._done.set)
+
+
 def finish(calls: Sequence[RewardCall]) -> dict[Completion, ResultsOfCompletion]:
     """Set the result of every call, and return those of each completion, which is a key by its identity.
 
-    Async functions wait together; others that run in this process run one by one.
+    Functions that run in this process, and are not async, run one by one.
     """
-    _run_together([call for call in calls if call.future is None and call.scorer.is_async])
+    limits = [call.scorer.time_limit_seconds for call in calls if call.scorer.is_async]
+    last = time.monotonic() + max(limits) + _CANCEL_SECONDS if limits and all(limits) else None
     for call in calls:
-        if call.future is not None:
-            call.result = _from_worker(call)
-        elif not call.scorer.is_async:
+        if call.future is None:
             call.result = call.scorer.run(call.groups, call.state)
+        else:
+            call.result = _from_loop(call, last) if call.scorer.is_async else _from_worker(call)
     results: defaultdict[Completion, ResultsOfCompletion] = defaultdict(dict)
     for call in calls:
         for i, completion in enumerate(flat(call.groups)):
             results[completion][call.scorer] = call.result, i
     return results
+
+
+def _from_loop(call: RewardCall, last: float | None) -> ScorerResult:
+    """The result of an async call, which has ended by the time `last` unless a coroutine blocks the loop; None: waits for ever."""
+    try:
+        return call.future.result(None if last is None else max(0.0, last - time.monotonic()))
+    except TimeoutError:
+        message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
+        return ScorerResult.failed(len(flat(call.groups)), message)
 
 
 def _from_worker(call: RewardCall) -> ScorerResult:
@@ -80,30 +125,3 @@ def _from_worker(call: RewardCall) -> ScorerResult:
         )
         result.worker_killed = isinstance(error, WorkerKilled)
         return result
-
-
-def _run_together(calls: Sequence[RewardCall]) -> None:
-    """Run async calls in one event loop, in a thread that is abandoned if a coroutine blocks it."""
-    if not calls:
-        return
-    results: dict[int, ScorerResult] = {}
-
-    async def run(index: int, call: RewardCall) -> None:
-        results[index] = await call.scorer.run_async(call.groups, call.state)
-
-    async def run_all() -> None:
-        runs = [run(index, call) for index, call in enumerate(calls)]
-        await asyncio.gather(*runs)
-
-    limits = [call.scorer.time_limit_seconds for call in calls]
-    thread = threading.Thread(
-        target=lambda: asyncio.run(run_all()), name="async rewards", daemon=True
-    )
-    thread.start()
-    thread.join(max(limits) + _CANCEL_SECONDS if all(limits) else None)
-    for index, call in enumerate(calls):
-        if index in results:
-            call.result = results[index]
-        else:
-            message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
-            call.result = ScorerResult.failed(len(flat(call.groups)), message)

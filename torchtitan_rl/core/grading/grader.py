@@ -7,7 +7,13 @@ from typing import Any, Protocol
 from torchtitan.config import Configurable
 
 from torchtitan_rl.core.config import MANY, number
-from torchtitan_rl.core.grading.calls import ResultsOfCompletion, RewardCall, StartWorkers, finish
+from torchtitan_rl.core.grading.calls import (
+    AsyncCalls,
+    ResultsOfCompletion,
+    RewardCall,
+    StartWorkers,
+    finish,
+)
 from torchtitan_rl.core.grading.scorer import (
     FailurePolicy,
     RewardScorer,
@@ -79,7 +85,7 @@ class Grader(Configurable):
         workers: int = number(1, least=1, most=1024)
         """Processes per generator replica in which reward functions and the task's judgement run while other groups
         are still being sampled. A call over its time limit is killed. Async functions need no worker: they wait
-        together."""
+        together, in a thread."""
 
         in_process: list[str] = field(default_factory=list)
         """Names of reward functions that run in the training process after sampling, because they hold a model on the
@@ -154,16 +160,22 @@ class Grader(Configurable):
         return [scorer for scorer in of_task if scorer.scope == scope]
 
     def start(
-        self, scorers: list[Scorer], groups: list[Group[Completion]], state: Any
+        self,
+        scorers: list[Scorer],
+        groups: list[Group[Completion]],
+        state: Any,
+        async_calls: AsyncCalls,
     ) -> list[RewardCall]:
         """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after
-        another."""
+        another, and async ones together."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
         in_workers: list[RewardCall] = []
         functions: list[tuple[int, float]] = []  # index and time limit of each
         for call in calls:
             scorer = call.scorer
-            if not scorer.is_async and scorer.name not in self._in_process:
+            if scorer.is_async:
+                call.future = async_calls.submit(call)
+            elif scorer.name not in self._in_process:
                 in_workers.append(call)
                 functions.append((self._function_idx[scorer], scorer.time_limit_seconds))
         futures = self._workers.submit_all(functions, groups, state)
@@ -187,13 +199,15 @@ class GradingRound:
         self._grader, self._state = grader, state
         self._groups: list[Group[Completion]] = []
         self._calls: list[RewardCall] = []
+        self._async_calls = AsyncCalls()
 
     def begin(self, group: Group[Completion]) -> None:
-        """Start a group's calls in the workers, without waiting, while other groups are still being sampled."""
+        """Start a group's calls, without waiting, while other groups are still being sampled."""
         self._groups.append(group)
-        self._calls += self._grader.start(
-            self._grader.scorers(group, "group"), [group], self._state
-        )
+        self._start(self._grader.scorers(group, "group"), [group])
+
+    def _start(self, scorers: list[Scorer], groups: list[Group[Completion]]) -> None:
+        self._calls += self._grader.start(scorers, groups, self._state, self._async_calls)
 
     def scored_groups(self) -> list[Group[ScoredCompletion]]:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
@@ -210,10 +224,11 @@ class GradingRound:
             for scorer in grader.scorers(group, "batch"):
                 batches.setdefault(scorer, []).append(group)
         for scorer, batch in batches.items():
-            self._calls += grader.start([scorer], batch, self._state)
+            self._start([scorer], batch)
         # In the prompts' order, so that the failure that is named does not depend on which call ended first.
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         results = finish(self._calls)
+        self._async_calls.close()
         for call in self._calls:
             grader.add_metrics(call)
         scored = [grader.with_rewards(group, results) for group in groups]

@@ -12,7 +12,7 @@ def wait_for(path):
         time.sleep(0.01)
 
 
-def test_workers_start_at_begin_and_in_process_functions_run_at_scores(build, tmp_path):
+def test_workers_and_async_functions_start_at_begin_and_in_process_functions_run_at_scores(build, tmp_path):
     def away(completions, **_):
         with (tmp_path / "begun").open("a") as file:
             file.write("once")
@@ -23,7 +23,7 @@ def test_workers_start_at_begin_and_in_process_functions_run_at_scores(build, tm
         return [2.0]
 
     async def together(completions, **_):
-        called.append(completions)
+        (tmp_path / "together").touch()
         return [4.0]
 
     called, [one] = [], groups(1)
@@ -31,6 +31,7 @@ def test_workers_start_at_begin_and_in_process_functions_run_at_scores(build, tm
     round = graded.round()
     round.begin(one)
     wait_for(tmp_path / "begun")
+    wait_for(tmp_path / "together")
     assert not called
     assert rewards(round.scored_groups()[0].samples) == [7.0]
     assert (tmp_path / "begun").read_text() == "once"
