@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from torchtitan_rl.library.environments.tool_calls import without_thinking
 
+OR = "\nor\n"
+"""Between the accepted answers of a row that has several."""
 _LONGEST_NUMBER = 100
 _LONGEST_FORMULA = 300
 _MOST_SIGNS = 5
@@ -79,8 +81,9 @@ _WRAPPED = re.compile(
 _LAST = re.compile(r"(?:\*\*([^*]+)\*\*|\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$")
 """Bold text, or a formula that is more than a letter, at the end of a line."""
 _CHOICE = re.compile(
-    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*([A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|not)\b|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
+    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|not)\b|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
 )
+_VERDICTS = {"yes": True, "true": True, "no": False, "false": False}
 
 _LABEL = re.compile(r"(?<!\w)[A-Za-z][):](?!\w)")
 """Of a further part, as in "A: knight, B: knave", which is no choice of A."""
@@ -203,11 +206,19 @@ def equal_texts(answer: str, expected: str) -> bool:
 
 
 def equal_choices(answer: str, expected: str) -> bool:
-    """Returns whether the expected answer is a choice, such as "E" or "(E) text", and the answer is the same."""
+    """Returns whether the expected answer is a choice, such as "E", "(E) text" or "yes", and the answer is the same."""
     right, chosen = _CHOICE.match(expected), _CHOICE.match(answer)
-    if right is None or chosen is None or _LABEL.search(expected, right.end()):
+    if right is None or chosen is None or right["dot"] or _LABEL.search(expected, right.end()):
         return False
-    return not right["dot"] and right[1] == chosen[1]
+    if len(right[1]) > 1 and right.end() < len(expected):  # "no, thanks"
+        return False
+    return _VERDICTS.get(right[1].lower(), right[1]) == _VERDICTS.get(chosen[1].lower(), chosen[1])
+
+
+def equal_words(answer: str, expected: str) -> bool:
+    """Returns whether both are equal_texts, ignoring case, white space and "the" in front."""
+    left, right = (" ".join(text.casefold().split()).removeprefix("the ") for text in (answer, expected))
+    return equal_texts(left, right)
 
 
 def _plain(text: str) -> str:
@@ -249,8 +260,8 @@ def _boxed(text: str) -> str | None:
 
 
 KINDS = {
-    "text": AnswerKind(lambda text: without_thinking(text).strip(), equal_texts),
-    "tag": AnswerKind(last_tagged, equal_texts),
+    "text": AnswerKind(lambda text: without_thinking(text).strip(), equal_words),
+    "tag": AnswerKind(last_tagged, equal_words),
     "number": AnswerKind(last_number, equal_numbers),
 }
 """Answer kinds by the name used in configs."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from torchtitan_rl.library import rewards
-from torchtitan_rl.library.answers import KINDS, as_number, equal_texts, final_answer, last_number
+from torchtitan_rl.library.answers import KINDS, OR, as_number, equal_texts, final_answer, last_number
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.tasks.countdown import reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
@@ -30,9 +30,9 @@ def earns(tmp_path_factory):
 
     def judge(kind, gold, completion):
         if kind in tasks:
-            expected = tasks[kind].expected_answer(gold)
-            assert expected is not None, "the row's answer cannot be read"
-            [reward] = tasks[kind].correct(completions=[completion], expected_answer=[expected])
+            expected = [tasks[kind].expected_answer(one) for one in gold.split(OR)]
+            assert None not in expected, "the row's answer cannot be read"
+            [reward] = tasks[kind].correct(completions=[completion], expected_answer=[OR.join(expected)])
         else:
             [reward] = getattr(rewards, kind)(completions=[completion], expected_answer=[gold])
         return reward == 1.0
@@ -288,6 +288,22 @@ COMPLETIONS = [
     ("math", r"\frac{k\pi}{2},k\in\mathbb{Z}", r"\boxed{\frac{k\pi}{3}, k \in \mathbb{Z}}", False),
     ("math", "3.14", r"\boxed{\approx 3.14}", True),
     ("math", "10,080", r"\boxed{10, 080}", False),
+    ("tag", "Lewis\nor\nSinclair Lewis", "<answer>Sinclair Lewis</answer>", True),
+    ("tag", "Lewis\nor\nSinclair Lewis", "<answer>Upton Sinclair</answer>", False),
+    ("tag", "Lewis\nor\nSinclair Lewis", "<answer>Lewis or Sinclair Lewis</answer>", False),
+    ("number", "7\nor\n8", "It is 8.", True),
+    ("number", "7\nor\n8", "It is 9.", False),
+    ("math", "\\frac{1}{2}\nor\n50\\%", r"\boxed{0.5}", True),
+    ("math", "\\frac{1}{2}\nor\n3", r"\boxed{2}", False),
+    ("exact_match", "Lewis\nor\nSinclair Lewis", "Answer: Sinclair Lewis", True),
+    ("exact_match", "Lewis\nor\nSinclair Lewis", "Answer: Upton Sinclair", False),
+    ("numeric", "7\nor\nseven", "It is 7.", True),
+    ("math_answer", "7\nor\n\\frac{1}{2}", r"\boxed{0.5}", True),
+    ("tag", "yes", "<answer>Yes</answer>", True),
+    ("tag", "True", "<answer>yes</answer>", True),
+    ("tag", "True", "<answer>No</answer>", False),
+    ("exact_match", "false", "The answer is no.", True),
+    ("exact_match", "no", "The answer is true.", False),
 ]  # fmt: skip
 
 

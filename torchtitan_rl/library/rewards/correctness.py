@@ -4,9 +4,10 @@ The reward is None if the expected answer is empty, for `numeric` no number, or 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 
-from torchtitan_rl.library.answers import as_number, equal_texts, final_answer, last_number
+from torchtitan_rl.library.answers import OR, as_number, equal_words, final_answer, last_number
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.task import completion_text
 
@@ -16,16 +17,16 @@ _math_judge = functools.cache(MathJudge)
 
 def exact_match(completions, expected_answer, **_):
     """1 if the answer equals the expected text, ignoring case and white space; for a choice E, "E: its text" too."""
-    pairs = _answers(completions, expected_answer)
-    return [float(equal_texts(_plain(answer), _plain(expected))) if expected else None for answer, expected in pairs]
+    return _scores(completions, expected_answer, equal_words, bool)
 
 
 def numeric(completions, expected_answer, **_):
     """1 if the last number in the answer equals the expected number: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
-    pairs = [
-        tuple(as_number(last_number(text) or "") for text in pair) for pair in _answers(completions, expected_answer)
-    ]
-    return [None if wanted is None else float(found == wanted) for found, wanted in pairs]
+    return _scores(
+        completions, expected_answer,
+        equal=lambda answer, expected: _number(answer) == _number(expected),
+        reads=lambda expected: _number(expected) is not None,
+    )  # fmt: skip
 
 
 def math_answer(completions, expected_answer, **_):
@@ -34,18 +35,23 @@ def math_answer(completions, expected_answer, **_):
     A comparison is killed after 10 s; if several hang, after less (see MathJudge).
     """
     judge = _math_judge()
-    pairs = _answers(completions, expected_answer)
-    return [
-        float(judge.equal(answer, expected)) if expected and judge.reads(expected) else None
-        for answer, expected in pairs
-    ]
+    return _scores(completions, expected_answer, judge.equal, lambda expected: expected and judge.reads(expected))
 
 
-def _answers(completions: Sequence, expected_answer: Sequence[str]) -> list[tuple[str, str]]:
-    """(final answer, expected one without surrounding spaces) of each completion."""
-    answers = [final_answer(completion_text(completion)) for completion in completions]
-    return [(answer, expected.strip()) for answer, expected in zip(answers, expected_answer, strict=True)]
+def _scores(
+    completions: Sequence,
+    expected_answer: Sequence[str],
+    equal: Callable[[str, str], bool],
+    reads: Callable[[str], bool],
+) -> list[float | None]:
+    """Returns 1 where the final answer is equal to an accepted one, else 0; None where none of these can be read."""
+    scores = []
+    for completion, expected in zip(completions, expected_answer, strict=True):
+        answer = final_answer(completion_text(completion))
+        accepted = [one.strip() for one in expected.split(OR) if reads(one.strip())]
+        scores.append(float(any(equal(answer, one) for one in accepted)) if accepted else None)
+    return scores
 
 
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+def _number(text: str) -> Fraction | None:
+    return as_number(last_number(text) or "")

@@ -37,6 +37,6 @@ class Math(Rows):
         answer = last_boxed(text) or (None if "\\boxed" in text else text)
         return answer if answer and self._judge.reads(answer) else None
 
-    def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+    def equal(self, answer: str, expected_answer: str) -> bool:
         """Returns whether both are equal; False if math-verify takes longer than 10 s."""
-        return answer is not None and self._judge.equal(answer, expected_answer)
+        return self._judge.equal(answer, expected_answer)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.answers import last_tagged
+from torchtitan_rl.library.answers import OR, last_tagged
 from torchtitan_rl.library.chat_messages import REASONING, Message
 from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
 from torchtitan_rl.library.tasks.row_messages import (
@@ -208,7 +208,8 @@ class RowSet:
         used = {"id", *TOOL_COLUMNS, *self._joined, *named, *(column.partition(".")[0] for column in named)}
         known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
         parts = [f"{known[0]}: {', '.join(FORMATS[known[0]])}"] if known else []
-        parts += [f"the answer is {self.answer_column}"] if "." in self.answer_column else []
+        several = "any of " * isinstance(value_at(self._first, self.answer_column), list)
+        parts += [f"the answer is {several}{self.answer_column}"] if several or "." in self.answer_column else []
         unread = [column for column in self.columns if column not in used]
         if unread and not self._config.template:
             more = ", ..." if len(unread) > _NUM_SHOWN else ""
@@ -381,15 +382,26 @@ class RowSet:
         return prompt
 
     def _answer(self, row: Row) -> str:
-        """Returns the row's answer as text, or "" if it has none."""
-        answer = self.table.label(self.answer_column, value_at(row, self.answer_column) if self.answer_column else None)
+        """Returns the row's answer as text, "" if it has none; all that it accepts with OR between them."""
+        given = value_at(row, self.answer_column) if self.answer_column else None
+        answers = [self._read(one) for one in (given if isinstance(given, list) else [given])]
+        accepted = dict.fromkeys(filter(None, answers))
+        if None in answers and not accepted:
+            is_number = self._config.answer_kind == "number"
+            expected = ": expected a number alone, with a point before decimals" * is_number
+            raise _UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}{expected}")
+        return OR.join(accepted)
+
+    def _read(self, given: Any) -> str | None:
+        """Returns one answer as text, "" if it is empty, None if the task does not read it."""
+        answer = self.table.label(self.answer_column, given)
         if answer is None or answer != answer or str(answer).strip() == "":  # pandas writes NaN for a missing value
             return ""
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
-        if not isinstance(answer, str | Real | Decimal) or isinstance(answer, bool):
+        if not isinstance(answer, str | Real | Decimal):
             inside = next(iter(answer)) if isinstance(answer, dict) else 0
-            remedy = f"; name what is inside, such as {self.answer_column}.{inside}" * isinstance(answer, dict | list)
+            remedy = f"; name what is inside, such as {self.answer_column}.{inside}" * isinstance(answer, dict)
             raise RowError(f"{self.answer_column!r} is neither text nor a number{remedy}")
         if not is_text(str(answer)):
             raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
@@ -397,18 +409,14 @@ class RowSet:
             raise RowError(f"{self.answer_column!r} is infinite")
         if self._config.answer_kind == "tag" and last_tagged(str(answer)) is not None:
             raise RowError(f"{self.answer_column!r} has <answer> tags itself; write what is between them")
-        text = self._read_answer(str(answer))
-        if text is None:
-            is_number = self._config.answer_kind == "number"
-            expected = ": expected a number alone, with a point before decimals" * is_number
-            raise _UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}{expected}")
-        return text
+        return self._read_answer(str(answer))
 
 
 def value_at(row: Row, name: str) -> Any:
     """Returns a column's value, or with a dotted name a value inside of an object, a list or its JSON text; None if there is none.
 
-    Example: value_at({"reward_model": {"ground_truth": "8"}}, "reward_model.ground_truth") == "8"
+    Example: value_at({"reward_model": {"ground_truth": "8"}}, "reward_model.ground_truth") == "8", and
+    value_at({"answers": [{"text": "8"}, {"text": "eight"}]}, "answers.text") == ["8", "eight"]
     """
     if name in row:
         return row[name]
@@ -420,7 +428,9 @@ def value_at(row: Row, name: str) -> Any:
         except (ValueError, RecursionError):
             return None
     if isinstance(value, list):
-        value = {str(place): one for place, one in enumerate(value)}
+        inside = [value_at(one, inner) for one in value if isinstance(one, dict)]
+        several = any(one is not None for one in inside)
+        value = {inner: inside} if several else {str(place): one for place, one in enumerate(value)}
     return value_at(value, inner) if isinstance(value, dict) and inner else None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.core.events import heartbeat, progress
-from torchtitan_rl.library.answers import KINDS
+from torchtitan_rl.library.answers import KINDS, OR
 from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.library.task import (
     Example,
@@ -82,7 +82,7 @@ class Rows(Task):
         existing one of completion, response, chosen, and output of an instruction; else the prompt column's messages have it."""
 
         answer_column: str = ""
-        """Column with the right answer, text or a number; a dotted name, such as reward_model.ground_truth, looks into an
+        """Column with the right answer, text, a number, or a list of which any is right; a dotted name, such as reward_model.ground_truth, looks into an
         object or its JSON text. Empty: the first existing one of answer, expected_answer, ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""
 
         answer_kind: Literal["text", "tag", "number"] = "text"
@@ -166,8 +166,12 @@ class Rows(Task):
         return KINDS[self.config.answer_kind].extract(text)
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        """Returns whether the answer is one of the accepted ones."""
+        return answer is not None and any(self.equal(answer, one) for one in expected_answer.split(OR))
+
+    def equal(self, answer: str, expected_answer: str) -> bool:
         """Returns whether the answers are equal by task.answer_kind."""
-        return answer is not None and KINDS[self.config.answer_kind].equal(answer, expected_answer)
+        return KINDS[self.config.answer_kind].equal(answer, expected_answer)
 
     def judge(self, answer: str | None, prompt: Any) -> bool | None:
         """Returns whether the answer is right, or None if the rows have no answers."""
