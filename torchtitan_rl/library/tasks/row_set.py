@@ -32,6 +32,7 @@ PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", 
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 COMPLETION_COLUMNS = ("completion", "response")
 TOOL_COLUMNS = ("tools", "tool_defs")
+SYSTEM_COLUMNS = ("system", "system_prompt")
 NESTED_ANSWERS = ("reward_model", "reward_spec", "verification_info", "info", "answer")
 """Columns whose objects, or their JSON texts, may have the answer in one of ANSWER_COLUMNS."""
 FORMATS = {
@@ -220,12 +221,9 @@ class RowSet:
 
     @property
     def _joined(self) -> set[str]:
-        """The columns of which the prompt of a known format is made, besides its own."""
-        known = {"instruction": {"input", "system", "history"}, "conversations": {"system"}}
-        if "chosen" in self.columns:
-            known |= dict.fromkeys(("prompt", "question"), {"system"})
-        named = self._config.prompt_column or self._config.template
-        return set() if named else known.get(self.prompt_column, set()) & {*self.columns}
+        """The columns of which the prompt is made besides its own, where the config names neither it nor a template."""
+        known = {*SYSTEM_COLUMNS, *("input", "context", "history") * (self.prompt_column == "instruction")}
+        return set() if self._config.prompt_column or self._config.template else known & {*self.columns}
 
     def _refuse(self, faults: dict[str, list[str]]) -> None:
         """Raises UserError with the row numbers for each fault, if there are any."""
@@ -308,14 +306,17 @@ class RowSet:
         )
 
     def _after_columns(self, prompt: Any, row: Row) -> Any:
-        """Returns the prompt after what LLaMA-Factory's columns `system` and `history` say, if they say anything."""
-        system, history = (row.get(name) if name in self._joined else None for name in ("system", "history"))
-        if not (system or history):
+        """Returns the prompt after what the columns of a system message and LLaMA-Factory's `history` say, if they do."""
+        joined = {name: row[name] for name in self._joined if row.get(name)}
+        history = joined.pop("history", None)
+        said = [{"role": "system", "content": joined[name]} for name in SYSTEM_COLUMNS if name in joined]
+        if not (said or history):
             return prompt
         asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": self._text(prompt, row)}]
-        said = [{"role": "system", "content": system}] * bool(system)
-        if said and read_messages(asked[:1])[0]["role"] == "system":
-            raise RowError("a system message in 'conversations' and one in 'system'; leave out one")
+        first = [one for one in read_messages(asked[:1]) if one["role"] == "system"]
+        if said and first and first != said:
+            raise RowError(f"a system message in {self.prompt_column!r} and another in 'system'; leave out one")
+        said = said[len(first) :]
         for pair in history or ():
             if not isinstance(pair, list) or len(pair) != 2:
                 raise RowError("'history' is no list of pairs, each a question and its answer")
@@ -375,8 +376,9 @@ class RowSet:
             raise RowError(f"{self.prompt_column!r} {_NO_UTF8}")
         if not is_text(prompt):
             raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
-        if "input" in self._joined and is_text(row.get("input")) and row["input"].strip():
-            prompt = f"{prompt}\n\n{row['input']}"
+        for name in ("input", "context"):
+            if name in self._joined and is_text(row.get(name)) and row[name].strip():
+                prompt = f"{prompt}\n\n{row[name]}"
         if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
             raise RowError(f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet")
         return prompt

@@ -208,6 +208,10 @@ def test_a_column_of_media_that_is_empty_or_a_name_is_kept(build):
         ),
         ({"conversations": SHAREGPT, "system": "Be brief."}, ["Be brief."]),
         ({"question": "1 + 1?", "chosen": "2", "rejected": None, "system": "Be brief."}, ["Be brief."]),
+        ({"messages": TWO, "system": "Be brief."}, ["Be brief."]),
+        ({"messages": [{"role": "system", "content": "Be brief."}, *TWO], "system": "Be brief."}, ["Be brief."]),
+        ({"prompt": "1 + 1?", "response": "2", "system_prompt": "Be brief."}, ["Be brief."]),
+        ({"instruction": "Add.", "context": "1 + 1?", "response": "2"}, []),
     ],
 )
 def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, capsys, name, row, first):
@@ -230,7 +234,7 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
         ({"instruction": "a", "output": "b", "system": 7}, "a message whose content is not text"),
         (
             {"conversations": [{"role": "system", "content": "a"}, *TWO], "system": "b"},
-            "a system message in 'conversations' and one in 'system'",
+            "a system message in 'conversations' and another in 'system'",
         ),
         ({"messages": [*TWO, TWO[1]]}, "two messages of the assistant's in a row, .*; join them"),
         (
