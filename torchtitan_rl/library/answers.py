@@ -43,6 +43,7 @@ _PLAIN_FORMS = tuple(
         ),
         (r"(?<=\d)\s?(?:\u00d7|\\times|\\cdot|\*|x)\s?10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"e\1"),
         (r"(?<![\w.^{])10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"1e\1"),
+        (r"(?<=\d)\s?[\u4e07\u4ebf]", lambda found: "e4 " if found[0].endswith("\u4e07") else "e8 "),
     )
 )
 """Other ways to write a number, and how _NUMBER expects it."""
@@ -59,29 +60,40 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _IN_TEXT = re.compile(
-    rf"""(?:{_LETTER}|[)\]}}])[-+][.\d][^\s=]*  # x-5
+    rf"""(?P<no>\bnot\s+\S*\d\S*)
+    | (?:{_LETTER}|[)\]}}])[-+][.\d][^\s=]*  # x-5
     | \\(?:sqrt|[dtc]?frac|log)[^\s=]* | √[^\s=]*
-    | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/(?![a-z]{{3}})|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)|[√π]
-      |(?:[kKMB]|mn|bn|tn)(?!\w)|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
+    | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/(?![a-z]{{3}})|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)\s?|[√π]
+      |(?:[kKMBxyz]|mn|bn|tn)(?!\w)|\W{{1,4}}(?:or|to|and)\W{{1,4}}(?:maybe\W)?\d|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
     re.VERBOSE,
 )
-"""A number in a text, or a longer expression, such as the range 15-20, 5k or \\sqrt{2}, whose parts are no answer."""
+"""A number in a text, or a longer expression, such as the range 15-20, 5k or \\sqrt{2}, whose parts are no answer; nor is "not 5" one."""
 
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
+_FORMULA_END = re.compile(r"[$\n]|\\[\])]|\Z")
 _MARK = re.compile(
-    r"(?:####|(?:answer|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b))\**(?:\s+is|\s*[:\uff1a])|\u7b54\u6848\**[\u662f\u4e3a:\uff1a])[\s:*\uff1a]*",
-    re.IGNORECASE,
+    r"""(?: \#{4}
+      | (?:answer|antwort|r\u00e9ponse|respuesta|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b)
+        |(?:statement|claim|argument|sentence)(?=\s+is\W+(?:true|false|valid|invalid)\b)) \**(?:\s+(?:is|ist|est|es)\b|\s*[:\uff1a])
+      | \u7b54\u6848\**[\u662f\u4e3a:\uff1a] | \u6545\u9009 | (?:option|choice)(?=\W+(?-i:[A-J])\W+is\s)
+      | \bI(?:\ would|\ will|'d)?\ (?:choose|pick|select|go\ with)(?=\W+(?:option\W+)?(?-i:[A-J])\b)
+    )[\s:*\uff1a]*""",
+    re.IGNORECASE | re.VERBOSE,
 )
+_RETRACTED = re.compile(r"[.!?]\s+(?:\w+\W+){0,2}wait\b|\bscratch that\b|\bmistake\b", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"(?<!\b[MSDJ][a-z])(?<!\b[A-Z]\.\s[A-Z])\.\s(?![A-Z]\.)|[\n\u3002]")
+"""Not the points of Mt. Everest or J. R. R. Tolkien."""
+_BETWEEN_BOXES = re.compile(r"(?:[\s$]|\\[()]|\\quad)*(?:[,;]|and|or|\\text\{ *(?:and|or) *\})(?:[\s$]|\\[()]|\\quad)*")
 _LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*((?-i:[A-J]))[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
 _WRAPPED = re.compile(
     r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]|\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|f?boxed)\{([^{}]+)\}|[\"\u201c]([^\"\u201c\u201d]+)[\"\u201d]",
     re.DOTALL,
 )
 """Markdown's code, LaTeX's formulas, boxes and texts, and quotation marks."""
-_LAST = re.compile(r"(?:\*\*([^*]+)\*\*|\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$")
+_LAST = re.compile(r"(?:\*\*([^*]+)\*\*|(?<!\band )(?<!\bor )(?<!\$, )\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$")
 """Bold text, or a formula that is more than a letter, at the end of a line."""
 _CHOICE = re.compile(
-    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|not)\b|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
+    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|(?:and\s+)?not)\b|\s+is\s+(?:correct|right)\W*\Z|(?<=\w\w)[,;](?!\s*(?:wait|but|or|no|yes)\b)|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
 )
 _VERDICTS = {"yes": True, "true": True, "no": False, "false": False}
 
@@ -150,8 +162,8 @@ def final_answer(text: str) -> str:
     if marked is not None:
         return marked.strip()
     _, *after = _MARK.split(text)
-    if after:
-        return _bare(re.split(r"\.\s|[\n\u3002]", after[-1], maxsplit=1)[0])
+    if after and not _RETRACTED.search(after[-1]):
+        return _bare(_SENTENCE_END.split(after[-1], maxsplit=1)[0])
     last = (text.strip().splitlines() or [""])[-1]
     found = _LAST.search(last[-_LONGEST_FORMULA:])
     return _bare(found[found.lastindex] if found else last)
@@ -228,7 +240,7 @@ def _plain(text: str) -> str:
 
 
 def _numbers(text: str) -> list[str]:
-    return [found[0].strip().removesuffix(".") for found in _IN_TEXT.finditer(_plain(text))]
+    return [found[0].strip().removesuffix(".") for found in _IN_TEXT.finditer(_plain(text)) if not found["no"]]
 
 
 def _digits(text: str) -> str:
@@ -243,20 +255,26 @@ def _marked(text: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    """Returns what the last box holds, "" if it does not end, None without a box."""
-    start = None
+    r"""Returns what the last box holds, "" if it does not end, None without a box; "1 and 2" of \boxed{1}, \boxed{2}."""
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for brace in re.finditer("[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened:
+            closing[opened.pop()] = brace.start()
+    boxed, end = None, 0
     for box in BOX.finditer(text):
+        follows = boxed and _BETWEEN_BOXES.fullmatch(text, end, box.start())
         start = box.end()
-    if start is None:
-        return None
-    if text[start] != "{":  # as \boxed 5, which ends with the formula
-        return re.split(r"[$\n]|\\[\])]", text[start:], maxsplit=1)[0].strip().rstrip(".")
-    depth = 0
-    for end in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[end], 0)
-        if depth == 0:
-            return text[start + 1 : end]
-    return ""
+        if text[start] == "{":
+            content = text[start + 1 : closing.get(start, start)]
+            end = closing.get(start, start) + 1
+        else:  # as \boxed 5, which ends with the formula
+            end = _FORMULA_END.search(text, start).start()
+            content = text[start:end].strip().rstrip(".")
+        boxed = f"{boxed} and {content}" if follows and content else content
+    return boxed
 
 
 KINDS = {

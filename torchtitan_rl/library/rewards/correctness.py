@@ -5,9 +5,8 @@ The reward is None if the expected answer is empty, for `numeric` no number, or 
 
 import functools
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 
-from torchtitan_rl.library.answers import OR, as_number, equal_words, final_answer, last_number
+from torchtitan_rl.library.answers import OR, equal_numbers, equal_words, final_answer, last_number
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.task import completion_text
 
@@ -22,11 +21,7 @@ def exact_match(completions, expected_answer, **_):
 
 def numeric(completions, expected_answer, **_):
     """1 if the last number in the answer equals the expected number: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
-    return _scores(
-        completions, expected_answer,
-        equal=lambda answer, expected: _number(answer) == _number(expected),
-        reads=lambda expected: _number(expected) is not None,
-    )  # fmt: skip
+    return _scores(completions, expected_answer, _equal_last_numbers, lambda text: _equal_last_numbers(text, text))
 
 
 def math_answer(completions, expected_answer, **_):
@@ -38,13 +33,8 @@ def math_answer(completions, expected_answer, **_):
     return _scores(completions, expected_answer, judge.equal, lambda expected: expected and judge.reads(expected))
 
 
-def _scores(
-    completions: Sequence,
-    expected_answer: Sequence[str],
-    equal: Callable[[str, str], bool],
-    reads: Callable[[str], bool],
-) -> list[float | None]:
-    """Returns 1 where the final answer is equal to an accepted one, else 0; None where none of these can be read."""
+def _scores(completions: Sequence, expected_answer: Sequence[str], equal: Callable, reads: Callable) -> list:
+    """Returns 1 where the final answer is equal to an accepted one, else 0; None where `reads` none of these."""
     scores = []
     for completion, expected in zip(completions, expected_answer, strict=True):
         answer = final_answer(completion_text(completion))
@@ -53,5 +43,5 @@ def _scores(
     return scores
 
 
-def _number(text: str) -> Fraction | None:
-    return as_number(last_number(text) or "")
+def _equal_last_numbers(answer: str, expected: str) -> bool:
+    return equal_numbers(last_number(answer) or "", last_number(expected) or "")
