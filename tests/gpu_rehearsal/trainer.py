@@ -27,12 +27,12 @@ from tests.gpu_rehearsal.places import place
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer import packing
-from torchtitan_rl.core.trainer import score as score_module
 from torchtitan_rl.core.trainer import trainer as trainer_module
 from torchtitan_rl.core.trainer.hf import local_shard
 from torchtitan_rl.core.trainer.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
+from torchtitan_rl.library import frozen_models
 from torchtitan_rl.library.distillation import Teacher
 from torchtitan_rl.library.exact_teacher import ExactTeacher
 from torchtitan_rl.library.frozen_models import Reference
@@ -257,14 +257,14 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
             norm._true = torch.ones(())
         return norm
 
-    score_module.score = trainer_module.score = score
+    frozen_models.score = trainer_module.score = score
     ExactTeacher.reader = counted
     trainer_module.clip_grad_norm_ = clip_grad_norm_
     build_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
     try:
         yield
     finally:
-        score_module.score = trainer_module.score = kept[0]
+        frozen_models.score = trainer_module.score = kept[0]
         ExactTeacher.reader = teacher_reader
         trainer_module.clip_grad_norm_ = clip
         build_module.load_hf_weights, comm.all_gather_lists = kept[1:]

@@ -19,7 +19,7 @@ from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import gather, hf_weights
-from torchtitan_rl.core.trainer.score import score, score_only
+from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models import spec_from_folder
@@ -247,7 +247,7 @@ def engine(folder: Path, degree: int = 1):
 def logprobs_of(model: nn.Module, ids: Tensor) -> np.ndarray:
     """The policy's log-probabilities of ids[1:], [L - 1]."""
     layout = SegmentLayout.of([len(ids)], device="cpu")
-    return score_only(model, ids, ids.roll(-1), layout, 1.0)[:-1].numpy()
+    return score(model, ids, ids.roll(-1), layout, 1.0).logprobs[:-1].detach().numpy()
 
 
 def engine_figures(folder: Path, degree: int = 1, experts: int = 1) -> dict[str, float]:

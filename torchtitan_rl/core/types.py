@@ -293,8 +293,7 @@ class LogprobDiff:
     max: float
     """Largest absolute difference; NaN if any is."""
     tokens: dict[str, FloatArray] = field(default_factory=dict)
-    """float32 [num_sampled] each: `diff` is trainer - sampler; with one optimizer step, the loss's forward adds `entropy`,
-    in nats."""
+    """float32 [num_sampled] each: `diff` is trainer - sampler, `entropy` is in nats."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +9,8 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
-from torchtitan_rl.core.trainer.score import HeadInput, HeadReader, forget_forwards, keep_columns, on_one_row, run_model
+from torchtitan_rl.core.trainer.packing import completion_values
+from torchtitan_rl.core.trainer.score import HeadInput, HeadReader, forget_forwards, run_model
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import Episode, Group, TrainBatch
 from torchtitan_rl.library.distillation import DIVERGENCE
@@ -46,13 +46,35 @@ class ExactTeacher:
             self.model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
         beta = self.trainer.algorithm.policy_loss.divergence_beta
 
-        def divergence(head_input: HeadInput, tiles: dict[str, Any]) -> dict[str, Tensor]:
+        def divergence(head_input: HeadInput) -> dict[str, Tensor]:
             own = teacher._replace(weight=head_input.weight.detach()) if self.is_policy else teacher
             weight, known = _shared_rows(head_input.weight, own)  # [Vs', D]
-            found = chunked_divergence(head_input.hidden, weight, known, beta=beta, **tiles)
+            found = chunked_divergence(
+                head_input.hidden,
+                weight,
+                known,
+                beta=beta,
+                temperature=temperature / head_input.scale,
+                chunk_tokens=self.trainer.model.lm_head.chunk_tokens,
+                group=head_input.group,
+                first_row=head_input.first_row,
+            )
             return {DIVERGENCE: found.values, TEACHER_TOKEN: found.best}
 
         return divergence
+
+    def keep_columns(self, batches: Sequence[TrainBatch], columns: Sequence[dict[str, Tensor]]) -> None:
+        """Give the episodes of each micro-batch their part of its columns, [T] each. The host waits once."""
+        rows: list[Tensor] = []  # [columns, M] each
+        for batch, of_batch in zip(batches, columns, strict=True):
+            stacked = torch.stack([values.detach().double() for values in of_batch.values()])  # [columns, T]
+            rows.append(stacked[:, batch.loss_positions])
+        on_host = torch.cat(rows, dim=1).cpu().split([row.shape[1] for row in rows], dim=1)  # [columns, M] each
+        for batch, of_batch, values in zip(batches, columns, on_host, strict=True):
+            for name, of_tokens in zip(of_batch, values.numpy(), strict=True):
+                found = completion_values(batch, of_tokens)  # [L] each
+                for member, of_member in zip(batch.members, found, strict=True):
+                    member.episode.credit.token_columns[name] = of_member
 
     def free(self) -> None:
         """Free the memory of the teacher's head."""
@@ -70,9 +92,8 @@ class ExactTeacher:
             self.hints.add_logprobs(groups)
         total = count = 0.0
         for batch in trainer.batcher.forward_only(groups):
-            columns = trainer.score(batch).columns  # [T] each
-            row = on_one_row(columns).cpu()  # [columns, T]
-            keep_columns([batch], [*columns], [row], trainer.batcher.share_prompts)
+            columns = trainer.score(batch, self.reader(batch)).columns  # [T] each
+            self.keep_columns([batch], [columns])
             total += float((columns[DIVERGENCE] * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
             forget_forwards(trainer.model)

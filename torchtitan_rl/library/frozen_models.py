@@ -11,7 +11,7 @@ from torchtitan.models.common.decoder import Decoder
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.trainer.packing import completion_values
-from torchtitan_rl.core.trainer.score import score_only
+from torchtitan_rl.core.trainer.score import forget_forwards, score
 from torchtitan_rl.core.trainer.trainer import Trainer
 from torchtitan_rl.core.types import (
     Episode,
@@ -25,6 +25,7 @@ from torchtitan_rl.core.types import (
 from torchtitan_rl.library.demonstrations import HELD_OUT_LOSS
 
 
+@torch.no_grad()
 def episode_logprobs(
     trainer: Trainer, model: Decoder, groups: Sequence[Group[Episode]], *, temperature: float | None = None
 ) -> list[FloatArray]:
@@ -36,7 +37,7 @@ def episode_logprobs(
     index = {id(episode): i for i, episode in enumerate(flat(groups))}
     mine: list[tuple[int, FloatArray]] = []
     for batch in trainer.batcher.forward_only(groups):
-        logprobs = score_only(
+        scores = score(
             model,
             batch.token_ids,
             batch.labels,
@@ -44,8 +45,10 @@ def episode_logprobs(
             temperature or trainer.temperature,
             batch.loss_positions,
             batch.sampler_records if model.lm_head.reads_records else None,
-        )  # [T]
-        found = completion_values(batch, logprobs, share_prompts=trainer.batcher.share_prompts)  # [L] each
+        )  # [T] each
+        forget_forwards(model)
+        values = scores.logprobs[batch.loss_positions].cpu().numpy()  # [M]
+        found = completion_values(batch, values)  # [L] each
         for member, values in zip(batch.members, found, strict=True):
             mine.append((index[id(member.episode)], values))
     # [L] each

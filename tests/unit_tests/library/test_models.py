@@ -11,7 +11,7 @@ from tests.parts.hf_decoders import BOUNDS, YARN, policy_figures, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint, sharded_policy
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.trainer.hf import hf_weights
-from torchtitan_rl.core.trainer.score import score_only
+from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
@@ -25,7 +25,9 @@ def test_logprobs_equal_transformers_and_weights_round_trip(tmp_path, architectu
     save_odd_checkpoint(tmp_path, architecture, tie=tie)
     model, adapter = sharded_policy(tmp_path)
     token_ids = torch.randint(0, 130, (96,), generator=torch.Generator().manual_seed(0))  # [T]
-    ours = score_only(model, token_ids, token_ids.roll(-1), SegmentLayout.of([96], device="cpu"), 1.0)[:-1]  # [T - 1]
+    layout = SegmentLayout.of([96], device="cpu")
+    with torch.no_grad():
+        ours = score(model, token_ids, token_ids.roll(-1), layout, 1.0).logprobs[:-1]  # [T - 1]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         logp = theirs(token_ids[None]).logits[0, :-1].log_softmax(-1)  # [T - 1, V]

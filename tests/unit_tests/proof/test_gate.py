@@ -21,7 +21,7 @@ def tokens(values, log_mu=-30.0) -> list[np.ndarray]:
 
 
 def filled(batch, logprobs) -> np.ndarray:
-    return fill_logprob_diff(batch, diff_rows(batch, logprobs).numpy())
+    return fill_logprob_diff(batch, diff_rows(batch, logprobs, torch.zeros_like(logprobs)).numpy())
 
 
 def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():

@@ -7,52 +7,39 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core import comm
+from torchtitan_rl.core.trainer.packing import by_member
 from torchtitan_rl.core.types import Episode, FloatArray, Group, LogprobDiff, TrainBatch, flat
 
 
-def diff_rows(batch: TrainBatch, logprobs: Tensor, **others: Tensor) -> Tensor:
-    """Returns what `fill_logprob_diff` reads, on the device: [5 + others, T].
+def diff_rows(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> Tensor:
+    """Returns what `fill_logprob_diff` reads, on the device: log pi and entropy of the M loss tokens, [2, M].
 
     Args:
-        logprobs: [T] the trainer's, computed before the first update.
-        others: [T] each.
+        logprobs, entropy: [T] the trainer's, computed before the first update.
     """
-    fresh = batch.loss_mask if batch.fresh_mask is None else batch.fresh_mask  # [T]
-    log_mu = batch.sampler_logprobs  # [T]
-    sequence_ids = batch.sequence_ids.float()  # [T]
-    rows = [batch.loss_mask, fresh, sequence_ids, log_mu, logprobs - log_mu, *others.values()]
-    return torch.stack(rows)
+    return torch.stack([logprobs, entropy])[:, batch.loss_positions]
 
 
-def fill_logprob_diff(
-    batch: TrainBatch, rows: FloatArray, others: Sequence[str] = ()
-) -> FloatArray:
-    """Set `logprob_diff` of the batch's episodes from its `diff_rows` [5 + others, T], which are on the host now.
-
-    `others` [T] each are kept beside the differences of the tokens.
+def fill_logprob_diff(batch: TrainBatch, rows: FloatArray) -> FloatArray:
+    """Set `logprob_diff` of the batch's episodes from its `diff_rows` [2, M], which are on the host now.
 
     Returns: |log pi - log mu| and log mu of the fresh tokens, [2, fresh loss tokens].
     """
-    rows = rows[:, rows[0] > 0]  # [5 + others, loss tokens]
-    rows = rows[:, np.argsort(rows[2], kind="stable")]  # a sequence's traces may lie apart
-    _, fresh, sequence_ids, log_mu, signed, *rest = rows  # [loss tokens] each
-    is_fresh = fresh > 0  # [loss tokens]
-    sequence_ids = sequence_ids.astype(np.int64)  # [loss tokens]
-    lengths = np.bincount(sequence_ids, minlength=len(batch.members))  # [S]
-    end = 0
-    for member, length in zip(batch.members, lengths, strict=False):
-        begin, end = end, end + length
-        if length > 0:
-            diff = signed[begin:end]  # [loss tokens of the episode]
-            values = np.abs(diff[is_fresh[begin:end]])  # [its fresh loss tokens]
-            total = float(values.sum(dtype=np.float64))
-            mean = total / max(len(values), 1)
-            most = float(values.max(initial=0.0))  # NaN counts as the largest
-            tokens = {"diff": diff}
-            for name, row in zip(others, rest, strict=True):
-                tokens[name] = row[begin:end]
-            member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
-    return np.stack([np.abs(signed), log_mu])[:, is_fresh]  # [2, fresh loss tokens]
+    found = [np.empty((2, 0), rows.dtype)]  # [2, fresh loss tokens of an episode] each
+    for member, of_member in zip(batch.members, by_member(batch, rows), strict=True):
+        logprobs, entropy = of_member  # [num_sampled] each
+        completion = member.episode.completion
+        log_mu = completion.sampled_logprobs  # [num_sampled]
+        diff = logprobs - log_mu  # [num_sampled]
+        is_fresh = completion.fresh_mask[completion.loss_mask]  # [num_sampled]
+        fresh = np.stack([np.abs(diff), log_mu])[:, is_fresh]  # [2, its fresh loss tokens]
+        found.append(fresh)
+        total = float(fresh[0].sum(dtype=np.float64))
+        mean = total / max(len(fresh[0]), 1)
+        most = float(fresh[0].max(initial=0.0))  # NaN counts as the largest
+        tokens = {"diff": diff, "entropy": entropy}
+        member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
+    return np.concatenate(found, axis=1)
 
 
 def share_logprob_diffs(groups: Sequence[Group[Episode]], *, mine: bool) -> None:

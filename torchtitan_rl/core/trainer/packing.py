@@ -27,7 +27,7 @@ def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, 
     A shared prompt counts once: see `pack`.
     """
     tokens = pairs = 0
-    for segment in _laid_out(_in_order(members, share_prompts), share_prompts):
+    for segment in _laid_out(members, share_prompts):
         tokens += segment.length - segment.shared
         pairs += _pairs(segment.length) - _pairs(segment.shared)
     num_sampled = sum(member.episode.completion.num_sampled for member in members)
@@ -57,15 +57,8 @@ class _Segment(NamedTuple):
         return len(self.prompt) + self.span.stop - self.span.start
 
 
-def _in_order(members: Sequence[Member], share_prompts: bool) -> list[Member]:
-    """Returns the members in their order in the pack. Those that share a prompt are neighbours."""
-    if not share_prompts:
-        return [*members]
-    return sorted(members, key=lambda member: member.prompt.prompt_idx)  # stable
-
-
 def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Segment]:
-    """Returns the members' traces in their order in the pack.
+    """Returns the members' traces in their order in the pack, which is the same with and without `share_prompts`.
 
     Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
 
@@ -90,25 +83,6 @@ def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Segment]:
     return laid_out + later
 
 
-def label_places(members: Sequence[Member], *, share_prompts: bool) -> list[np.ndarray]:
-    """Returns for each member of a packed batch, in its order, the places in the pack that predict its completion's
-    tokens: [L] int64. The first token of a later trace has no such place; it gets -1.
-    """
-    places: list[np.ndarray] = []
-    for member in members:
-        length = len(member.episode.completion.token_ids)
-        places.append(np.empty(length, dtype=np.int64))
-    end = 0
-    for segment in _laid_out(members, share_prompts):
-        end += segment.length - segment.shared
-        count = segment.span.stop - segment.span.start
-        found = np.arange(end - 1 - count, end - 1)  # [tokens of the trace]
-        if not len(segment.prompt):
-            found[:1] = -1
-        places[segment.sequence][segment.span] = found
-    return places
-
-
 def pack(
     members: Sequence[Member],
     *,
@@ -124,11 +98,10 @@ def pack(
     needs no wider rows. An empty micro-batch consists of padding only.
 
     Args:
-        share_prompts: store a prompt's tokens once for all its completions. All but the first completion then start with
+        share_prompts: store a prompt's tokens once for neighbours that have it. All but the first of them then start with
             the prompt's last token, at its position in the prompt (see SegmentLayout).
         sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
     """
-    members = _in_order(members, share_prompts)
     segments = _laid_out(members, share_prompts)
     shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
     lengths = np.array([segment.length for segment in segments], dtype=np.int64)  # [segments]
@@ -166,7 +139,7 @@ def pack(
         advantages=on_device_at_labels([token_advantages(episode) for episode in episodes]),
         sequence_ids=_on_device(sequence_ids),
         group_ids=_on_device(group_ids),
-        members=members,
+        members=[*members],
         normalizers=normalizers,
     )
     if any(completion.token_versions is not None for completion in completions):
@@ -198,19 +171,26 @@ def _column(columns: Sequence[dict[str, Any]], name: str) -> list[Any]:
     return [of_episode[name] for of_episode in columns]
 
 
-def completion_values(
-    batch: TrainBatch, values: Tensor, *, share_prompts: bool
-) -> list[np.ndarray]:
-    """Returns each member's part of `values` [T], which stand where its labels are: [L] for its completion's tokens.
+def by_member(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:
+    """Divides values [..., M] at `loss_positions` among the members: [..., num_sampled] each, in their tokens' order."""
+    parts: list[list[FloatArray]] = [[] for _ in batch.members]
+    end = 0
+    for segment in _laid_out(batch.members, share_prompts=False):
+        mask = batch.members[segment.sequence].episode.completion.loss_mask[segment.span]
+        begin, end = end, end + np.count_nonzero(mask)
+        parts[segment.sequence].append(values[..., begin:end])
+    assert end == values.shape[-1]
+    return [np.concatenate(of_traces, axis=-1) for of_traces in parts]
 
-    A token without a label's place has 0.
-    """
-    on_host = values.cpu().numpy()  # [T]
-    places = label_places(batch.members, share_prompts=share_prompts)  # [L] each
-    zero = on_host.dtype.type(0)
-    found: list[np.ndarray] = []
-    for at in places:
-        found.append(np.where(at >= 0, on_host[at], zero))  # [L]
+
+def completion_values(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:
+    """Returns `by_member`'s parts of values [M] at the tokens of the completions: [L] each, 0 outside the loss."""
+    found: list[FloatArray] = []
+    for member, of_member in zip(batch.members, by_member(batch, values), strict=True):
+        mask = member.episode.completion.loss_mask  # [L]
+        at_tokens = np.zeros(len(mask), values.dtype)  # [L]
+        at_tokens[mask] = of_member
+        found.append(at_tokens)
     return found
 
 

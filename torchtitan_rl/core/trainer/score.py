@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Shard
@@ -16,7 +15,6 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.trainer.packing import completion_values
 from torchtitan_rl.core.types import Episode, Group, Metric, SegmentLayout, TrainBatch
 
 Result = TypeVar("Result")
@@ -114,9 +112,8 @@ class TokenScores(NamedTuple):
         return self.each(lambda values: values.new_zeros(size).index_copy(0, positions, values))
 
 
-HeadReader = Callable[[HeadInput, dict[str, Any]], dict[str, Tensor]]
-"""Returns columns [M] of the policy's head at M wanted positions. Its second argument says in which tiles, as keywords of
-`chunked_logprobs`."""
+HeadReader = Callable[[HeadInput], dict[str, Tensor]]
+"""Returns columns [M] of the policy's head at M wanted positions, by name."""
 
 
 class Companion(Protocol):
@@ -124,6 +121,11 @@ class Companion(Protocol):
 
     def reader(self, batch: TrainBatch) -> HeadReader:
         """Run its own forward over a micro-batch. Returns what reads the policy's head at `batch.loss_positions`."""
+
+    def keep_columns(
+        self, batches: Sequence[TrainBatch], columns: Sequence[dict[str, Tensor]]
+    ) -> None:
+        """Give the episodes of each micro-batch their part of its columns, [T] each."""
 
     def free(self) -> None:
         """Free what the policy's backward reads of it."""
@@ -172,19 +174,21 @@ def score(
     def token_scores(head_input: HeadInput) -> TokenScores:
         hidden, weight, group, first_row, scale = head_input
         hidden = _at(hidden, only)  # [M, D]
-        # softmax(scale * z / temperature): to scale the temperature, and not `hidden`, avoids a rounding.
-        tiles = {
-            "temperature": temperature / scale,
-            "chunk_tokens": head.chunk_tokens,
-            "group": group,
-            "first_row": first_row,
-        }
         logprobs, entropy = chunked_logprobs(
-            hidden, weight, _at(labels, only), kept=kept, compile=head.compile_chunks, **tiles
+            hidden,
+            weight,
+            _at(labels, only),
+            kept=kept,
+            # softmax(scale * z / temperature): to scale the temperature, and not `hidden`, avoids a rounding.
+            temperature=temperature / scale,
+            chunk_tokens=head.chunk_tokens,
+            group=group,
+            first_row=first_row,
+            compile=head.compile_chunks,
         )  # [M] each
         columns: dict[str, Tensor] = {}  # [M] each
         if reader is not None:
-            columns = reader(head_input._replace(hidden=hidden), tiles)
+            columns = reader(head_input._replace(hidden=hidden))
         found = TokenScores(logprobs, entropy, columns)
         return found if only is None else found.spread(only, len(labels))
 
@@ -194,14 +198,6 @@ def score(
 def _at(tensor: Tensor, only: Tensor | None) -> Tensor:
     """The rows [M, ...] of a tensor [T, ...]; all of them for None."""
     return tensor if only is None else tensor.index_select(0, only)
-
-
-@torch.no_grad()
-def score_only(model: Decoder, *asked: Any) -> Tensor:
-    """Returns log pi(label) as `score` does for the same arguments, [T], without a graph, and reshards all weights."""
-    logprobs = score(model, *asked).logprobs
-    forget_forwards(model)
-    return logprobs
 
 
 def forget_forwards(model: Decoder) -> None:
@@ -233,22 +229,3 @@ def run_model(
 def attention_masks(model: Decoder, layout: SegmentLayout) -> NamedTuple:
     """Returns the `attention_masks` argument of the model's forward for a layout."""
     return model.config.first_attention.inner_attention.masks(layout)
-
-
-def on_one_row(columns: dict[str, Tensor]) -> Tensor:
-    """Returns the columns, [T] each, as one tensor for the way to the host: [columns, T] float64."""
-    return torch.stack([values.detach().double() for values in columns.values()])
-
-
-def keep_columns(
-    batches: Sequence[TrainBatch],
-    names: Sequence[str],
-    rows: Sequence[Tensor],
-    share_prompts: bool,
-) -> None:
-    """Give the batches' episodes their part of each `on_one_row` [columns, T], which is on the host now."""
-    for batch, values in zip(batches, rows, strict=True):
-        for name, of_tokens in zip(names, values, strict=True):
-            found = completion_values(batch, of_tokens, share_prompts=share_prompts)  # [L] each
-            for member, of_member in zip(batch.members, found, strict=True):
-                member.episode.credit.token_columns[name] = of_member

@@ -37,13 +37,11 @@ from torchtitan_rl.core.trainer.minibatches import (
 from torchtitan_rl.core.trainer.optimizer import UpdateReport
 from torchtitan_rl.core.trainer.score import (
     Companion,
+    HeadReader,
     SeesPacks,
     TokenScores,
     forget_forwards,
-    keep_columns,
-    on_one_row,
     score,
-    score_only,
 )
 from torchtitan_rl.core.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.core.types import (
@@ -178,7 +176,7 @@ class Trainer(Configurable):
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
             attention_cost=models.attention_cost(self.model),
-            # What the attention can share: on a CPU any prompt, on a GPU none.
+            # FlashAttention cannot share prompts; that of a CPU, and of float32, can.
             share_prompts=self.model.config.first_attention.inner_attention.shares_prompts,
             num_ranks=self.dp_size,
             rank=self.dp_rank,
@@ -271,27 +269,28 @@ class Trainer(Configurable):
             "padding_tokens": packed - counts.rank_tokens[self.dp_rank],
         }
 
+    @torch.no_grad()
     def _keep_pi_old_logprobs(self, minibatches: list[MiniBatch]) -> None:
         """Set `pi_old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
         sampler's."""
         batches: list[TrainBatch] = []
-        rows: list[Tensor] = []  # [5, T] each
+        rows: list[Tensor] = []  # [2, M] each
         for minibatch in minibatches:
             batches += minibatch.batches
         for batch in batches:
-            batch.pi_old_logprobs = score_only(self.model, *self._inputs(batch))  # [T]
+            scores = self.score(batch)  # [T] each
             advanced()
-            rows.append(diff_rows(batch, batch.pi_old_logprobs))
+            batch.pi_old_logprobs = scores.logprobs
+            rows.append(diff_rows(batch, scores.logprobs, scores.entropy))
+        forget_forwards(self.model)
         [rows_on_host] = _on_host(rows)
         self._check_logprobs(batches, rows_on_host)
 
-    def _check_logprobs(
-        self, batches: Sequence[TrainBatch], rows: Sequence[Tensor], others: Sequence[str] = ()
-    ) -> None:
+    def _check_logprobs(self, batches: Sequence[TrainBatch], rows: Sequence[Tensor]) -> None:
         """Set `logprob_diff` of the batches' episodes from each batch's `diff_rows`, and check those of all ranks."""
         differences: list[FloatArray] = []  # [2, fresh loss tokens] each
         for batch, values in zip(batches, rows, strict=True):
-            differences.append(fill_logprob_diff(batch, values.numpy(), others))
+            differences.append(fill_logprob_diff(batch, values.numpy()))
         self.checks.check_logprobs(differences)
 
     def _optimizer_step(self, minibatch: MiniBatch, *, check_logprobs: bool) -> _Step:
@@ -313,26 +312,22 @@ class Trainer(Configurable):
             ep_enabled=self.parallel_dims.ep_enabled,
         )  # 0-d
         numbers = [forward.out.tally.numbers() for forward in forwards]
-        names = [*forwards[0].scores.columns]
-        compared: list[Tensor] = []  # [columns, T] each
-        if names:
-            compared = [on_one_row(forward.scores.columns) for forward in forwards]
-        rows: list[Tensor] = []  # [6, T] each
+        rows: list[Tensor] = []  # [2, M] each
         if check_logprobs:
             for batch, forward in zip(minibatch.batches, forwards, strict=True):
                 scores = forward.scores
-                rows.append(diff_rows(batch, scores.logprobs, entropy=scores.entropy))
-        on_host = _on_host([loss, norm], numbers, compared, rows)
-        totals, numbers_on_host, compared_on_host, rows_on_host = on_host
+                rows.append(diff_rows(batch, scores.logprobs, scores.entropy))
+        totals, numbers_on_host, rows_on_host = _on_host([loss, norm], numbers, rows)
         total_loss, grad_norm = map(float, totals)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
         metrics: list[dict[str, Metric]] = []
         for forward, values in zip(forwards, numbers_on_host, strict=True):
             metrics.append(forward.out.read(values))
-        if compared:
-            keep_columns(minibatch.batches, names, compared_on_host, self.batcher.share_prompts)
+        if self.teacher is not None:
+            columns = [forward.scores.columns for forward in forwards]
+            self.teacher.keep_columns(minibatch.batches, columns)
         if check_logprobs:
-            self._check_logprobs(minibatch.batches, rows_on_host, ["entropy"])
+            self._check_logprobs(minibatch.batches, rows_on_host)
         applied = self.checks.allows(total_loss, grad_norm)
         if applied:
             self.optimizer.step()
@@ -363,27 +358,24 @@ class Trainer(Configurable):
 
     def _forward_and_loss(self, batch: TrainBatch) -> _Forward:
         """The policy's forward over a micro-batch, and the objective's."""
-        scores = self.score(batch)  # [T] each
+        reader = None if self.teacher is None else self.teacher.reader(batch)
+        scores = self.score(batch, reader)  # [T] each
         advanced()
         batch = replace(batch, token_columns={**batch.token_columns, **scores.columns})
         return _Forward(self.algorithm.loss(batch, scores.logprobs, scores.entropy), scores)
 
-    def _inputs(self, batch: TrainBatch) -> tuple[Any, ...]:
-        """The arguments of `score` and `score_only` for the policy's forward over a micro-batch."""
-        return (
+    def score(self, batch: TrainBatch, reader: HeadReader | None = None) -> TokenScores:
+        """Returns what the policy says of a micro-batch's loss tokens, and what the teacher's `reader` adds: one forward."""
+        return score(
+            self.model,
             batch.token_ids,
             batch.labels,
             batch.layout,
             self.temperature,
             batch.loss_positions,
             batch.sampler_records,
+            reader=reader,
         )
-
-    def score(self, batch: TrainBatch) -> TokenScores:
-        """Returns what the policy says of a micro-batch's loss tokens: one forward, and one of the teacher if there is
-        one."""
-        reader = None if self.teacher is None else self.teacher.reader(batch)
-        return score(self.model, *self._inputs(batch), reader=reader)
 
     def check_loaded(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
@@ -423,12 +415,14 @@ class Trainer(Configurable):
                 merged[key] = total / weight
         return merged
 
+    @torch.no_grad()
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Returns log pi of token_ids[1:] at temperature 1, [L - 1], for the weight sync's probe. Collective."""
         padding = -len(token_ids) % self.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
         layout = SegmentLayout.of([len(tokens)], device=DEVICE_TYPE)
-        logprobs = score_only(self.model, tokens, tokens.roll(-1), layout, 1.0)  # [T]
+        logprobs = score(self.model, tokens, tokens.roll(-1), layout, 1.0).logprobs  # [T]
+        forget_forwards(self.model)
         return logprobs[: len(token_ids) - 1].cpu().numpy()
 
     def sum(self, value: float) -> float:

@@ -15,7 +15,7 @@ from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
 from torchtitan_rl.core.trainer.minibatches import items_of, num_tokens, plan_microbatches
-from torchtitan_rl.core.trainer.packing import count_work, label_places, pack, token_advantages
+from torchtitan_rl.core.trainer.packing import by_member, completion_values, count_work, pack, token_advantages
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord, flat
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import (
@@ -193,16 +193,15 @@ def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prom
     batch = pack(item_members, normalizers=normalizers, multiple=1, share_prompts=share_prompts)
     assert int(batch.loss_mask.sum()) == sum(one.completion.num_sampled for one in flat(groups))
     assert len(batch.token_ids) == count_work(item_members, share_prompts=share_prompts)[0]
-    places = label_places(batch.members, share_prompts=share_prompts)
-    for i, (member, at) in enumerate(zip(batch.members, places, strict=True)):
+    rows = torch.stack([batch.labels, batch.sequence_ids, batch.sampler_logprobs])[:, batch.loss_positions].numpy()
+    for i, (member, (labels, ids, log_mu)) in enumerate(zip(batch.members, by_member(batch, rows), strict=True)):
         completion = member.episode.completion
-        known = at >= 0
-        assert (~known).sum() == len(completion.traces) - 1
-        assert batch.labels[at[known]].tolist() == completion.token_ids[known].tolist()
-        assert set(batch.sequence_ids[at[known]].tolist()) == {i}
-        sampled = completion.loss_mask
-        assert batch.sampler_logprobs[at[sampled]].tolist() == completion.sampler_logprobs[sampled].tolist()
-    fill_logprob_diff(batch, diff_rows(batch, batch.sampler_logprobs + 0.25).numpy())
+        assert labels.tolist() == completion.token_ids[completion.loss_mask].tolist()
+        assert set(ids.tolist()) == {i}
+        assert log_mu.tolist() == completion.sampled_logprobs.tolist()
+    for member, labels in zip(batch.members, completion_values(batch, rows[0]), strict=True):
+        assert labels.tolist() == (member.episode.completion.token_ids * member.episode.completion.loss_mask).tolist()
+    fill_logprob_diff(batch, diff_rows(batch, batch.sampler_logprobs + 0.25, batch.loss_mask).numpy())
     assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
     assert [len(one.logprob_diff.tokens["diff"]) for one in flat(groups)] == [
         one.completion.num_sampled for one in flat(groups)

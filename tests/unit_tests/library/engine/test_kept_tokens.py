@@ -100,7 +100,8 @@ def test_engine_and_policy_have_one_distribution_over_the_whole_vocabulary(pair,
 def gate_of(pair, batch) -> None:
     """Check the batch as the trainer does before its first update."""
     with torch.no_grad():
-        rows = diff_rows(batch, scores(pair, batch).logprobs)
+        found = scores(pair, batch)
+        rows = diff_rows(batch, found.logprobs, found.entropy)
     LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check([fill_logprob_diff(batch, rows.numpy())])
 
 

@@ -14,7 +14,7 @@ from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.conversation import Conversation, Sampled
-from torchtitan_rl.core.trainer.packing import completion_values, pack
+from torchtitan_rl.core.trainer.packing import by_member, pack
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion, flat
 from torchtitan_rl.library.engine.routing import output_records
@@ -113,8 +113,8 @@ def test_packed_replay_equals_each_sequence_alone(pair):
 
     def logprobs(some, share_prompts):
         batch = pack(some, normalizers=COUNTS, multiple=64, share_prompts=share_prompts)
-        values = completion_values(batch, scored(pair, batch, replay=True)[0].detach(), share_prompts=share_prompts)
-        return {id(m.episode): v for m, v in zip(batch.members, values, strict=True)}
+        values = scored(pair, batch, replay=True)[0].detach()[batch.loss_positions].numpy()  # [M]
+        return {id(m.episode): v for m, v in zip(batch.members, by_member(batch, values), strict=True)}
 
     alone = {}
     for member in everyone:
