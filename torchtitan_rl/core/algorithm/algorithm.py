@@ -16,13 +16,7 @@ from torchtitan_rl.core.algorithm.advantages import Advantage, GroupScale, Grpo
 from torchtitan_rl.core.algorithm.credit import CreditAssignment
 from torchtitan_rl.core.algorithm.group_filter import GroupFilter
 from torchtitan_rl.core.algorithm.kl import KL
-from torchtitan_rl.core.algorithm.loss_metrics import (
-    Tally,
-    record_divergence,
-    record_losses,
-    record_ratio,
-    record_sampler,
-)
+from torchtitan_rl.core.algorithm.loss_metrics import Tally, microbatch_tally
 from torchtitan_rl.core.algorithm.losses import (
     Aggregation,
     Clip,
@@ -220,46 +214,36 @@ class Algorithm(OwnConfig):
         self._check(batch)
         if self.config.entropy_coef == 0 and not self.policy_loss.needs_entropy_gradient:
             entropy = entropy.detach()  # [T]
-        given = self._label_values(batch, logprobs, entropy)  # [T] each
-        by_name = batch.token_columns | given  # [T] each
-        finite = finite_tokens(batch.loss_mask, by_name)  # [T] bool
-        finite_by_name: dict[str, Tensor] = {}  # [T] each, 0 outside `finite`
-        for name, values in by_name.items():
+        found = batch.token_columns | self._label_values(batch, logprobs, entropy)  # [T] each
+        finite = finite_tokens(batch.loss_mask, found)  # [T] bool
+        usable: dict[str, Tensor] = {}  # [T] each, 0 outside `finite`
+        for name, values in found.items():
             # A product with a mask would not do: 0 * inf and its gradient are NaN.
-            finite_by_name[name] = torch.where(finite, values, 0.0)
+            usable[name] = torch.where(finite, values, 0.0)
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
-        log_pi_old = finite_by_name["pi_old_logprobs"]  # [T]
-        log_mu = finite_by_name["sampler_logprobs"]  # [T]
-        log_weight = log_pi_old - log_mu  # [T]
-        corrected = self.mismatch(log_weight, sequences)
+        log_pi_old = usable["pi_old_logprobs"]  # [T]
+        log_mu = usable["sampler_logprobs"]  # [T]
+        correction = self.mismatch(log_pi_old - log_mu, sequences)
         inputs = LossInputs(
-            logprobs=finite_by_name["logprobs"],
+            logprobs=usable["logprobs"],
             old_logprobs=log_mu if self.config.old_logprobs == "sampler" else log_pi_old,
-            advantages=finite_by_name["advantages"],
+            advantages=usable["advantages"],
             mask=mask,
-            entropy=finite_by_name["entropy"],
+            entropy=usable["entropy"],
             sampler_logprobs=log_mu,
-            reference_logprobs=finite_by_name.get("reference_logprobs"),
-            correction=corrected.weight,
+            reference_logprobs=usable.get("reference_logprobs"),
+            correction=correction.weight,
             sequences=sequences,
             group_ids=batch.group_ids,
             normalizers=batch.normalizers,
             columns=batch.columns,
-            token_columns={name: finite_by_name[name] for name in batch.token_columns},
+            token_columns={name: usable[name] for name in batch.token_columns},
         )
         terms = self._terms(inputs)
-        with torch.no_grad():
-            tally = Tally()
-            num_tokens = batch.loss_mask.sum()  # 0-d
-            tally.put("nonfinite/tokens", num_tokens - mask.sum(), reduction="sum")
-            record_losses(tally, terms, num_tokens, inputs)
-            self._record(tally, inputs, log_pi_old)
-            fresh = mask if batch.fresh_mask is None else mask * batch.fresh_mask  # [T]
-            if self.policy_loss.from_engine:
-                record_sampler(tally, log_weight, corrected, inputs, fresh)
-        by_name = {name: values.detach() for name, values in by_name.items()}  # [T] each
-        return LossOutput(terms["total"], tally, batch, by_name, raises=self.raises)
+        tally = microbatch_tally(batch, inputs, terms, log_pi_old, correction, self.policy_loss)
+        checked = {name: values.detach() for name, values in found.items()}  # [T] each
+        return LossOutput(terms["total"], tally, batch, checked, raises=self.raises)
 
     def _label_values(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor
@@ -309,18 +293,6 @@ class Algorithm(OwnConfig):
             terms["entropy_weighted"] = -self.config.entropy_coef * terms["entropy"]
             total = total + terms["entropy_weighted"]
         return terms | {"total": total}
-
-    def _record(self, tally: Tally, inputs: LossInputs, log_pi_old: Tensor) -> None:
-        """Add the metrics of the policy, the reference, the ratio and the loss. `log_pi_old`: [T]."""
-        tally.mean("policy/entropy", inputs.entropy, inputs.mask)
-        tally.distribution("policy/token_entropy", inputs.entropy, inputs.mask)
-        record_divergence(tally, "policy", log_pi_old - inputs.logprobs, inputs)
-        if inputs.reference_logprobs is not None:
-            log_ratio = inputs.logprobs - inputs.reference_logprobs  # [T]
-            record_divergence(tally, "reference", log_ratio, inputs)
-        record_ratio(tally, self.policy_loss.ratio_loss, inputs)
-        for key, (value, weight) in self.policy_loss.loss_metrics(inputs).items():
-            tally.put(key, value, weight)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         """Update the controllers. Call it once a step on every rank, with the same merged `controller_inputs`."""

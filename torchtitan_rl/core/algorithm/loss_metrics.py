@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.core.algorithm.kl import kl_estimate
-from torchtitan_rl.core.algorithm.losses import LOG_RATIO_LIMIT, LossInputs, TokenLoss, safe_exp
+from torchtitan_rl.core.algorithm.losses import (
+    LOG_RATIO_LIMIT,
+    Loss,
+    LossInputs,
+    TokenLoss,
+    safe_exp,
+)
 from torchtitan_rl.core.algorithm.mismatch import Correction
-from torchtitan_rl.core.types import Metric
+from torchtitan_rl.core.types import Metric, TrainBatch
 
 LENGTH_BUCKETS = {
     "0-32": (0, 32),
@@ -106,7 +112,41 @@ def _thinned(row: Tensor) -> Tensor:
     return inside[::every].float()  # [at most MAX_DISTRIBUTION_VALUES]
 
 
-def record_losses(
+@torch.no_grad()
+def microbatch_tally(
+    batch: TrainBatch,
+    inputs: LossInputs,
+    terms: dict[str, Tensor],
+    log_pi_old: Tensor,
+    correction: Correction,
+    loss: Loss,
+) -> Tally:
+    """The metrics of one micro-batch.
+
+    Args:
+        terms: the parts of its share of the loss, 0-d each.
+        log_pi_old: [T]
+    """
+    tally = Tally()
+    num_tokens = batch.loss_mask.sum()  # 0-d
+    tally.put("nonfinite/tokens", num_tokens - inputs.mask.sum(), reduction="sum")
+    _record_losses(tally, terms, num_tokens, inputs)
+    tally.mean("policy/entropy", inputs.entropy, inputs.mask)
+    tally.distribution("policy/token_entropy", inputs.entropy, inputs.mask)
+    _record_divergence(tally, "policy", log_pi_old - inputs.logprobs, inputs)
+    if inputs.reference_logprobs is not None:
+        log_ratio = inputs.logprobs - inputs.reference_logprobs  # [T]
+        _record_divergence(tally, "reference", log_ratio, inputs)
+    _record_ratio(tally, loss.ratio_loss, inputs)
+    for key, (value, weight) in loss.loss_metrics(inputs).items():
+        tally.put(key, value, weight)
+    if loss.from_engine:
+        fresh = inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask  # [T]
+        _record_sampler(tally, log_pi_old - inputs.sampler_logprobs, correction, inputs, fresh)
+    return tally
+
+
+def _record_losses(
     tally: Tally, terms: dict[str, Tensor], num_tokens: Tensor, inputs: LossInputs
 ) -> None:
     """`loss/<name>` of each term, as a token-weighted mean that merges into the step's value.
@@ -120,7 +160,7 @@ def record_losses(
         tally.put(f"loss/{name}", share.detach() * scale, num_tokens)
 
 
-def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: LossInputs) -> None:
+def _record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: LossInputs) -> None:
     """KL(p || q) by estimator, and k3 by completion length. `log_ratio` [T] is log p - log q of tokens drawn from p."""
     for estimator in ("k1", "k2", "k3"):
         tally.mean(f"{prefix}/kl_{estimator}", kl_estimate(log_ratio, estimator), inputs.mask)
@@ -132,7 +172,7 @@ def record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: Loss
         tally.put(f"{prefix}/tokens/length_{name}", inside.sum(), inside.sum(), "sum")
 
 
-def record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> None:
+def _record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> None:
     """The ratio that the loss uses, its clamped and clipped shares, and the extremes of the clipped share by
     completion.
 
@@ -162,7 +202,7 @@ def record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> No
         tally.extremes(f"{key}_", inputs.sequences.mean(where), inputs.sequences.present)  # of [S]
 
 
-def record_sampler(
+def _record_sampler(
     tally: Tally, log_weight: Tensor, correction: Correction, inputs: LossInputs, fresh: Tensor
 ) -> None:
     """The difference between sampler and trainer.
