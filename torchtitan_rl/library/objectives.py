@@ -146,15 +146,14 @@ class Gspo(Clip):
     much narrower clip range than a token ratio needs.
     """
 
+    zero_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):
         eps_low: float = number(3e-4, above=0, most=1)
         """Sequence ratios below 1 - eps_low get no gradient where A < 0."""
         eps_high: float = number(4e-4, above=0, most=math.inf)
         """Sequence ratios above 1 + eps_high get no gradient where A > 0."""
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Gspo and not episode.credit.has_advantage
 
     def of_sequence(self, inputs: LossInputs) -> Tensor:
         """[S] log s_i."""
@@ -173,15 +172,14 @@ class Gmpo(TokenLoss):
     The geometric mean of clipped token ratios. The paper combines it with `SeqMeanTokenMean`. GMPO, arXiv 2507.20673.
     """
 
+    zero_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
         eps_low: float = number(0.4, above=0, most=math.inf)
         """Where A < 0, a log ratio below -eps_low gets no gradient."""
         eps_high: float = number(0.4, above=0, most=math.inf)
         """Where A > 0, a log ratio above eps_high gets no gradient."""
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Gmpo and not episode.credit.has_advantage
 
     def ratio(self, inputs: LossInputs) -> Tensor:
         log_ratio = inputs.log_ratio  # [T]
@@ -207,15 +205,14 @@ class Cispo(TokenLoss):
     Only the weight is clipped, so every token keeps its gradient. Both bounds are absolute, not 1 +- eps.
     """
 
+    zero_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
         cap: float = number(5.0, above=0, most=math.inf)
         """Largest importance weight (absolute)."""
         floor: float | None = number(None, least=0, most="cap")
         """Smallest importance weight (absolute); None for no bound, as in the paper's experiments."""
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Cispo and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         weight = self.ratio(inputs).detach().clamp(min=self.config.floor, max=self.config.cap)  # [T]
@@ -234,6 +231,8 @@ class Dppo(Cispo):
     with `algorithm.old_logprobs` "sampler", as in the paper. DPPO with binary total variation, arXiv 2602.04879 eq. 13.
     """
 
+    zero_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(Cispo.Config):
         cap: float = number(20.0, above=0, most=math.inf)
@@ -242,9 +241,6 @@ class Dppo(Cispo):
         """A token whose probability has fallen by more gets no gradient where A < 0."""
         delta_high: float = number(0.2, above=0, most=1)
         """A token whose probability has risen by more gets no gradient where A > 0."""
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Dppo and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         dropped = self.clipped(inputs, inputs.mask)  # [T] each
@@ -270,15 +266,14 @@ class Sapo(TokenLoss):
     A soft clip: the gradient falls as rho leaves 1, and faster where A < 0. The paper combines it with `SeqMeanTokenMean`.
     """
 
+    zero_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
         tau_pos: float = number(1.0, above=0)
         """Temperature where A > 0."""
         tau_neg: float = number(1.05, above=0)
         """Temperature where A < 0."""
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Sapo and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         tau = by_sign(inputs.advantages, self.config.tau_pos, self.config.tau_neg)  # [T]
@@ -292,6 +287,8 @@ class Vespo(TokenLoss):
     k and lambda depend on the sign of A. With `algorithm.old_logprobs` "sampler", w is pi / mu, as in the paper.
     """
 
+    zero_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
         k_pos: float = number(2.0, least=0)
@@ -302,9 +299,6 @@ class Vespo(TokenLoss):
         """k where A < 0."""
         lambda_neg: float = number(2.0, above=0)
         """lambda where A < 0."""
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Vespo and not episode.credit.has_advantage
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         clamped = inputs.log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)  # [T]
@@ -322,10 +316,8 @@ class Vespo(TokenLoss):
 class Reinforce(TokenLoss):
     """l_t = -A log pi: no ratio, no clipping. Williams 1992."""
 
+    zero_without_advantage = True
     uses_ratio = False
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Reinforce and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -inputs.advantages * inputs.logprobs  # [T]

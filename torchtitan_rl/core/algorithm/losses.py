@@ -187,10 +187,7 @@ class Loss(OwnConfig, ABC):
         advantages."""
 
     def zero_gradient(self, episode: Episode) -> bool:
-        """Whether the loss has zero gradient for this credited episode, so that it needs no backward pass.
-
-        An override returns True only for its own class, as in `Clip`: a subclass may add a term that has a gradient.
-        """
+        """Whether the loss has zero gradient for this credited episode, so that it needs no backward pass."""
         return False
 
     def check_batch(self, batch: TrainBatch) -> None:
@@ -226,10 +223,16 @@ class TokenLoss(Loss):
 
     uses_ratio: ClassVar[bool] = True
     """Whether the loss uses the ratio; otherwise nothing is clamped or clipped."""
+    zero_without_advantage: ClassVar[bool] = False
+    """Whether a token without an advantage has zero gradient. A subclass says it again: it may add a term that has one."""
 
     @property
     def ratio_loss(self) -> "TokenLoss | None":
         return self if self.from_engine else None
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        own = vars(type(self)).get("zero_without_advantage", False)  # not inherited
+        return own and not episode.credit.has_advantage
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> Tensor:
@@ -259,6 +262,8 @@ class Clip(TokenLoss):
     PPO arXiv 1707.06347, GRPO arXiv 2402.03300, DAPO (eps_high 0.28) arXiv 2503.14476, dual clip arXiv 1912.09729.
     """
 
+    zero_without_advantage = True
+
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
         eps_low: float = number(0.2, above=0, most=1)
@@ -267,9 +272,6 @@ class Clip(TokenLoss):
         """Ratios above 1 + eps_high get no gradient where A > 0; DAPO's clip-higher is 0.28."""
         dual_clip: float | None = number(None, above=1, remedy="Use 3, the paper's value.")
         """Bound on the loss where A < 0, as a multiple of |A|; None for no bound."""
-
-    def zero_gradient(self, episode: Episode) -> bool:
-        return type(self) is Clip and not episode.credit.has_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         advantages = inputs.advantages  # [T]
