@@ -131,11 +131,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option(
             "conversations.tool-call-parser", "hermess", "'hermess': expected auto or one of vLLM's parsers: apertus, "
         ),
-        _option(
-            "evaluation.best-by",
-            "accuracy",
-            "'accuracy': expected a metric of the evaluation. Use evaluation/accuracy.",
-        ),
         WrongInput(
             "--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"
         ),
