@@ -32,7 +32,7 @@ from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.out_of_memory import OomDetector
 from torchtitan_rl.resilience.rank_status import FORKED
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 ANSWER = "answer"
 """The name in a worker's message (name, content) with a result. The other names are "stdout" and "stderr"."""
 
@@ -184,7 +184,7 @@ def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None
     """Start and kill workers on request, until the pool's process is gone."""
     os.setsid()  # Ctrl-C is for the training process
     signal.signal(signal.SIGTERM, lambda *_: line.shutdown(socket.SHUT_RD))  # closing the connection ends the loop
-    _control(_PR_SET_PDEATHSIG, signal.SIGTERM)  # in case another child keeps the connection open
+    _control(job_processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # in case another child keeps the connection open
     _control(_PR_SET_CHILD_SUBREAPER, 1)  # adopts orphans of workers, so that it can kill them
     _close_sockets(but=line.fileno())
     workers: set[int] = set()
@@ -215,7 +215,7 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _control(job_processes.PR_SET_PDEATHSIG, signal.SIGKILL)
     import torch
 
     torch.set_num_threads(1)  # the parent's thread pool does not exist here

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import IO
 
 from torchtitan_rl.core.errors import UserError, expect
+from torchtitan_rl.resilience.run_end import LOCK
 
-LOCK, RUN_ID = "run.lock", "run_id"
-"""Files of every run's folder; one without metrics has no run_id."""
+RUN_ID = "run_id"
+"""A file of every run's folder, as LOCK; one without metrics has none."""
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -30,9 +30,9 @@ from torchtitan_rl.resilience import manifest, safe_load
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.resilience.manifest import examine
 from torchtitan_rl.resilience.safe_load import stored_hf_weights
+from torchtitan_rl.setup.dump_folder import CHECKOUT
 from torchtitan_rl.setup.memory import meta_model
 
-CHECKOUT = Path(__file__).resolve().parents[2]
 ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
 """The folder in which training runs: the checkout, or with an installed package the current folder."""
 SHARD_BYTES = 4 * 2**30

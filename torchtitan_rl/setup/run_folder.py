@@ -26,10 +26,9 @@ from torchtitan_rl.library.references import caller_folder
 from torchtitan_rl.observability.machine import measured_speeds
 from torchtitan_rl.observability.store import UNFINISHED_FILE
 from torchtitan_rl.resilience.rank_output import failure_marker
-from torchtitan_rl.resilience.run_end import forget_earlier_end
+from torchtitan_rl.resilience.run_end import LOCK, forget_earlier_end
 from torchtitan_rl.setup.dump_folder import (
     CHECKOUT,
-    LOCK,
     PARTS,
     FolderInUseError,
     create,
