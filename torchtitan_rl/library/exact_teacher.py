@@ -91,7 +91,7 @@ class ExactTeacher:
         if self.hints:
             self.hints.add_logprobs(groups)
         total = count = 0.0
-        for batch in trainer.batcher.forward_only(groups):
+        for batch in trainer.batcher.microbatches(groups):
             columns = trainer.score(batch, self.reader(batch)).columns  # [T] each
             self.keep_columns([batch], [columns])
             total += float((columns[DIVERGENCE] * batch.loss_mask).sum())

@@ -36,7 +36,7 @@ def episode_logprobs(
     """
     index = {id(episode): i for i, episode in enumerate(flat(groups))}
     mine: list[tuple[int, FloatArray]] = []
-    for batch in trainer.batcher.forward_only(groups):
+    for batch in trainer.batcher.microbatches(groups):
         scores = score(
             model,
             batch.token_ids,

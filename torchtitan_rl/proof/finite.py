@@ -25,7 +25,7 @@ class FiniteUpdates:
         self._model, self._optimizer, self._skip = model, optimizer, skip
         self._in_a_row = 0
 
-    def allows(self, loss: float, grad_norm: float) -> bool:
+    def check_update(self, loss: float, grad_norm: float) -> bool:
         """Whether to apply the update. `loss` and `grad_norm` are the same on every rank.
 
         Raises NonFiniteLossError, with the cause, after too many skipped updates in a row, or if weights or moments

@@ -16,7 +16,7 @@ class StepChecks:
         gate = LogprobGate(config.logprob_gate, dtypes=dtypes)
         finite = FiniteUpdates(model, optimizer, skip=config.skip_nonfinite_updates)
         self.check_logprobs = gate.check
-        self.allows = finite.allows
+        self.check_update = finite.check_update
         self.check_weights = finite.check_weights
         self.check_loaded = finite.check_loaded
         self.state_dict = gate.state_dict

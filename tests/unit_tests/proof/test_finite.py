@@ -39,12 +39,12 @@ def test_non_finite_cause_is_reported_before_its_effects(parts, value):
 
 def test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one(parts):
     updates = FiniteUpdates(*parts, skip=1)
-    assert updates.allows(0.5, 1.0)
-    assert not updates.allows(math.nan, 1.0)
-    assert updates.allows(0.5, 1.0)
-    assert not updates.allows(0.5, math.inf)
+    assert updates.check_update(0.5, 1.0)
+    assert not updates.check_update(math.nan, 1.0)
+    assert updates.check_update(0.5, 1.0)
+    assert not updates.check_update(0.5, math.inf)
     with pytest.raises(NonFiniteLossError, match="number 2 in a row and trainer.skip_nonfinite_updates allows 1"):
-        updates.allows(0.5, math.inf)
+        updates.check_update(0.5, math.inf)
 
 
 def test_skipped_update_counts_once_over_all_ranks(parts, monkeypatch):
@@ -54,7 +54,7 @@ def test_skipped_update_counts_once_over_all_ranks(parts, monkeypatch):
         monkeypatch.setattr(comm, "is_rank_0", lambda is_rank_0=is_rank_0: is_rank_0)
         updates = FiniteUpdates(*parts, skip=9)
         for _ in range(3):
-            updates.allows(math.nan, 1.0)
+            updates.check_update(math.nan, 1.0)
     assert {reduction for _, reduction in recorded} == {"sum"}
     assert sum(value for value, _ in recorded) == 3
 
@@ -69,6 +69,6 @@ def test_non_finite_weights_always_stop_training(parts):
     with pytest.raises(
         NonFiniteLossError, match="the weights of 0.weight not finite; the update was not applied. Go on from"
     ):
-        FiniteUpdates(*parts, skip=9).allows(math.nan, math.nan)
+        FiniteUpdates(*parts, skip=9).check_update(math.nan, math.nan)
     with pytest.raises(NonFiniteLossError, match="the weights of 0.weight not finite, as loaded"):
         FiniteUpdates(*parts, skip=9).check_loaded()

@@ -129,10 +129,10 @@ class Grader(Configurable):
         self, groups: Sequence[Group[Completion]], *, state: Any = None
     ) -> list[Group[ScoredCompletion]]:
         """Grade groups that have all been sampled, in one round. Returns and raises like `GradingRound.scored_groups`."""
-        round = self.round(state)
+        grading = self.round(state)
         for group in groups:
-            round.begin(group)
-        return round.scored_groups()
+            grading.begin(group)
+        return grading.scored_groups()
 
     def close(self) -> None:
         """End the worker processes."""

@@ -105,7 +105,7 @@ class Batcher:
             batches.append(batch)
         return MiniBatch(plan, num_forward_only, batches)
 
-    def forward_only(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
+    def microbatches(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
         normalizers = self.algorithm.normalizers(groups)

@@ -103,7 +103,7 @@ class UpdateChecks(Protocol):
             differences: of this rank's fresh tokens, by micro-batch: |log pi - log mu| and log mu, [2, fresh loss tokens] each.
         """
 
-    def allows(self, loss: float, grad_norm: float) -> bool:
+    def check_update(self, loss: float, grad_norm: float) -> bool:
         """Whether to apply the update; both values are the same on every rank. Raises TrainingStopped instead of skipping
         too many."""
 
@@ -328,7 +328,7 @@ class Trainer(Configurable):
             self.teacher.keep_columns(minibatch.batches, columns)
         if check_logprobs:
             self._check_logprobs(minibatch.batches, rows_on_host)
-        applied = self.checks.allows(total_loss, grad_norm)
+        applied = self.checks.check_update(total_loss, grad_norm)
         if applied:
             self.optimizer.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
