@@ -76,7 +76,7 @@ def main() -> None:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if len(sys.argv) != 2 or not is_hub_name(sys.argv[1]):
-        sys.exit(_say(f"{sys.argv[1:]}: expected one name on the hub with its owner, such as Qwen/Qwen3-0.6B."))
+        sys.exit(_say(f"{sys.argv[1:]}: expected one name such as Qwen/Qwen3-0.6B, and no folder of that name here."))
     name = sys.argv[1]
     elsewhere = "or download it elsewhere and pass --hf-assets-path FOLDER"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):

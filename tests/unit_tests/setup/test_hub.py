@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from tests.parts.tiny import save_tiny_checkpoint
+from torchtitan_rl.setup.hub import main
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -111,3 +112,12 @@ def test_unavailable_model_is_reported_with_the_reason(hub, tmp_path):
     assert "it is no folder here and not in the cache, and HF_HUB_OFFLINE is set" in offline
     [unreachable] = folders_of("some/model", cache=tmp_path, endpoint=NOWHERE)
     assert "it is no folder here, and the hub did not give it" in unreachable
+
+
+def test_a_model_whose_name_is_a_folder_here_is_not_downloaded(tmp_path, monkeypatch, capsys):
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["hub", "some/model"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "expected one name such as Qwen/Qwen3-0.6B, and no folder of that name here." in capsys.readouterr().out
