@@ -271,7 +271,7 @@ def _boxed(text: str) -> str | None:
             content = text[start + 1 : closing.get(start, start)]
             end = closing.get(start, start) + 1
         else:  # as \boxed 5, which ends with the formula
-            end = _FORMULA_END.search(text, start).start()
+            end = _FORMULA_END.search(text, start, start + _LONGEST_FORMULA).start()
             content = text[start:end].strip().rstrip(".")
         boxed = f"{boxed} and {content}" if follows and content else content
     return boxed

@@ -27,16 +27,20 @@ _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
 
 _UNIT = r"(?:[kcmdn]?m|[kmn]?g|m?[lL]|[kM]?(?:W|J|N|V|Hz|Pa)|mi|ft|in|yd|h|hr|s|sec|min|USD|EUR|GBP|INR)"
-_POWER = r"(?:\s?\^\s?\{?[23]\}?)"
+_POWER = r"(?:\s?\^\s?\{?-?[1-3]\}?)"
 _UNITS = rf"{_UNIT}{_POWER}?(?:\s?/\s?{_UNIT}{_POWER}?)?"
 _WITH_UNIT = re.compile(
     rf"""(?:(?P<number>(?:[^=]*=)?(?:[^a-zA-Z\\]|\\(?!text|math|mbox)[a-zA-Z]+|\\[^a-zA-Z])*[\d}}])
-    (?:(?!\ (?:and|or|to)\ )(?:\ [a-z]{{2,}})+|\s?(?P<symbol>{_UNITS})))
-    |(?P<any>(?:(?!\\text|\\mathrm|\\mbox).)*?[^\s,;\\])(?:\s|\\[,;:\ ])*\\(?:text|mathrm|mbox)\{{(?P<text>[^{{}}]*)\}}{_POWER}?""",
+    (?:(?!\ (?:and|or|to)\ )(?P<words>(?:\ [a-z]{{2,}})+)|\s?(?P<symbol>{_UNITS})))
+    |(?P<any>(?:(?!\\text|\\mathrm|\\mbox).)*?[^\s,;\\])
+    (?:(?:\s|\\[,;:\ ]|\\cdot)*\\(?:text|mathrm|mbox)\{{(?P<text>(?:[^{{}}]|\{{[^{{}}]*\}})*)\}}{_POWER}?)+""",
     re.VERBOSE | re.DOTALL,
 )
 """A number or a constant with words or a unit after it, or anything with \\text{} after it. math-verify's own rule takes
 the h of \\pi r^2 h for hours."""
+_LONGER = re.compile(rf"[\s.]|{_POWER}|(?<=h)(?:ou)?rs?|(?<=s)ec(?:ond)?s?|(?<=min)(?:ute)?s?|(?<=day)s")
+"""Parts of units that some leave out. Without them, hours are h, and a.m. is am."""
+_HALF_LINE = re.compile(r"\s*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*([^<>≤≥]*?)\s*")
 _SIGNS = str.maketrans({"∞": r"\infty ", "∅": r"\emptyset ", "·": r"\cdot ", "²": "^2", "³": "^3"})
 _LETTERS = re.compile(r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}|[a-zA-Z]")
 """Commands, words and variables."""
@@ -91,7 +95,7 @@ class MathJudge:
         is_balanced = all(expected.count(opens) == expected.count(closes) for opens, closes in pairs)
         if is_balanced and _SURELY_READ.fullmatch(expected):
             return True
-        return self._ask("", expected)
+        return len(expected) <= _LONGEST_ANSWER and self._ask(*_without_units("", _latex(expected)))
 
     def _equal(self, answer: str, expected: str) -> bool:
         """Returns whether both are equal: numbers and dates by their own rules, all else if math-verify finds it in time."""
@@ -104,7 +108,9 @@ class MathJudge:
             return True
         if not answer or len(answer) > _LONGEST_ANSWER:
             return False
-        return self._ask(answer, expected)
+        pair = _without_units(_latex(answer), _latex(expected))
+        decided = _decided(*pair) if pair else False
+        return self._ask(*pair) if decided is None else decided
 
     def _ask(self, answer: str, expected: str) -> bool:
         """Returns the process's answer within the time limit: whether both are equal, or for no answer whether it reads one."""
@@ -161,18 +167,7 @@ def _compare(answer: str, expected: str) -> bool:
 
     normalized = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
     config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalized)]
-    pair = _cases_apart([_latex(text) for text in (answer, expected)])
-    if sum(bool(_CONDITION.search(text)) for text in pair) == 1:  # only one says when it holds
-        pair = [_CONDITION.sub("", text) for text in pair]
-    with_unit = [_WITH_UNIT.fullmatch(text) for text in pair]
-    units = {
-        re.sub(rf"\s|{_POWER}|(?<=h)r|(?<=s)ec", "", found["symbol"] or found["text"] or "")
-        for found in with_unit
-        if found
-    }
-    if len({unit for unit in units if re.fullmatch(_UNITS, unit)}) > 1:  # math-verify leaves them out
-        return False
-    pair = [found["number"] or found["any"] if found else text for found, text in zip(with_unit, pair, strict=True)]
+    pair = _cases_apart([answer, expected])
     said, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
     if not answer:
         return not all(isinstance(one, str) for one in right)
@@ -182,10 +177,35 @@ def _compare(answer: str, expected: str) -> bool:
     return equal and not _are_tiny_and_differ(said[0], right[0])
 
 
+def _without_units(*pair: str) -> list[str] | None:
+    """Returns both texts without their units, and without a condition that only one has; None if their units differ."""
+    if sum(bool(_CONDITION.search(text)) for text in pair) == 1:
+        pair = tuple(_CONDITION.sub("", text) for text in pair)
+    found = [_WITH_UNIT.fullmatch(text) for text in pair]
+    units = {_LONGER.sub("", one["symbol"] or one["text"] or one["words"] or "") for one in found if one}
+    units = {unit.lower() if unit in ("AM", "PM") else unit for unit in units}
+    if len({unit for unit in units if re.fullmatch(rf"{_UNITS}|day|[ap]m", unit)}) > 1:
+        return None
+    return [one["number"] or one["any"] if one else text for one, text in zip(found, pair, strict=True)]
+
+
 def _latex(text: str) -> str:
-    """Returns the text with LaTeX that math-verify reads in place of signs that it does not read."""
+    """Returns the text with LaTeX that math-verify reads in place of what it does not read: "x<2 or x>3" is a union."""
     text = _UPRIGHT.sub(r"\1", text.replace(r"\varnothing", "∅").translate(_SIGNS))
+    text = re.sub(r"^\\text\{(\d[^{}]*)\}$", r"\1", text)
+    parts = re.split(r"\\text\{\s*or\s*\}|\bor\b", text)
+    rays = [_HALF_LINE.fullmatch(part) for part in parts]
+    if len(parts) > 1 and all(rays) and len({ray[1] for ray in rays}) == 1:
+        return r"\cup".join(_interval(ray[2], ray[3]) for ray in rays)
     return _ROOT.sub(r"\\sqrt{\1\2}", text).removeprefix(r"\approx").rstrip("\\ ")
+
+
+def _interval(sign: str, bound: str) -> str:
+    """Returns the numbers on one side of the bound. Example: _interval("<", "2") == "(-\\infty,2)"."""
+    is_open = sign in "<>"
+    if sign in ("<", r"\le", r"\leq", "≤"):
+        return rf"(-\infty,{bound}{')' if is_open else ']'}"
+    return rf"{'(' if is_open else '['}{bound},\infty)"
 
 
 def _cases_apart(pair: list[str]) -> list[str]:

@@ -336,6 +336,25 @@ COMPLETIONS = [
     ("number", "3", "答案是3万。", False),
     ("number", "15000", "答案是1.5万。", True),
     ("number", "6", r"\boxed{5}, \boxed{6}", False),
+    ("math", "1.6e-19", r"\boxed{1.6 \times 10^{-19} \text{ C}}", True),
+    ("math", "-5.0", r"\boxed{-5.0 \, \text{kJ}\cdot\text{mol}^{-1}}", True),
+    ("math", "5.0", r"\boxed{-5.0 \, \text{kJ}\cdot\text{mol}^{-1}}", False),
+    ("math", "3.0e8", r"\boxed{3.0\times 10^8\ \mathrm{m\,s^{-1}}}", True),
+    ("math", "3.0e8", r"\boxed{3.0\times 10^7\ \mathrm{m\,s^{-1}}}", False),
+    ("math", r"6 \text{ minutes}", r"\boxed{6 \text{ hours}}", False),
+    ("math", r"6 \text{ minutes}", r"\boxed{6 min}", True),
+    ("math", r"6 \text{ minutes}", r"\boxed{6 hours}", False),
+    ("math", r"7:30\text{ AM}", r"\boxed{7:30\text{ PM}}", False),
+    ("math", r"7:30\text{ AM}", r"\boxed{7:30\text{ a.m.}}", True),
+    ("math", "5", r"\boxed{\text{5 dollars}}", True),
+    ("math", r"1.0000001\text{ m}", r"\boxed{1.0000002}", False),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x<2 or x>3}", True),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x > 3 \text{ or } x < 2}", True),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x \le 2 \text{ or } x \ge 3}", False),
+    ("math", r"(-\infty,2]\cup(3,\infty)", r"\boxed{x \leq 2 \text{ or } x > 3}", True),
+    ("math", r"x<2 \text{ or } x>3", r"\boxed{(-\infty,2)\cup(3,\infty)}", True),
+    ("math", r"x<2 \text{ or } x>3", r"\boxed{x<2}", False),
+    ("math", r"x<2 \text{ or } x>3", r"\boxed{x>2 \text{ or } x<3}", False),
     ("math", "1,2", r"\boxed{1} and $\boxed{2}$", True),
     ("math", "2", r"either \boxed{1} or \boxed{2}", False),
     ("math", "2", r"\\boxed{1}\n\\boxed{2}", True),
@@ -348,7 +367,9 @@ def test_completion_earns_if_it_is_right(earns, kind, gold, completion, right):
     assert earns(kind, gold, completion) == right
 
 
-@pytest.mark.parametrize("piece", [r"\(", r"\(1", "$1", "**1", r"\boxed{", "1,", '"', "1 million "])
+@pytest.mark.parametrize(
+    "piece", [r"\(", r"\(1", r"\boxed 1, ", r"\boxed{1}, ", "$1", "**1", r"\boxed{", "1,", '"', "1 million "]
+)
 def test_a_completion_that_repeats_itself_costs_little_time(piece):
     began = time.monotonic()
     for text in (piece * 10_000, f"{piece}x" * 10_000, piece * 5_000 + "1" + piece.replace("(", ")") * 5_000):
