@@ -134,14 +134,9 @@ def last_boxed(text: str) -> str | None:
 
 def last_tagged(text: str) -> str | None:
     """Returns the content of the last <answer>...</answer>. Example: last_tagged("<answer> 4 </answer>") == "4"."""
-    text = without_thinking(text)
-    content, position = None, 0
-    while (begin := text.find("<answer>", position)) >= 0:
-        end = text.find("</answer>", begin)
-        if end < 0:  # no later one is closed either; a regular expression would look for the end of each
-            break
-        content, position = text[begin + len("<answer>") : end], end + len("</answer>")
-    return None if content is None else content.strip()
+    before, _, _ = without_thinking(text).rpartition("</answer>")
+    _, opened, content = before.rpartition("<answer>")
+    return content.partition("</answer>")[0].strip() if opened else None
 
 
 def final_answer(text: str) -> str:
@@ -212,13 +207,12 @@ def equal_numbers(answer: str, expected: str) -> bool:
 
 
 def equal_texts(answer: str, expected: str) -> bool:
-    """Returns whether both texts are equal, but for signs around them as in "**yes**."; "E: text" and "(E)" are the choice "E"."""
-    left, right = (unicodedata.normalize("NFC", _bare(text)) for text in (answer, expected))
-    return left == right or equal_choices(answer, expected)
+    """Returns whether both texts are equal, but for signs around them as in "**yes**."
 
-
-def equal_choices(answer: str, expected: str) -> bool:
-    """Returns whether the expected answer is a choice, such as "E", "(E) text" or "yes", and the answer is the same."""
+    If the expected one is a choice, such as "E", "(E) text" or "yes", it is equal to "E: text", and yes to "Yes, it is".
+    """
+    if len({unicodedata.normalize("NFC", _bare(text)) for text in (answer, expected)}) == 1:
+        return True
     right, chosen = _CHOICE.match(expected), _CHOICE.match(answer)
     if right is None or chosen is None or right["dot"] or _LABEL.search(expected, right.end()):
         return False
