@@ -60,11 +60,11 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _IN_TEXT = re.compile(
-    rf"""(?P<no>\bnot\s+\S*\d\S*)
+    rf"""(?P<no>(?:\bnot|n't|\bneither|\bnor)\s+\S*\d\S*)
     | (?:{_LETTER}|[)\]}}])[-+][.\d][^\s=]*  # x-5
     | \\(?:sqrt|[dtc]?frac|log)[^\s=]* | √[^\s=]*
     | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/(?![a-z]{{3}})|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)\s?|[√π]
-      |(?:[kKMBxyz]|mn|bn|tn)(?!\w)|\W{{1,4}}(?:or|to|and)\W{{1,4}}(?:maybe\W)?\d|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
+      |(?:[kKMBxyz]|mn|bn|tn)(?!\w)|(?:\ [+*\u00d7]\ [$]?[\d.,]+)+|(?:\W|\\text){{1,4}}(?:or|to|and)\W{{1,4}}(?:maybe\W)?\d|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
     re.VERBOSE,
 )
 """A number in a text, or a longer expression, such as the range 15-20, 5k or \\sqrt{2}, whose parts are no answer; nor is "not 5" one."""
@@ -74,9 +74,9 @@ _FORMULA_END = re.compile(r"[$\n]|\\[\])]|\Z")
 _MARK = re.compile(
     r"""(?: \#{4}
       | (?:answer|antwort|r\u00e9ponse|respuesta|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b)
-        |(?:statement|claim|argument|sentence)(?=\s+is\W+(?:true|false|valid|invalid)\b)) \**(?:\s+(?:is|ist|est|es)\b|\s*[:\uff1a])
-      | \u7b54\u6848\**[\u662f\u4e3a:\uff1a] | \u6545\u9009 | (?:option|choice)(?=\W+(?-i:[A-J])\W+is\s)
-      | \bI(?:\ would|\ will|'d)?\ (?:choose|pick|select|go\ with)(?=\W+(?:option\W+)?(?-i:[A-J])\b)
+        |(?:statement|claim|argument|sentence)(?=\s+is\W+(?:true|false|valid|invalid)\b)) \**(?:\s+(?:is|ist|est|es|(?:must|would|should)\ be)\b|\s*[:\uff1a])
+      | \u7b54\u6848\**[\u662f\u4e3a:\uff1a] | \u9009(?=[A-J]) | (?:option|choice)(?=\W+(?-i:[A-J])\W+is\s)
+      | \b(?:I(?:\ would|\ will|'d)?|let's)\ (?:choose|pick|select|go\ with)(?=\W+(?:option\W+)?(?-i:[A-J])\b)
     )[\s:*\uff1a]*""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -93,7 +93,7 @@ _WRAPPED = re.compile(
 _LAST = re.compile(r"(?:\*\*([^*]+)\*\*|(?<!\band )(?<!\bor )(?<!\$, )\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$")
 """Bold text, or a formula that is more than a letter, at the end of a line."""
 _CHOICE = re.compile(
-    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|(?:and\s+)?not)\b|\s+is\s+(?:correct|right)\W*\Z|(?<=\w\w)[,;](?!\s*(?:wait|but|or|no|yes)\b)|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
+    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|(?:and\s+)?not)\b|\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\W*\Z|(?<=\w\w)[,;](?!\s*(?:wait|but|or|no|yes)\b)|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
 )
 _VERDICTS = {"yes": True, "true": True, "no": False, "false": False}
 

@@ -38,9 +38,9 @@ _WITH_UNIT = re.compile(
 )
 """A number or a constant with words or a unit after it, or anything with \\text{} after it. math-verify's own rule takes
 the h of \\pi r^2 h for hours."""
-_LONGER = re.compile(rf"[\s.]|{_POWER}|(?<=h)(?:ou)?rs?|(?<=s)ec(?:ond)?s?|(?<=min)(?:ute)?s?|(?<=day)s")
+_LONGER = re.compile(rf"[\s.]|{_POWER}|(?<=h)(?:ou)?rs?|(?<=s)ec(?:ond)?s?|(?<=min)(?:ute)?s?|(?<=day)s|(?<=mi)les?")
 """Parts of units that some leave out. Without them, hours are h, and a.m. is am."""
-_HALF_LINE = re.compile(r"\s*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*([^<>≤≥]*?)\s*")
+_HALF_LINE = re.compile(r"(?:\\quad|\s)*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*([^<>≤≥]*?)(?:\\quad|\s)*")
 _SIGNS = str.maketrans({"∞": r"\infty ", "∅": r"\emptyset ", "·": r"\cdot ", "²": "^2", "³": "^3"})
 _LETTERS = re.compile(r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}|[a-zA-Z]")
 """Commands, words and variables."""
@@ -106,7 +106,7 @@ class MathJudge:
             return decided
         if equal_texts(answer, expected):
             return True
-        if not answer or len(answer) > _LONGEST_ANSWER:
+        if not answer or max(len(answer), len(expected)) > _LONGEST_ANSWER:
             return False
         pair = _without_units(_latex(answer), _latex(expected))
         decided = _decided(*pair) if pair else False
