@@ -73,7 +73,7 @@ def _wrong_labels() -> Iterator[None]:
 FAULTS: dict[str, Callable] = {
     "a CPU tensor in a collective": lambda: _before(Trainer, "_optimizer_step", _cpu_tensor),
     "a stream race": lambda: _before(trainer_module, "clip_grad_norm_", _stream_race),
-    "item() in a loop": lambda: _before(trainer_module, "diff_rows", _item_in_a_loop),
+    "item() in a loop": lambda: _before(trainer_module, "token_rows", _item_in_a_loop),
     "another order of collectives": lambda: _before(Trainer, "_optimizer_step", _other_order),
     "memory that is kept": lambda: _before(Trainer, "update", _memory),
     "labels of other values": _wrong_labels,

@@ -9,10 +9,11 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
+from torchtitan_rl.core.trainer.logprob_diff import token_rows
 from torchtitan_rl.core.trainer.packing import completion_values
 from torchtitan_rl.core.trainer.score import HeadInput, HeadReader, forget_forwards, run_model
 from torchtitan_rl.core.trainer.trainer import Trainer
-from torchtitan_rl.core.types import Episode, Group, TrainBatch
+from torchtitan_rl.core.types import Episode, FloatArray, Group, TrainBatch
 from torchtitan_rl.library.distillation import DIVERGENCE
 from torchtitan_rl.library.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.library.hints import Hints
@@ -63,18 +64,11 @@ class ExactTeacher:
 
         return divergence
 
-    def keep_columns(self, batches: Sequence[TrainBatch], columns: Sequence[dict[str, Tensor]]) -> None:
-        """Give the episodes of each micro-batch their part of its columns, [T] each. The host waits once."""
-        rows: list[Tensor] = []  # [columns, M] each
-        for batch, of_batch in zip(batches, columns, strict=True):
-            stacked = torch.stack([values.detach().double() for values in of_batch.values()])  # [columns, T]
-            rows.append(stacked[:, batch.loss_positions])
-        on_host = torch.cat(rows, dim=1).cpu().split([row.shape[1] for row in rows], dim=1)  # [columns, M] each
-        for batch, of_batch, values in zip(batches, columns, on_host, strict=True):
-            for name, of_tokens in zip(of_batch, values.numpy(), strict=True):
-                found = completion_values(batch, of_tokens)  # [L] each
-                for member, of_member in zip(batch.members, found, strict=True):
-                    member.episode.credit.token_columns[name] = of_member
+    def keep_columns(self, batch: TrainBatch, columns: FloatArray) -> None:
+        """Give the micro-batch's episodes their part of the `reader`'s columns [2, M], which are on the host now."""
+        for name, values in zip((DIVERGENCE, TEACHER_TOKEN), columns, strict=True):
+            for member, of_member in zip(batch.members, completion_values(batch, values), strict=True):
+                member.episode.credit.token_columns[name] = of_member
 
     def free(self) -> None:
         """Free the memory of the teacher's head."""
@@ -92,9 +86,9 @@ class ExactTeacher:
             self.hints.add_logprobs(groups)
         total = count = 0.0
         for batch in trainer.batcher.microbatches(groups):
-            columns = trainer.score(batch, self.reader(batch)).columns  # [T] each
-            self.keep_columns([batch], [columns])
-            total += float((columns[DIVERGENCE] * batch.loss_mask).sum())
+            scores = trainer.score(batch, self.reader(batch))  # [T] each
+            self.keep_columns(batch, token_rows(batch, scores)[2:].cpu().numpy())
+            total += float((scores.columns[DIVERGENCE] * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
             forget_forwards(trainer.model)
         self.free()

@@ -7,8 +7,9 @@ import torch
 
 from tests.unit_tests.core.trainer.test_packing import COUNTS, member
 from torchtitan_rl.core.state import RunState
-from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
+from torchtitan_rl.core.trainer.logprob_diff import fill_logprob_diff, token_rows
 from torchtitan_rl.core.trainer.packing import pack
+from torchtitan_rl.core.trainer.score import TokenScores
 from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
 from torchtitan_rl.proof.gate import LogprobDiffs, LogprobGate, LogprobGateError
 
@@ -21,7 +22,7 @@ def tokens(values, log_mu=-30.0) -> list[np.ndarray]:
 
 
 def filled(batch, logprobs) -> np.ndarray:
-    return fill_logprob_diff(batch, diff_rows(batch, logprobs, torch.zeros_like(logprobs)).numpy())
+    return fill_logprob_diff(batch, token_rows(batch, TokenScores(logprobs, torch.zeros_like(logprobs))).numpy())
 
 
 def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():

@@ -8,20 +8,19 @@ from torch import Tensor
 
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.trainer.packing import by_member
+from torchtitan_rl.core.trainer.score import TokenScores
 from torchtitan_rl.core.types import Episode, FloatArray, Group, LogprobDiff, TrainBatch, flat
 
 
-def diff_rows(batch: TrainBatch, logprobs: Tensor, entropy: Tensor) -> Tensor:
-    """Returns what `fill_logprob_diff` reads, on the device: log pi and entropy of the M loss tokens, [2, M].
-
-    Args:
-        logprobs, entropy: [T] the trainer's, computed before the first update.
-    """
-    return torch.stack([logprobs, entropy])[:, batch.loss_positions]
+def token_rows(batch: TrainBatch, scores: TokenScores) -> Tensor:
+    """Returns the scores of the M loss tokens as one tensor, for the way to the host: log pi, entropy and the teacher's columns,
+    [2 + columns, M]."""
+    rows = torch.stack([scores.logprobs, scores.entropy, *scores.columns.values()])
+    return rows.detach()[:, batch.loss_positions]
 
 
 def fill_logprob_diff(batch: TrainBatch, rows: FloatArray) -> FloatArray:
-    """Set `logprob_diff` of the batch's episodes from its `diff_rows` [2, M], which are on the host now.
+    """Set `logprob_diff` of the batch's episodes, given log pi before the first update and its entropy: [2, M] of `token_rows`.
 
     Returns: |log pi - log mu| and log mu of the fresh tokens, [2, fresh loss tokens].
     """

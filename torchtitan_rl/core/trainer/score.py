@@ -15,7 +15,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
 from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.types import Episode, Group, Metric, SegmentLayout, TrainBatch
+from torchtitan_rl.core.types import Episode, FloatArray, Group, Metric, SegmentLayout, TrainBatch
 
 Result = TypeVar("Result")
 
@@ -122,10 +122,8 @@ class Companion(Protocol):
     def reader(self, batch: TrainBatch) -> HeadReader:
         """Run its own forward over a micro-batch. Returns what reads the policy's head at `batch.loss_positions`."""
 
-    def keep_columns(
-        self, batches: Sequence[TrainBatch], columns: Sequence[dict[str, Tensor]]
-    ) -> None:
-        """Give the episodes of each micro-batch their part of its columns, [T] each."""
+    def keep_columns(self, batch: TrainBatch, columns: FloatArray) -> None:
+        """Give the micro-batch's episodes their part of the `reader`'s columns [columns, M], which are on the host now."""
 
     def free(self) -> None:
         """Free what the policy's backward reads of it."""

@@ -24,9 +24,9 @@ from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.logprob_diff import (
-    diff_rows,
     fill_logprob_diff,
     share_logprob_diffs,
+    token_rows,
 )
 from torchtitan_rl.core.trainer.lora import PolicyLora
 from torchtitan_rl.core.trainer.minibatches import (
@@ -281,16 +281,16 @@ class Trainer(Configurable):
             scores = self.score(batch)  # [T] each
             advanced()
             batch.pi_old_logprobs = scores.logprobs
-            rows.append(diff_rows(batch, scores.logprobs, scores.entropy))
+            rows.append(token_rows(batch, scores))
         forget_forwards(self.model)
         [rows_on_host] = _on_host(rows)
         self._check_logprobs(batches, rows_on_host)
 
     def _check_logprobs(self, batches: Sequence[TrainBatch], rows: Sequence[Tensor]) -> None:
-        """Set `logprob_diff` of the batches' episodes from each batch's `diff_rows`, and check those of all ranks."""
+        """Set `logprob_diff` of the batches' episodes from each batch's `token_rows`, and check those of all ranks."""
         differences: list[FloatArray] = []  # [2, fresh loss tokens] each
         for batch, values in zip(batches, rows, strict=True):
-            differences.append(fill_logprob_diff(batch, values.numpy()))
+            differences.append(fill_logprob_diff(batch, values[:2].numpy()))
         self.checks.check_logprobs(differences)
 
     def _optimizer_step(self, minibatch: MiniBatch, *, check_logprobs: bool) -> _Step:
@@ -312,11 +312,9 @@ class Trainer(Configurable):
             ep_enabled=self.parallel_dims.ep_enabled,
         )  # 0-d
         numbers = [forward.out.tally.numbers() for forward in forwards]
-        rows: list[Tensor] = []  # [2, M] each
-        if check_logprobs:
-            for batch, forward in zip(minibatch.batches, forwards, strict=True):
-                scores = forward.scores
-                rows.append(diff_rows(batch, scores.logprobs, scores.entropy))
+        rows: list[Tensor] = []  # [2 + columns, M] each
+        for batch, forward in zip(minibatch.batches, forwards, strict=True):
+            rows.append(token_rows(batch, forward.scores))
         totals, numbers_on_host, rows_on_host = _on_host([loss, norm], numbers, rows)
         total_loss, grad_norm = map(float, totals)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
@@ -324,8 +322,8 @@ class Trainer(Configurable):
         for forward, values in zip(forwards, numbers_on_host, strict=True):
             metrics.append(forward.out.read(values))
         if self.teacher is not None:
-            columns = [forward.scores.columns for forward in forwards]
-            self.teacher.keep_columns(minibatch.batches, columns)
+            for batch, values in zip(minibatch.batches, rows_on_host, strict=True):
+                self.teacher.keep_columns(batch, values[2:].numpy())
         if check_logprobs:
             self._check_logprobs(minibatch.batches, rows_on_host)
         applied = self.checks.check_update(total_loss, grad_norm)

@@ -13,9 +13,10 @@ from torchtitan_rl.core.algorithm.kl import KL
 from torchtitan_rl.core.algorithm.losses import Clip, TokenMean
 from torchtitan_rl.core.algorithm.mismatch import NoCorrection
 from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
+from torchtitan_rl.core.trainer.logprob_diff import fill_logprob_diff, token_rows
 from torchtitan_rl.core.trainer.minibatches import items_of, num_tokens, plan_microbatches
 from torchtitan_rl.core.trainer.packing import by_member, completion_values, count_work, pack, token_advantages
+from torchtitan_rl.core.trainer.score import TokenScores
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord, flat
 from torchtitan_rl.library.maxent import MaxEnt
 from torchtitan_rl.library.objectives import (
@@ -201,7 +202,7 @@ def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prom
         assert log_mu.tolist() == completion.sampled_logprobs.tolist()
     for member, labels in zip(batch.members, completion_values(batch, rows[0]), strict=True):
         assert labels.tolist() == (member.episode.completion.token_ids * member.episode.completion.loss_mask).tolist()
-    fill_logprob_diff(batch, diff_rows(batch, batch.sampler_logprobs + 0.25, batch.loss_mask).numpy())
+    fill_logprob_diff(batch, token_rows(batch, TokenScores(batch.sampler_logprobs + 0.25, batch.loss_mask)).numpy())
     assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
     assert [len(one.logprob_diff.tokens["diff"]) for one in flat(groups)] == [
         one.completion.num_sampled for one in flat(groups)

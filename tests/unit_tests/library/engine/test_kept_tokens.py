@@ -10,7 +10,7 @@ from tests.parts.tiny import sampled
 from tests.unit_tests.proof.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.core.device import DEVICE_TYPE
 from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.trainer.logprob_diff import diff_rows, fill_logprob_diff
+from torchtitan_rl.core.trainer.logprob_diff import fill_logprob_diff, token_rows
 from torchtitan_rl.core.trainer.packing import pack
 from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
@@ -100,8 +100,7 @@ def test_engine_and_policy_have_one_distribution_over_the_whole_vocabulary(pair,
 def gate_of(pair, batch) -> None:
     """Check the batch as the trainer does before its first update."""
     with torch.no_grad():
-        found = scores(pair, batch)
-        rows = diff_rows(batch, found.logprobs, found.entropy)
+        rows = token_rows(batch, scores(pair, batch))
     LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check([fill_logprob_diff(batch, rows.numpy())])
 
 
