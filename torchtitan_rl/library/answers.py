@@ -76,7 +76,7 @@ _MARK = re.compile(
       | (?:answer|antwort|r\u00e9ponse|respuesta|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b)
         |(?:statement|claim|argument|sentence)(?=\s+is\W+(?:true|false|valid|invalid)\b)) \**(?:\s+(?:is|ist|est|es|(?:must|would|should)\ be)\b|\s*[:\uff1a])
       | \u7b54\u6848\**[\u662f\u4e3a:\uff1a] | \u9009(?=[A-J]) | (?:option|choice)(?=\W+(?-i:[A-J])\W+is\s)
-      | \b(?:I(?:\ would|\ will|'d)?|let's)\ (?:choose|pick|select|go\ with)(?=\W+(?:option\W+)?(?-i:[A-J])\b)
+      | \b(?:I(?:\ would|\ will|'d|'ll)?|let's)\ (?:choose|pick|select|go\ with)(?=\W+(?:option\W+)?(?-i:[A-J])\b)
     )[\s:*\uff1a]*""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -93,7 +93,7 @@ _WRAPPED = re.compile(
 _LAST = re.compile(r"(?:\*\*([^*]+)\*\*|(?<!\band )(?<!\bor )(?<!\$, )\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$")
 """Bold text, or a formula that is more than a letter, at the end of a line."""
 _CHOICE = re.compile(
-    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|(?:and\s+)?not)\b|\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\W*\Z|(?<=\w\w)[,;](?!\s*(?:wait|but|or|no|yes)\b)|(?P<dot>\.(?=\s+\S))|\.?[\s}$*]*\Z))"
+    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|(?:and\s+)?not)\b|\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\W*\Z|(?<=\w\w)[,;](?!\s*(?:wait|but|or|no|yes)\b)|(?P<dot>\.(?=\s+\S))|[.!]?[\s}$*]*\Z))"
 )
 _VERDICTS = {"yes": True, "true": True, "no": False, "false": False}
 

@@ -193,6 +193,8 @@ def _latex(text: str) -> str:
     """Returns the text with LaTeX that math-verify reads in place of what it does not read: "x<2 or x>3" is a union."""
     text = _UPRIGHT.sub(r"\1", text.replace(r"\varnothing", "∅").translate(_SIGNS))
     text = re.sub(r"^\\text\{(\d[^{}]*)\}$", r"\1", text)
+    if re.fullmatch(r"[^:,]+(?::[^:,]+){2,}", text):  # math-verify divides: 1:3:2 would be 1:2:3
+        return f"({text.replace(':', ',')})"
     parts = re.split(r"\\text\{\s*or\s*\}|\bor\b", text)
     rays = [_HALF_LINE.fullmatch(part) for part in parts]
     if len(parts) > 1 and all(rays) and len({ray[1] for ray in rays}) == 1:
