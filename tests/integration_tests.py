@@ -409,9 +409,10 @@ def build_test_list() -> list[OverrideDefinitions]:
             [same_step(4, "straight", "fork", above={"evaluation/loss": 0})],
         ),
         OverrideDefinitions(
-            forked("--config", "debug_distill", "--evaluation.every", "0", steps=4),
+            forked("--config", "debug_distill", "--evaluation.every", "0", "--metrics.select", "random:16", steps=4),
             "a fork learns from its teacher as the run does, on 2 ranks", "distillation", 2,
-            [same_step(4, "straight", "fork", above={"teacher/divergence": 0})],
+            [same_step(4, "straight", "fork", above={"teacher/divergence": 0}),
+             lambda folder: shown_tokens_are_compared(folder / "straight")],
         ),
         OverrideDefinitions(
             forked("--config", f"{TOLD}:self_taught", "--evaluation.every", "0", steps=4),

@@ -53,14 +53,14 @@ def sampler_agrees(float32_bound: float = 1e-4, bfloat16_mean: float = 0.02) -> 
 
 
 def shown_tokens_are_compared(folder: Path) -> None:
-    """Shown training rows have the trainer's difference and entropy of each sampled token, whichever rank trained them."""
+    """Shown training rows have the same numbers of each sampled token, such as the trainer's difference, whichever rank trained them."""
     rows = [row for row in read_rows(folder) if row["split"] == "train" and row.get("in_loss") and row.get("tokens")]
-    assert rows, "no training row has tokens"
+    names = {name for row in rows for name, values in row["tokens"].items() if isinstance(values, list)}
+    assert {"diff", "entropy"} <= names, f"columns of {len(rows)} rows: {names}"
     for row in rows:
-        tokens = row["tokens"]
-        sampled = [logprob is not None for logprob in tokens["logprob"]]
-        for name in ("diff", "entropy"):
-            found = [value is not None for value in tokens.get(name, [])]
+        sampled = [logprob is not None for logprob in row["tokens"]["logprob"]]
+        for name in names - {"text"}:
+            found = [value is not None for value in row["tokens"].get(name, [])]
             assert found == sampled, f"{row['episode_id']}: {name} of {sum(found)} tokens of {sum(sampled)}"
 
 

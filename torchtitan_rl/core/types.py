@@ -6,9 +6,8 @@
                               └──> TrainBatch  packed tensors, built only from episodes
 
 Each type contains the one before, so every fact is stored once. All parts of a step pass groups on, which `prompt_idx`
-identifies. Everything up to `Episode` is small and, once the replicas' samples are gathered, equal on every rank;
-the exception are the columns of an exact teacher in `Credit.token_columns`, because each rank measures those of its own
-episodes. Only `TrainBatch` holds tensors on the device.
+identifies. Everything up to `Episode` is small and, once the replicas' samples are gathered, equal on every rank. Only
+`TrainBatch` holds tensors on the device.
 
 The words for one sample, by what happens to it:
 

@@ -9,7 +9,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.core.algorithm.losses import TEACHER_TOKEN
-from torchtitan_rl.core.trainer.logprob_diff import token_rows
+from torchtitan_rl.core.trainer.logprob_diff import share_measurements, token_rows
 from torchtitan_rl.core.trainer.packing import completion_values
 from torchtitan_rl.core.trainer.score import HeadInput, HeadReader, forget_forwards, run_model
 from torchtitan_rl.core.trainer.trainer import Trainer
@@ -22,6 +22,9 @@ from torchtitan_rl.library.hints import Hints
 class ExactTeacher:
     """A model without gradients, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it:
     `Trainer.teacher`."""
+
+    columns = (DIVERGENCE, TEACHER_TOKEN)
+    """What it measures of each token: the names of `keep_columns`."""
 
     def __init__(
         self, trainer: Trainer, model_spec: ModelSpec, folder: Path | Decoder, hints: Hints | None = None
@@ -66,7 +69,7 @@ class ExactTeacher:
 
     def keep_columns(self, batch: TrainBatch, columns: FloatArray) -> None:
         """Give the micro-batch's episodes their part of the `reader`'s columns [2, M], which are on the host now."""
-        for name, values in zip((DIVERGENCE, TEACHER_TOKEN), columns, strict=True):
+        for name, values in zip(self.columns, columns, strict=True):
             for member, of_member in zip(batch.members, completion_values(batch, values), strict=True):
                 member.episode.credit.token_columns[name] = of_member
 
@@ -77,10 +80,7 @@ class ExactTeacher:
 
     @torch.no_grad()
     def measure(self, groups: Sequence[Group[Episode]]) -> dict[str, float]:
-        """Returns the mean divergence over sampled tokens. Collective.
-
-        The episodes of this rank's micro-batches keep the columns of their tokens.
-        """
+        """Returns the mean divergence over sampled tokens. Collective. The episodes keep the columns of their tokens."""
         trainer = self.trainer
         if self.hints:
             self.hints.add_logprobs(groups)
@@ -92,6 +92,7 @@ class ExactTeacher:
             count += float(batch.loss_mask.sum())
             forget_forwards(trainer.model)
         self.free()
+        share_measurements(groups, self.columns, mine=trainer.is_tp_leader)
         return {DIVERGENCE: trainer.sum(total) / max(trainer.sum(count), 1.0)}
 
 

@@ -41,16 +41,21 @@ def fill_logprob_diff(batch: TrainBatch, rows: FloatArray) -> FloatArray:
     return np.concatenate(found, axis=1)
 
 
-def share_logprob_diffs(groups: Sequence[Group[Episode]], *, mine: bool) -> None:
-    """Set every episode's `logprob_diff` on every rank. Collective.
+def share_measurements(
+    groups: Sequence[Group[Episode]], columns: Sequence[str], *, mine: bool
+) -> None:
+    """Give every rank what each has measured on the episodes that it trained: `logprob_diff`, and the named token columns. Collective.
 
     Args:
         mine: whether this rank gives its own. Tensor-parallel ranks have the same.
     """
     episodes = flat(groups)
-    own: list[tuple[int, LogprobDiff]] = []
+    own: list[tuple[int, LogprobDiff | None, dict[str, FloatArray]]] = []
     for i, episode in enumerate(episodes):
-        if mine and episode.logprob_diff is not None:
-            own.append((i, episode.logprob_diff))
-    for i, diff in comm.all_gather_lists(own):
+        known = episode.credit.token_columns
+        found = {name: known[name] for name in columns if name in known}
+        if mine and (found or episode.logprob_diff is not None):
+            own.append((i, episode.logprob_diff, found))
+    for i, diff, found in comm.all_gather_lists(own):
         episodes[i].logprob_diff = episodes[i].logprob_diff or diff
+        episodes[i].credit.token_columns |= found

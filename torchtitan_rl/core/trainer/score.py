@@ -119,6 +119,9 @@ HeadReader = Callable[[HeadInput], dict[str, Tensor]]
 class Companion(Protocol):
     """A frozen model that each forward of the policy is compared with: `library.exact_teacher.ExactTeacher`."""
 
+    columns: Sequence[str]
+    """Names of what it measures of each token, in `Credit.token_columns`."""
+
     def reader(self, batch: TrainBatch) -> HeadReader:
         """Run its own forward over a micro-batch. Returns what reads the policy's head at `batch.loss_positions`."""
 

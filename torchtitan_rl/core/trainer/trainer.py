@@ -25,7 +25,7 @@ from torchtitan_rl.core.events import advanced
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.logprob_diff import (
     fill_logprob_diff,
-    share_logprob_diffs,
+    share_measurements,
     token_rows,
 )
 from torchtitan_rl.core.trainer.lora import PolicyLora
@@ -243,7 +243,8 @@ class Trainer(Configurable):
             metrics.append(self.model.update_metrics(self.dp_group))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
-        share_logprob_diffs(groups, mine=self.is_tp_leader)
+        columns = self.teacher.columns if self.teacher is not None else ()
+        share_measurements(groups, columns, mine=self.is_tp_leader)
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=num_clipped / max(len(norms), 1),
