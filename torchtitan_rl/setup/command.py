@@ -68,6 +68,7 @@ def training(arguments: Sequence[str]) -> list[str]:
     if environment.get("NODE_RANK") and "--dry-run" in asked:
         _rendezvous(str(nodes))  # as the run's own start checks it
     environment |= {"WORLD_SIZE": str(ranks * nodes), "RANK": "0", "LOCAL_RANK": "0", "LOG_RANK": "0"}
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
     return ["torchtitan_rl.train", *arguments]
 
 

@@ -122,12 +122,16 @@ def test_help_names_every_command_and_another_one_is_refused(tmp_path):
     "question", ["--help", "--list-configs", "--print-config", "--dry-run", "--dry_run", "--help=all"]
 )
 def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(node, monkeypatch, question):
-    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOG_RANK"):
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOG_RANK", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "")  # so that what the command sets is undone
     monkeypatch.setenv("RANK", "3")  # left from another program: rank 3 would say nothing
+    monkeypatch.delenv("OMP_WAIT_POLICY")
     node(NGPU="4", NNODES="2")
     assert command.training(["--config", "debug", question]) == ["torchtitan_rl.train", "--config", "debug", question]
     assert (os.environ["WORLD_SIZE"], os.environ["RANK"]) == ("8", "0")
+    assert (
+        os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    )  # spinning threads make a warm start a third longer beside other work
 
 
 def test_a_wrong_flag_is_said_once_after_a_sign_of_life_and_ends_with_2(tmp_path):
