@@ -19,7 +19,7 @@ from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.core.generator import SamplingConfig
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.trainer.hf import gather, hf_weights
-from torchtitan_rl.core.trainer.score import score
+from torchtitan_rl.core.trainer.score import forget_forwards, score
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models import spec_from_folder
@@ -244,10 +244,13 @@ def engine(folder: Path, degree: int = 1):
         made.generator.close()
 
 
+@torch.no_grad()
 def logprobs_of(model: nn.Module, ids: Tensor) -> np.ndarray:
     """The policy's log-probabilities of ids[1:], [L - 1]."""
     layout = SegmentLayout.of([len(ids)], device="cpu")
-    return score(model, ids, ids.roll(-1), layout, 1.0).logprobs[:-1].detach().numpy()
+    logprobs = score(model, ids, ids.roll(-1), layout, 1.0).logprobs
+    forget_forwards(model)
+    return logprobs[:-1].numpy()
 
 
 def engine_figures(folder: Path, degree: int = 1, experts: int = 1) -> dict[str, float]:
