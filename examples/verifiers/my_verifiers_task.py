@@ -21,7 +21,8 @@ class WordsByVerifiers(Task):
 
     def example(self, number):
         messages = [{"role": "user", "content": "The agent's first request takes the place of this."}]
-        return Example(text="", messages=messages, expected_answer="", columns={"number": number})
+        columns = {"number": number, "low": 20, "high": 26}  # the last two are read by the recipe of the small start
+        return Example(text="", messages=messages, expected_answer="23", columns=columns)
 
     def environment(self, prompt):
         bin = FOLDER / "verifiers_venv" / "bin"

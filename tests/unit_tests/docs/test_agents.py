@@ -1,6 +1,7 @@
 """The code of docs/agents.md, run as it is written, with a policy that says what it is told to."""
 
 import os
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit_tests.docs.test_conversations import talk
+from torchtitan_rl.library.starts.warm_start import recipe_of
 from torchtitan_rl.setup.registry import load_config
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
@@ -42,6 +44,12 @@ def test_reward_function_receives_the_agents_logs(files):
     _, scored = talk(config, "x", secret)
     assert scored.reward_breakdown == {"environment_reward": 1.0, "quick": 0.5}
     assert scored.reward == pytest.approx(1.1)
+
+
+def test_start_of_the_verifiers_example_suits_its_prompts():
+    task = load_config(f"{PAGE.parents[1]}/examples/verifiers/my_verifiers_task.py:words").task
+    recipe = recipe_of(task.warm_start, "task.warm_start")
+    assert recipe.worked(task.build().train_example(0, seed=0), random.Random(0))
 
 
 @pytest.mark.skipif("VERIFIERS_VENV" not in os.environ, reason="needs a venv with verifiers: docs/agents.md")
