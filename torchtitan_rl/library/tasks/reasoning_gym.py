@@ -5,10 +5,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan_rl.core.errors import UserError, expect
-from torchtitan_rl.library.answers import last_tagged
+from torchtitan_rl.library.answers import KINDS
 from torchtitan_rl.library.references import did_you_mean
 from torchtitan_rl.library.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.library.tasks.procedural import asked, is_held_out
@@ -23,10 +23,7 @@ _NUM_DRAWS = 10_000
 
 
 class ReasoningGym(Task):
-    """Questions from reasoning_gym.
-
-    The answer is the content of <answer>...</answer>; the reward is its score, 0 to 1.
-    """
+    """Questions from reasoning_gym. The reward is the task's own score of the answer, 0 to 1."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
@@ -38,6 +35,10 @@ class ReasoningGym(Task):
 
         instruction: str = "Give the final answer between <answer> and </answer>."
         """Text added to each question as a separate paragraph. Empty: nothing."""
+
+        answer_kind: Literal["text", "tag", "number"] = "tag"
+        """The answer in a completion: all of it, the content of <answer>...</answer>, or the last number. Change `instruction`
+        with it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -79,8 +80,8 @@ class ReasoningGym(Task):
         ]
 
     def extract_answer(self, text: str) -> str | None:
-        """Returns the last text between the answer tags."""
-        return last_tagged(text)
+        """Returns the answer in a completion, as task.answer_kind reads it."""
+        return KINDS[self.config.answer_kind].extract(text)
 
     def judge(self, answer: str | None, prompt: "Prompt") -> bool:
         """Returns whether the answer gets the full score. Many tasks have more than one right answer."""

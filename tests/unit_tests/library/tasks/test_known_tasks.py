@@ -111,3 +111,12 @@ def test_reasoning_gym_mixes_tasks_by_weight_and_scores_with_their_own_scorers()
         assert (
             task.score(completions=[f"<answer>{answer}</answer>", ""], entry=[example.columns["entry"]] * 2)[0] == 1.0
         )
+
+
+def test_reasoning_gym_reads_the_last_number_of_a_completion_without_tags():
+    pytest.importorskip("pycosat", reason="reasoning_gym needs it, and a C compiler to install it")
+    task = ReasoningGym.Config(tasks=[("gcd", 1.0)], answer_kind="number").build()
+    [example] = task.held_out_examples(1)
+    entry, answer = [example.columns["entry"]], example.expected_answer
+    assert task.score(completions=[f"The GCD of these numbers is {answer}."], entry=entry) == [1.0]
+    assert task.score(completions=[f"{answer}, or rather {int(answer) + 1}"], entry=entry) == [0.0]
