@@ -157,9 +157,10 @@ def _accept(found: Resume, config: "RunConfig") -> None:
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
+        begin_anew = "" if found.fork else "pass --dump-folder with a new folder, "
         raise UserError(
-            f"resume = {config.resume!r}: this config is not the one of {found.checkpoint.name}: {named}. Set it back, pass "
-            "--dump-folder with a new folder, or accept it with --resume-changed."
+            f"resume = {config.resume!r}: this config is not the one of {found.checkpoint.name}: {named}. Set it back, "
+            f"{begin_anew}or accept it with --resume-changed."
         )
     if changed:
         progress(f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}")
