@@ -80,6 +80,10 @@ def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(a
         match=r"resume = 'auto': .*algorithm.loss.eps_low 0.2 -> 0.3 .*; seed 0 -> 4 .*; tokenizer .*--resume-changed",
     ):
         accept()
+    config.resume = str(tmp_path)
+    with pytest.raises(UserError, match=r"Set it back, or accept it with --resume-changed"):
+        choose_resume(config, tmp_path / "fork")
+    config.resume = "auto"
     config.resume_changed = True
     accept()
     assert "seed 0 -> 4" in capsys.readouterr().out
