@@ -25,6 +25,7 @@ from scipy.stats import ttest_ind
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = ROOT / "scripts" / "results_cells.py"
+TRAIN = [sys.executable, "-m", "torchtitan_rl.setup.command", "train"]
 TARGET = 0.5
 """Held-out accuracy of counting to which steps and tokens are counted."""
 RANKS = {"ranks_2": 2, "ranks_4": 4}
@@ -52,9 +53,9 @@ def cells() -> list[str]:
     return [line[4:].partition("(")[0] for line in lines if line.startswith("def ") and not line.startswith("def _")]
 
 
-def command(cell: str, seed: int, folder: Path, steps: int | None) -> list[str]:
-    """Returns the command line of one run. It goes on with a run that is there."""
-    words = [str(ROOT / "run_train.sh"), "--config", f"{CELLS}:{cell}", "--seed", str(seed)]
+def arguments(cell: str, seed: int, folder: Path, steps: int | None) -> list[str]:
+    """Returns the arguments of one run. It goes on with a run that is there."""
+    words = ["--config", f"{CELLS}:{cell}", "--seed", str(seed)]
     words += ["--dump-folder", str(folder), "--metrics.sinks", "jsonl"]
     return words + (["--num-steps", str(steps)] if steps else [])
 
@@ -100,15 +101,15 @@ class Runs:
         environment = os.environ | {"RESULTS_CONFIG": self.args.config}
         if cell in RANKS:
             environment |= {"NGPU": str(RANKS[cell])}
-        words, begin = command(cell, seed, folder, self.args.steps), time.monotonic()
+        words, begin = [*TRAIN, *arguments(cell, seed, folder, self.args.steps)], time.monotonic()
         print(f"{cell}, seed {seed}: begins", flush=True)
         if self.args.at_once == 1 or cell in RANKS:
-            code = subprocess.run(words, env=environment, check=False).returncode
+            code = subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
         else:
             environment.setdefault("OMP_NUM_THREADS", str(max(1, os.cpu_count() // self.args.at_once)))
             folder.parent.mkdir(parents=True, exist_ok=True)
             with open(f"{folder}.log", "w") as log:
-                code = subprocess.run(words, env=environment, check=False, stdout=log, stderr=log).returncode
+                code = subprocess.run(words, cwd=ROOT, env=environment, check=False, stdout=log, stderr=log).returncode
         self.left -= 1
         self.refused = self.refused or code == 2
         ended = f"ended with {code}, see {folder}" if code else "done"

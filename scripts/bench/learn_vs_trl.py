@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from scripts.results import TARGET, command, is_done, with_interval  # noqa: E402
+from scripts.results import TARGET, TRAIN, arguments, is_done, with_interval  # noqa: E402
 
 CELL = "grpo"
 NAMES = {"ours": CELL, "TRL": "trl"}
@@ -88,7 +88,7 @@ def job_of(seed: int, ours: Path, folder: Path, settings: list[str]) -> dict:
     from torchtitan_rl.setup.registry import parse_args
     from torchtitan_rl.setup.start_checkpoint import load_tokenizer, prepare_start
 
-    _, config = parse_args(command(CELL, seed, ours, None)[1:])
+    _, config = parse_args(arguments(CELL, seed, ours, None))
     prepare_start(config)
     tokenizer = load_tokenizer(config.hf_assets_path)
     task = config.task.build()
@@ -156,7 +156,7 @@ def main() -> int:
         ours, trl = (args.output.resolve() / name / f"seed-{seed}" for name in NAMES.values())
         if not is_done(ours):
             print(f"ours, seed {seed}", flush=True)
-            subprocess.run(command(CELL, seed, ours, args.steps), check=True)
+            subprocess.run([*TRAIN, *arguments(CELL, seed, ours, args.steps)], cwd=ROOT, check=True)
         if not is_done(trl):
             print(f"TRL, seed {seed}", flush=True)
             if run_trl(job_of(seed, ours, trl, args.trl)):

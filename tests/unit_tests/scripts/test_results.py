@@ -19,8 +19,7 @@ PROMPT = Prompt(prompt_idx=0, text="Count", token_ids=[1, 2, 3], expected_answer
 
 @pytest.mark.parametrize("cell", results.cells())
 def test_every_cell_is_a_sound_config(cell, tmp_path):
-    words = results.command(cell, 3, tmp_path / "run", 4)
-    name, config = parse_args(words[1:])
+    name, config = parse_args(results.arguments(cell, 3, tmp_path / "run", 4))
     validate(config, world_size=1)
     try_objective(config, PROMPT, ["correct"])
     config.task.build().held_out_examples(config.evaluation.num_prompts)
