@@ -254,17 +254,8 @@ def option_runs(size: str, output: Path) -> list[Run]:
 
 def trl_runs(size: str, output: Path) -> list[Run]:
     """Ours, then TRL's, each with its own default settings otherwise."""
-    command = [
-        sys.executable,
-        "scripts/bench/learn_vs_trl.py",
-        "--config",
-        "smollm2",
-        "--target",
-        "0.45",
-        "--seeds",
-        "1",
-    ]
-    command += ["--output", str(output / "curves"), "--trl", "compute=bfloat16"]
+    command = [sys.executable, "scripts/bench/learn_vs_trl.py", "--config", "smollm2", "--target", "0.45"]
+    command += ["--seeds", "1", "--output", str(output / "curves"), "--trl", "compute=bfloat16"]
     command += ["--steps", "2"] if size == "small" else []
     return [Run("TRL", command, 540, lambda text: text.splitlines()[-7:])]
 
