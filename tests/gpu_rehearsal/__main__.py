@@ -199,11 +199,11 @@ def _whole(name: str, layout: Layout) -> Rehearsal | str:
 
 
 def _rehearsed(config: RunConfig, layout: Layout) -> Rehearsal | str:
-    choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     tokens, longest = config.trainer.max_tokens_per_microbatch, config.sampling.max_tokens
     # A prompt has 4 completions of 3/4 of the longest: a micro-batch for each rank.
     prompts = max(2, layout.world // layout.tp * tokens // (3 * longest))
     try:
+        choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
         return rehearse(config, layout, 0, prompts=prompts, longest=longest)
     except Exception:
         return traceback.format_exc()

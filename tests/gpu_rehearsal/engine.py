@@ -84,7 +84,6 @@ from torchtitan_rl.library.lora.engine import EngineAdapter  # noqa: E402
 from torchtitan_rl.observability.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
-from torchtitan_rl.setup.auto_dtype import choose_dtypes  # noqa: E402
 from torchtitan_rl.setup.memory import meta_model  # noqa: E402
 from torchtitan_rl.setup.registry import config_functions  # noqa: E402
 
@@ -345,7 +344,6 @@ def rehearse_configs(at: str) -> list[str]:
         for name in [*config_functions(), *OPTIONS]:
             base = "debug_moe" if name == "router replay" else "qwen3_0_6b"
             config = shipped(base if name in OPTIONS else name)
-            choose_dtypes(config)
             for option, value in OPTIONS.get(name, {}).items():
                 setattr(config.generator, option, value)
             growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if "growing" in name else {}

@@ -3,6 +3,7 @@
 from scripts.make_random_checkpoint import qwen3
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.answer_recipes import EXPERTS
+from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.run_config import RunConfig
 
@@ -10,6 +11,7 @@ from torchtitan_rl.setup.run_config import RunConfig
 def shipped(name: str) -> RunConfig:
     """Returns the config. One for any model gets Qwen3-1.7B."""
     config = load_config(name)
+    choose_dtypes(config)
     if name.startswith("debug"):
         experts = EXPERTS if name == "debug_moe" else {}
         config.model_spec = small_qwen3(**{"vocab_size": 320, **experts})

@@ -23,6 +23,7 @@ from torchtitan_rl.setup.memory import (
     meta_model,
     teacher_spec,
 )
+from torchtitan_rl.setup.registry import config_functions
 
 H100 = int(79.2 * GIB)
 
@@ -53,6 +54,13 @@ def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_say
     assert [int(part) for part in stated.groups()] == [
         round(sum(parts.values()) / GIB) for parts in (need.awake, need.updating)
     ]
+
+
+@pytest.mark.parametrize("name", config_functions())
+def test_every_shipped_config_has_an_estimate(name):
+    config = shipped(name)
+    choose_by_memory(config, world_size=8, gpu_bytes=H100)
+    assert memory_need(config, world_size=8, gpu_bytes=H100).peak > 0
 
 
 @pytest.mark.parametrize(
