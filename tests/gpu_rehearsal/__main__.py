@@ -168,6 +168,7 @@ def _option(option: str, layout: Layout) -> Rehearsal | str:
 def _size(size: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(shipped("qwen3_8b"), layout)
     config.model_spec = qwen3(size)
+    config.generator.tensor_parallel_degree = min(config.generator.tensor_parallel_degree, layout.world)
     return _rehearsed(config, layout)
 
 
