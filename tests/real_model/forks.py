@@ -1,0 +1,76 @@
+"""Forks trained runs again and again in one process: load, first push with its proof and probe, one step, second push.
+
+    .venv/bin/python -m tests.real_model.forks RUN [RUN ...] --forks 200
+
+Each fork takes the next of the runs' checkpoints, another held-out prompt as its probe, another seed and other prompts. It must
+not be stopped. The config is `smollm2` with steps of 2 prompts x 4 completions, or what --config and --hf-assets-path say.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import closing
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+
+from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
+from torchtitan_rl.core.controller import Controller
+from torchtitan_rl.core.errors import TrainingStopped
+from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.setup.rank_variables import be_only_rank
+from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl.train import build_run
+
+SMALL = [
+    "--num-prompts-per-step", "2", "--sampling.n", "4", "--evaluation.every", "0", "--evaluation.num-prompts", "256",
+    "--checkpoint.no-enable", "--num-steps", "1000", "--metrics.sinks", "--weight-sync.check-interval", "1",
+]  # fmt: skip
+
+
+def fork(controller: Controller, checkpoint: Path, number: int) -> None:
+    """Load a checkpoint, push as a new process does, and take a step. Raises TrainingStopped for a false alarm."""
+    services, config = controller.services, controller.config
+    services.checkpoints.load(checkpoint)
+    controller.generator.seed = number
+    services.prompts.next_batch(number)  # the step has other prompts
+    controller.probe = np.resize(
+        controller.held_out[number % len(controller.held_out)].token_ids, len(controller.probe)
+    )
+    sync = services.weight_sync
+    services.weight_sync = config.weight_sync.build(
+        proof=sync._proof, policy=controller.trainer.model, dtypes=set(config.dtypes.values())
+    )
+    controller._begin()
+    controller.state.step += 1
+    controller._train_step()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--forks", type=int, default=200, help="(default: %(default)s)")
+    args, config_words = parser.parse_known_args()
+    checkpoints = [path for run in args.runs for path in CheckpointFolder(run).steps().values()]
+    be_only_rank()
+    _, config = parse_args([*SMALL, *(config_words or ["--config", "smollm2"])])
+    alarms = 0
+    with tempfile.TemporaryDirectory() as folder:
+        controller = build_run(config, Path(folder))
+        with closing(controller.generator), closing(controller.grader):
+            for number, checkpoint in enumerate(islice(cycle(checkpoints), args.forks)):
+                began = time.monotonic()
+                try:
+                    fork(controller, checkpoint, number)
+                except TrainingStopped as alarm:
+                    alarms += 1
+                    print(f"ALARM {alarm}", flush=True)
+                print(f"fork {number + 1} of {args.forks}: {checkpoint}, {time.monotonic() - began:.1f} s", flush=True)
+    print(f"{args.forks} forks of {len(checkpoints)} checkpoints, {alarms} false alarms")
+    return int(alarms > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
