@@ -54,6 +54,8 @@ def main() -> int:
     parser.add_argument("--forks", type=int, default=200, help="(default: %(default)s)")
     args, config_words = parser.parse_known_args()
     checkpoints = [path for run in args.runs for path in CheckpointFolder(run).steps().values()]
+    if not checkpoints:
+        parser.error(f"no checkpoint in {', '.join(map(str, args.runs))}: name folders of runs")
     be_only_rank()
     _, config = parse_args([*SMALL, *(config_words or ["--config", "smollm2"])])
     alarms = 0
