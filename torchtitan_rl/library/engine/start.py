@@ -81,7 +81,6 @@ def start_generator(
             logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
             enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
             disable_log_stats=stats is None,
-            use_tqdm_on_load=False,  # bars of CUDA graphs, among this project's own lines
             seed=seed,
             **options,
         )
