@@ -22,13 +22,19 @@ CERTAIN = 1e-4
 """In bfloat16 a token's difference counts as |log pi - log mu| / (1 - mu + CERTAIN): about that of its logit.
 
 With noise dz of the logits, d log p = dz - sum of p dz, at most sqrt(2) (1 - p) times as large as the noise. On SmolLM2 the quotient
-is 0.07 to 0.10 on average whether 1 - mu is 1 or 1e-6, where the plain difference of a step falls 1,000 times as the policy becomes
+is 0.05 to 0.1 on average whether 1 - mu is 1 or 1e-6, where the plain difference of a step falls 1,000 times as the policy becomes
 certain, and a step with one uncertain prompt could be stopped. In float32 the rounding of the log-probability itself is larger."""
+
+CAPS = {
+    "float32": {"mean": 1e-3, "p99": 2e-2},
+    "bfloat16": {"mean": 0.5, "p99": 4.0},
+}
+"""A step's mean and 99th percentile are never allowed above these, from step 1 on. This and the next are by the coarser dtype of trainer
+and engine. Healthy runs of SmolLM2 and Gemma 3 in bfloat16 stay below 0.2 and 1.2."""
 
 HISTORY, FIRST = 20, 3
 GROWTH = {"float32": 20.0, "bfloat16": 10.0}
-"""The limit on a step's mean and 99th percentile: GROWTH times their median over the last HISTORY steps, once FIRST
-steps are known. This and the next are by the coarser dtype of trainer and engine."""
+"""Nor above GROWTH times their median over the last HISTORY steps, once FIRST steps are known."""
 
 FLOORS = {
     "float32": {"mean": 5e-6, "p99": 2e-5},
@@ -36,18 +42,19 @@ FLOORS = {
 }
 """Values up to these never stop training. In float32 a healthy mean is about 4e-7."""
 
-FIRST_LIMITS = {
-    "float32": {"mean": 1e-3, "p99": 2e-2},
-    "bfloat16": {"mean": math.inf, "p99": math.inf},
-}
-"""The limits until FIRST steps are known."""
-
 ONE_TOKEN = {"float32": 1e-3, "bfloat16": 1.0}
 """A step in which one token differs by this, and no other, stays below the limit on the mean, however few tokens it
 has."""
 
 QUANTILE_TOKENS = 500
 """The 99th percentile of fewer tokens is not checked: it depends on five of them at most."""
+
+LARGEST_SCALE, SCALE_ERRORS = 0.05, 6.0
+"""Largest allowed least-squares slope of log pi - log mu over log pi + entropy, if it is also this many standard errors from 0.
+
+Logits a times as large move a token's log-probability by (a - 1) (log p + entropy) to first order, so the slope is 1 - a: about
+1 - 1 / T if the sampler's temperature is T times the trainer's. Independent symmetric rounding errors reach 6 standard errors in one
+step of 3e7 at most, however much they differ in size (Hoeffding, 1963)."""
 
 
 class LogprobGateError(SamplerFault):
@@ -62,30 +69,42 @@ class LogprobDiffs:
     total: float = 0.0
     largest: float = 0.0
     """The largest |log pi - log mu|; infinite if any is NaN."""
+    moments: FloatArray = field(default_factory=lambda: np.zeros(3))
+    """[3] sums of x^2, d x and (d x)^2, where d = log pi - log mu and x = log pi + entropy."""
 
-    def add(self, values: FloatArray, scale: FloatArray | float = 1.0) -> None:
-        """Add |log pi - log mu| [tokens], divided by `scale` [tokens]. Those that are not finite count only for `largest`."""
-        scaled = values / scale  # [tokens]
-        finite = scaled[np.isfinite(scaled)]
-        bins = np.searchsorted(EDGES, finite)
+    def add(self, diff: FloatArray, scale: FloatArray | float = 1.0, surprise: FloatArray | float = 0.0) -> None:
+        """Add tokens. Those with a difference that is not finite count only for `largest`.
+
+        Args:
+            diff: log pi - log mu, [tokens].
+            scale: what its size is divided by, [tokens].
+            surprise: log pi + the entropy of pi, [tokens].
+        """
+        size = np.abs(diff)  # [tokens]
+        finite = np.isfinite(size)  # [tokens]
+        scaled = (size / scale)[finite]
+        bins = np.searchsorted(EDGES, scaled)
         self.counts += np.bincount(bins, minlength=len(self.counts))
-        self.total += float(finite.sum(dtype=np.float64))
-        if np.isnan(values).any():
+        self.total += float(scaled.sum(dtype=np.float64))
+        if np.isnan(size).any():
             self.largest = math.inf
-        elif len(values):
-            self.largest = max(self.largest, float(values.max()))
+        else:
+            self.largest = max(self.largest, float(size.max(initial=0.0)))
+        d = diff[finite].astype(np.float64)
+        x = np.broadcast_to(surprise, diff.shape)[finite].astype(np.float64)
+        self.moments += np.array([x @ x, d @ x, (d * x) @ (d * x)])
 
     def merged(self) -> "LogprobDiffs":
         """Returns the distribution over all ranks, on each of them. Collective."""
         if dist.get_world_size() == 1:
             return self
-        counts = torch.tensor([*self.counts, self.total], dtype=torch.float64)  # [bins + 1]
+        sums = torch.tensor([*self.counts, self.total, *self.moments], dtype=torch.float64)  # [bins + 4]
         largest = torch.tensor([self.largest], dtype=torch.float64)  # [1]
-        counts, largest = counts.to(DEVICE_TYPE), largest.to(DEVICE_TYPE)
-        dist.all_reduce(counts)
+        sums, largest = sums.to(DEVICE_TYPE), largest.to(DEVICE_TYPE)
+        dist.all_reduce(sums)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        *counts, total, largest = torch.cat([counts, largest]).tolist()
-        return LogprobDiffs(np.array(counts), total, largest)
+        numbers = sums.cpu().numpy()  # [bins + 4]
+        return LogprobDiffs(numbers[:-4], float(numbers[-4]), float(largest), numbers[-3:])
 
     def summary(self) -> dict[str, float]:
         """Returns {"mean": ..., "p99": ...}, or {} without tokens."""
@@ -96,12 +115,19 @@ class LogprobDiffs:
         upper_edge = EDGES[min(bin_of_p99, len(EDGES) - 1)]
         return {"mean": self.total / number, "p99": float(upper_edge)}
 
+    def slope(self) -> tuple[float, float]:
+        """Returns the least-squares slope of d over x, and the standard error it has if the true slope is 0.
+
+        The error is of the differences themselves (not of the residuals, which are 0 where one token is most of the sum).
+        """
+        xx, dx, ddxx = self.moments.tolist()
+        return dx / max(xx, 1e-12), math.sqrt(ddxx) / max(xx, 1e-12)
+
 
 class LogprobGate:
-    """Checks a batch's differences before its first update.
+    """Checks a batch's differences before its first update: with limits that no healthy step reaches, and with the run's earlier steps.
 
-    By default it compares them with the run's earlier steps, so no limit for a dtype or a model is needed. Checkpoints
-    hold what it knows of them.
+    Checkpoints hold what it knows of these.
     """
 
     def __init__(self, config: LogprobGateConfig, *, dtypes: set[str]) -> None:
@@ -124,15 +150,17 @@ class LogprobGate:
         """Raise LogprobGateError, on every rank, if the step's differences are over a limit. NaN is over `max_diff` alone.
 
         Args:
-            differences: of this rank's tokens, by micro-batch: |log pi - log mu| and log mu, [2, tokens] each.
+            differences: of this rank's tokens, by micro-batch: log pi - log mu, log mu, and log pi + entropy, [3, tokens] each.
         """
         mine = LogprobDiffs()
-        for values, log_mu in differences:  # [tokens] each
-            mine.add(values, 1 - np.exp(np.minimum(log_mu, 0)) + CERTAIN if self._unit else 1.0)
+        for diff, log_mu, surprise in differences:  # [tokens] each
+            mine.add(diff, logit_scale(log_mu, self._dtype), surprise)
         diffs = mine.merged()
         limit = self.config.max_diff
         if limit is not None and not diffs.largest <= limit:
             raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}")
+        if self.config.distribution:
+            self._check_scale(diffs)
         number = diffs.counts.sum()
         for name, value in diffs.summary().items():
             before = self._before[name]
@@ -145,18 +173,40 @@ class LogprobGate:
                 raise _error(name + self._unit, value, bound)
             before.append(value)
 
+    def _check_scale(self, diffs: LogprobDiffs) -> None:
+        slope, error = diffs.slope()
+        if abs(slope) > LARGEST_SCALE and abs(slope) > SCALE_ERRORS * error:
+            raise LogprobGateError(
+                f"log pi - log mu grows by {slope:+.3f} with log pi + entropy ({abs(slope) / error:.0f} standard errors; the limit is "
+                f"{LARGEST_SCALE:g}), as if the sampler multiplied the logits by {max(1 - slope, 0):.2f}: by a temperature or a scale of "
+                "logits that the trainer does not mirror. The update was not applied."
+            )
+
     def _limit(self, name: str) -> tuple[float, str]:
         """Returns the limit on the mean or the 99th percentile of the next step, and what it is, for the error."""
-        before, floor = self._before[name], FLOORS[self._dtype][name]
-        if len(before) < FIRST:
-            highest = FIRST_LIMITS[self._dtype][name]
-            return highest, f"{highest:g}, the limit in {self._dtype} until {FIRST} steps are known"
-        median, growth = statistics.median(before), GROWTH[self._dtype]
-        if growth * median < floor:
-            known = f"the {len(before)} steps before have a median of {median:.3g}"
-            return floor, f"{floor:g}, the floor in {self._dtype} ({known})"
-        known = f"{growth:g} x the median {median:.3g} of the {len(before)} steps before"
-        return growth * median, known
+        before, floor, cap = self._before[name], FLOORS[self._dtype][name], CAPS[self._dtype][name]
+        known, grown = "", cap
+        if len(before) >= FIRST:
+            median = statistics.median(before)
+            known = f"{GROWTH[self._dtype]:g} x the median {median:.3g} of the {len(before)} steps before"
+            grown = GROWTH[self._dtype] * median
+        if grown >= cap:
+            return cap, f"{cap:g}, the largest that is allowed in {self._dtype}"
+        if grown < floor:
+            return floor, f"{floor:g}, the floor in {self._dtype} ({known} is less)"
+        return grown, known
+
+
+def logit_scale(log_mu: FloatArray, dtype: str) -> FloatArray | float:
+    """Returns what a difference of log-probabilities is divided by, [tokens]: 1 - mu + CERTAIN in bfloat16, 1 in float32.
+
+    Args:
+        log_mu: [tokens] log-probabilities; one above 0 by rounding counts as 0.
+        dtype: the coarser one of trainer and engine.
+    """
+    if dtype == "float32":
+        return 1.0
+    return 1 - np.exp(np.minimum(log_mu, 0)) + CERTAIN
 
 
 def _error(which: str, value: float, bound: str) -> LogprobGateError:

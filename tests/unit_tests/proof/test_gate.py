@@ -17,8 +17,20 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def tokens(values, log_mu=-30.0) -> list[np.ndarray]:
-    """One micro-batch of tokens with these differences; by default the sampler found them most improbable."""
-    return [np.stack([np.asarray(values), np.full(len(values), log_mu)])]
+    """One micro-batch of tokens with these differences; by default the sampler found them most improbable, and no slope shows."""
+    return [np.stack([np.asarray(values), np.full(len(values), log_mu), np.zeros(len(values))])]
+
+
+def sampled_tokens(draw, number=2000, temperature=1.0, scale=4.0, noise=0.0) -> list[np.ndarray]:
+    """One micro-batch sampled at a temperature that the trainer does not know, from normal logits over 64 words."""
+    logits = draw.normal(0, scale, (number, 64))  # [tokens, V]
+    engine = (logits + noise * draw.normal(size=logits.shape)) / temperature  # [tokens, V]
+    log_mu = engine - np.log(np.exp(engine).sum(1, keepdims=True))  # [tokens, V]
+    log_pi = logits - np.log(np.exp(logits).sum(1, keepdims=True))  # [tokens, V]
+    entropy = -(np.exp(log_pi) * log_pi).sum(1)  # [tokens]
+    words = (np.exp(log_mu).cumsum(1) > draw.random((number, 1))).argmax(1)  # [tokens]
+    at = np.arange(number), words
+    return [np.stack([log_pi[at] - log_mu[at], log_mu[at], log_pi[at] + entropy])]
 
 
 def filled(batch, logprobs) -> np.ndarray:
@@ -33,8 +45,9 @@ def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():
     logprobs[6] = 100.0  # an environment's token
     logprobs[2] += 0.5
     logprobs[7] -= 0.25
-    values, log_mu = filled(batch, logprobs)
-    assert values.max() == pytest.approx(0.5)
+    values, log_mu, surprise = filled(batch, logprobs)
+    assert (values.max(), values.min()) == (pytest.approx(0.5), pytest.approx(-0.25))
+    assert surprise.tolist() == pytest.approx((values + log_mu).tolist())  # an entropy of 0
     assert log_mu.tolist() == batch.sampler_logprobs[batch.loss_mask > 0].tolist()
     first, second = (m.episode for m in members)
     assert (first.logprob_diff.mean, first.logprob_diff.max) == (pytest.approx(0.25), pytest.approx(0.5))
@@ -53,7 +66,7 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
     logprobs[5] += 7.0  # sampled by version 1
     logprobs[6] += 0.5
     logprobs[9:11] += 9.0  # by version 2
-    diffs, _ = filled(batch, logprobs)
+    diffs = filled(batch, logprobs)[0]
     assert len(diffs) == 4
     assert diffs.max() == pytest.approx(0.5)
     assert stale.episode.logprob_diff.max == pytest.approx(0.5)
@@ -100,7 +113,7 @@ def test_an_uncertain_prompt_does_not_stop_a_bfloat16_policy_that_has_become_cer
     gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
     for log_mu in [-1.0] * 5 + [-1e-3] * 20 + [-1.0]:  # SmolLM2's differences are 0.07 to 0.1 times 1 - mu
         gate.check(tokens([0.09 * -math.expm1(log_mu)] * 200, log_mu))
-    with pytest.raises(LogprobGateError, match="over 10 x the median"):
+    with pytest.raises(LogprobGateError, match=r"is 51.8, over 0\.5"):
         gate.check(tokens([0.057] * 200, -1e-3))  # as much as the uncertain prompt's, on tokens that are certain
 
 
@@ -116,7 +129,7 @@ def test_gate_knows_the_steps_before_a_resume():
     with pytest.raises(LogprobGateError, match="10 x the median 0.03 of the 20 steps before"):
         resumed.check(tokens([0.5] * 1000))
     assert resumed.state_dict() == gate.state_dict()
-    with pytest.raises(LogprobGateError, match="the limit in float32 until 3 steps are known"):
+    with pytest.raises(LogprobGateError, match="over 0.001, the largest that is allowed in float32"):
         other.check(tokens([0.5] * 1000))  # what bfloat16 rounds says nothing of it
 
 
@@ -146,7 +159,7 @@ def test_float32_gate_detects_weights_one_update_behind(wrong, mean):
 
 
 def test_float32_gate_has_a_limit_at_the_first_step():
-    with pytest.raises(LogprobGateError, match="over 0.001, the limit in float32 until 3 steps are known"):
+    with pytest.raises(LogprobGateError, match="over 0.001, the largest that is allowed in float32"):
         LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check(tokens([2e-3] * 1000))
 
 
@@ -164,3 +177,49 @@ def test_differences_below_the_floor_never_stop_training():
         gate.check(tokens([1e-7] * 980 + [rare] * 20))
     with pytest.raises(LogprobGateError, match="p99 is .*, over 2e-05, the floor in float32"):
         gate.check(tokens([1e-7] * 980 + [3e-5] * 20))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("temperature", "factor"), [(0.7, r"1\.[34]\d"), (0.9, r"1\.1\d"), (1.1, r"0\.9\d")])
+def test_another_temperature_is_named_at_step_1(dtype, temperature, factor):
+    noise = {"float32": 1e-6, "bfloat16": 0.06}[dtype]
+    step = sampled_tokens(np.random.default_rng(0), temperature=temperature, noise=noise)
+    with pytest.raises(LogprobGateError, match=f"as if the sampler multiplied the logits by {factor}"):
+        LogprobGate(LogprobGateConfig(), dtypes={dtype}).check(step)
+
+
+@pytest.mark.parametrize("name", ["mean", "p99"])
+def test_bfloat16_has_limits_at_step_1_and_they_do_not_grow_with_the_run(name):
+    of_most = {"mean": 0.6, "p99": 0.3}[name]
+    wrong = [of_most] * 970 + [5.0] * 30  # relative to 1 - mu
+    gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
+    bound = {"mean": "0.5", "p99": "4"}[name]
+    for _ in range(2):
+        with pytest.raises(LogprobGateError, match=f"{name} / .*over {bound}, the largest that is allowed in bfloat16"):
+            gate.check(tokens(wrong))
+        for _ in range(20):
+            gate.check(tokens([0.3] * 960 + [1.0] * 40))  # ten times as much is 3.3 and 10
+
+
+def test_slope_is_that_of_least_squares_and_one_token_never_stops_by_it():
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(3, 40))  # [micro-batches, tokens]
+    d = 0.2 * x + draw.normal(0, 0.1, x.shape)  # [micro-batches, tokens]
+    diffs = LogprobDiffs()
+    for of_batch, surprise in zip(d, x, strict=True):
+        diffs.add(of_batch, surprise=surprise)
+    slope, error = diffs.slope()
+    assert slope == pytest.approx(np.linalg.lstsq(x.reshape(-1, 1), d.ravel(), rcond=None)[0][0])
+    assert error == pytest.approx(np.sqrt(((d * x) ** 2).sum()) / (x**2).sum())
+    alone = LogprobDiffs()
+    alone.add(np.array([0.3, 1e-6]), surprise=np.array([2.0, 1e-3]))
+    slope, error = alone.slope()
+    assert slope / error == pytest.approx(1.0, abs=1e-3)
+
+
+def test_no_healthy_bfloat16_step_of_ten_thousand_is_stopped():
+    """From an uncertain policy to a certain one, with some steps of few tokens."""
+    draw = np.random.default_rng(0)
+    gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
+    for step in range(10_000):
+        gate.check(sampled_tokens(draw, number=(40, 200)[step % 2], scale=4 + 16 * step / 10_000, noise=0.06))

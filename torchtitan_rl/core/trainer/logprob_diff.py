@@ -22,23 +22,25 @@ def token_rows(batch: TrainBatch, scores: TokenScores) -> Tensor:
 def fill_logprob_diff(batch: TrainBatch, rows: FloatArray) -> FloatArray:
     """Set `logprob_diff` of the batch's episodes, given log pi before the first update and its entropy: [2, M] of `token_rows`.
 
-    Returns: |log pi - log mu| and log mu of the fresh tokens, [2, fresh loss tokens].
+    Returns: log pi - log mu, log mu, and log pi + entropy of the fresh tokens, [3, fresh loss tokens].
     """
-    found = [np.empty((2, 0), rows.dtype)]  # [2, fresh loss tokens of an episode] each
+    differences = [np.empty((3, 0), rows.dtype)]  # [3, fresh loss tokens of an episode] each
     for member, of_member in zip(batch.members, by_member(batch, rows), strict=True):
         logprobs, entropy = of_member  # [num_sampled] each
         completion = member.episode.completion
         log_mu = completion.sampled_logprobs  # [num_sampled]
         diff = logprobs - log_mu  # [num_sampled]
         is_fresh = completion.fresh_mask[completion.loss_mask]  # [num_sampled]
-        fresh = np.stack([np.abs(diff), log_mu])[:, is_fresh]  # [2, its fresh loss tokens]
-        found.append(fresh)
-        total = float(fresh[0].sum(dtype=np.float64))
-        mean = total / max(len(fresh[0]), 1)
-        most = float(fresh[0].max(initial=0.0))  # NaN counts as the largest
+        fresh = np.stack([diff, log_mu, logprobs + entropy])[
+            :, is_fresh
+        ]  # [3, its fresh loss tokens]
+        differences.append(fresh)
+        sizes = np.abs(fresh[0])  # [its fresh loss tokens]
+        mean = float(sizes.sum(dtype=np.float64)) / max(len(sizes), 1)
+        most = float(sizes.max(initial=0.0))  # NaN counts as the largest
         tokens = {"diff": diff, "entropy": entropy}
         member.episode.logprob_diff = LogprobDiff(mean=mean, max=most, tokens=tokens)
-    return np.concatenate(found, axis=1)
+    return np.concatenate(differences, axis=1)
 
 
 def share_measurements(

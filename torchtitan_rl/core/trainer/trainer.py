@@ -100,7 +100,8 @@ class UpdateChecks(Protocol):
         """Raise SamplerFault if trainer and sampler disagree. Called before the first optimizer step.
 
         Args:
-            differences: of this rank's fresh tokens, by micro-batch: |log pi - log mu| and log mu, [2, fresh loss tokens] each.
+            differences: of this rank's fresh tokens, by micro-batch: log pi - log mu, log mu, and log pi + entropy,
+                [3, fresh loss tokens] each.
         """
 
     def check_update(self, loss: float, grad_norm: float) -> bool:
@@ -289,7 +290,7 @@ class Trainer(Configurable):
 
     def _check_logprobs(self, batches: Sequence[TrainBatch], rows: Sequence[Tensor]) -> None:
         """Set `logprob_diff` of the batches' episodes from each batch's `token_rows`, and check those of all ranks."""
-        differences: list[FloatArray] = []  # [2, fresh loss tokens] each
+        differences: list[FloatArray] = []  # [3, fresh loss tokens] each
         for batch, values in zip(batches, rows, strict=True):
             differences.append(fill_logprob_diff(batch, values[:2].numpy()))
         self.checks.check_logprobs(differences)

@@ -59,9 +59,8 @@ class LogprobGateConfig:
     differs by tenths on rare tokens."""
 
     distribution: bool = True
-    """Stop if the mean or the 99th percentile of a step's differences, in bfloat16 relative to 1 - mu, is over 20 times
-    (bfloat16: 10) its median in the last 20 steps and over the dtype's floor (FLOORS in proof/gate.py). It means that
-    weights or a cache are no longer the policy's."""
+    """Stop if a step's differences are larger than those of any healthy run, than 20 times (bfloat16: 10) this run's median so far, or
+    grow with the logits, as with a temperature that the trainer does not mirror. docs/weight_sync.md has the limits."""
 
 
 @dataclass(kw_only=True, slots=True)

