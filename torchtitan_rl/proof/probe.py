@@ -8,13 +8,13 @@ the scale.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from torchtitan_rl.core.types import FloatArray, IntArray
+from torchtitan_rl.proof.gate import logit_scale
 
 DRAWS = 4
 """Forwards with random rounding errors."""
@@ -22,26 +22,11 @@ DRAWS = 4
 LARGEST_RATIO = {torch.float32: 30.0, torch.bfloat16: 3.0}
 """Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
 
-LARGEST_SLOPE, DRAWN_SLOPES = 7.0, 3.0
-"""In bfloat16, the largest allowed slope of the differences over the log-probabilities: this many of its standard errors if the noise
-were independent, and of the slopes that the drawn errors have, if more. Another scale of the logits is below the noise of each token,
-and shows over all of them; so does noise that is alike wherever the probe repeats a prompt. In float32 that scale is above the noise,
-and kernels that approximate tilt all tokens by 2e-6."""
-
-
-class Noise(NamedTuple):
-    """What rounding errors do to the log-probabilities of a sequence."""
-
-    size: float
-    """Root mean square by which they move them."""
-    tilt: float = 0.0
-    """Root mean square of the slopes of their differences over the log-probabilities."""
-
 
 def rounding_noise(
     model: nn.Module, logprobs: Callable[[IntArray], FloatArray], probe: IntArray, dtype: torch.dtype
-) -> Noise:
-    """Returns what random rounding errors do to the log-probabilities of probe[1:]. Collective.
+) -> float:
+    """Returns how far random rounding errors move the log-probabilities of probe[1:]: root mean square, in `logit_scale`. Collective.
 
     Args:
         logprobs: computes the model's log-probabilities of probe[1:], [L - 1].
@@ -51,9 +36,8 @@ def rounding_noise(
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices), rounding_errors(model, torch.finfo(dtype).eps):
         torch.manual_seed(0)  # the same on every rank
-        moved = [logprobs(probe) - exact for _ in range(DRAWS)]  # [L - 1] each
-    size = max(root_mean_square(np.stack(moved)), torch.finfo(dtype).eps / 2)
-    return Noise(size, root_mean_square(np.array([slope(draw, exact, size)[0] for draw in moved])))
+        moved = [distance(logprobs(probe), exact, dtype) for _ in range(DRAWS)]
+    return max(root_mean_square(np.array(moved)), torch.finfo(dtype).eps / 2)
 
 
 @contextmanager
@@ -78,15 +62,14 @@ def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
             hook.remove()
 
 
-def slope(difference: FloatArray, logprobs: FloatArray, noise: float) -> tuple[float, float]:
-    """Returns the least-squares slope of `difference` [L - 1] over `logprobs` [L - 1], and in standard errors of independent noise.
+def distance(of_one: FloatArray, of_other: FloatArray, dtype: torch.dtype) -> float:
+    """Returns the root mean square of the differences of two models' log-probabilities [L - 1], each in the other's `logit_scale`.
 
-    With logits a times as large it is about a - 1.
+    So that each token weighs the same. Otherwise the few tokens of which a trained policy is not certain are the whole sum, and four
+    draws of them are no standard for a fifth.
     """
-    centered = logprobs - logprobs.mean(dtype=np.float64)  # [L - 1]
-    spread = max(float(np.square(centered).sum()), 1e-12)
-    found = float((difference * centered).sum() / spread)
-    return found, found / noise * spread**0.5
+    scale = logit_scale(of_other, str(dtype).removeprefix("torch."))  # [L - 1]
+    return root_mean_square((of_one - of_other) / scale)
 
 
 def root_mean_square(values: FloatArray) -> float:

@@ -16,15 +16,7 @@ from torchtitan_rl.core.device import ON_CPU
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.generator.generator import Generator
 from torchtitan_rl.core.types import FloatArray, IntArray
-from torchtitan_rl.proof.probe import (
-    DRAWN_SLOPES,
-    LARGEST_RATIO,
-    LARGEST_SLOPE,
-    Noise,
-    root_mean_square,
-    rounding_noise,
-    slope,
-)
+from torchtitan_rl.proof.probe import LARGEST_RATIO, distance, rounding_noise
 from torchtitan_rl.proof.weight_proof import OTHER_VALUES, SIXTEENTHS, WeightProof
 
 Weights = Iterable[tuple[str, Tensor]]
@@ -156,30 +148,21 @@ class WeightSync(Configurable):
         since = min(comm.all_gather_lists(proven), default=None)
         return f"Its weights are not the policy's (compared now): {_first(faults)}. {_last_proven(since)}".rstrip()
 
-    def check_probe(self, of_engine: FloatArray, of_trainer: FloatArray, noise: Noise) -> None:
+    def check_probe(self, of_engine: FloatArray, of_trainer: FloatArray, noise: float) -> None:
         """Raise WeightSyncError if engine and trainer compute different models.
 
         Args:
             of_engine, of_trainer: [L - 1] the log-probabilities of the probed tokens.
             noise: `rounding_noise` of the trainer.
         """
-        difference = of_engine - of_trainer  # [L - 1]
-        largest, limit = float(np.abs(difference).max(initial=0.0)), self.config.max_diff
+        largest, limit = float(np.abs(of_engine - of_trainer).max(initial=0.0)), self.config.max_diff
         if limit is not None and not largest <= limit:
             raise _other_model(self._num_pushes, f"by {largest:.3g}, more than weight_sync.max_diff = {limit:.3g}")
-        ratio, highest = root_mean_square(difference) / noise.size, LARGEST_RATIO[self._dtype]
+        ratio, highest = distance(of_engine, of_trainer, self._dtype) / noise, LARGEST_RATIO[self._dtype]
         if not ratio <= highest:
             raise _other_model(
                 self._num_pushes,
-                f"{ratio:.3g} times as much as rounding explains ({noise.size:.2g}); the limit is {highest:g} times",
-            )
-        tilt, errors = slope(difference, of_trainer, noise.size)
-        steep = abs(errors) > LARGEST_SLOPE and abs(tilt) > DRAWN_SLOPES * noise.tilt
-        if self._dtype == torch.bfloat16 and steep:
-            raise _other_model(
-                self._num_pushes,
-                f"by {tilt:+.1%} of the log-probability, {abs(errors):.3g} times the standard error (the limit is "
-                f"{LARGEST_SLOPE:g}), as if one side multiplied the logits by {1 + abs(tilt):.3f}",
+                f"{ratio:.3g} times as much as rounding explains ({noise:.2g}); the limit is {highest:g} times",
             )
 
 

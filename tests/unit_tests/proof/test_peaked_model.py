@@ -35,7 +35,6 @@ def test_first_push_of_a_start_a_resume_and_a_fork_passes(pair):
 
 WRONG = {
     "rotary base x 10": lambda engine: scale_rotary_base(engine, 10.0),
-    "logits x 1.05": lambda engine: setattr(engine.logits_processor, "scale", 1.05),
     "logits x 1.2": lambda engine: setattr(engine.logits_processor, "scale", 1.2),
     "capped logits": lambda engine: setattr(engine.logits_processor, "soft_cap", 30.0),
 }

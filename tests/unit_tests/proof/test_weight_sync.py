@@ -17,7 +17,7 @@ from torchtitan_rl.library.engine.start import start_generator
 from torchtitan_rl.library.models.build import load_hf_weights
 from torchtitan_rl.observability.engine_stats import EngineStats
 from torchtitan_rl.proof import weight_sync
-from torchtitan_rl.proof.probe import Noise, rounding_noise
+from torchtitan_rl.proof.probe import DRAWS, LARGEST_RATIO, distance, rounding_noise
 from torchtitan_rl.proof.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.proof.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
 from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError
@@ -283,43 +283,48 @@ def test_changed_rotary_cache_is_named(pair):
 def test_probe_is_compared_with_the_noise_of_rounding(dtype):
     sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"float32", dtype})
     highest = {"float32": 30, "bfloat16": 3}[dtype]
-    sync.check_probe(np.full(4, 0.9 * highest * 0.2), np.zeros(4), noise=Noise(0.2))
+    trainer = np.full(4, -40.0)  # [L - 1] so improbable that bfloat16's unit, 1 - p, is 1
+    sync.check_probe(trainer + 0.9 * highest * 0.2, trainer, noise=0.2)
     with pytest.raises(
         WeightSyncError, match=f"times as much as rounding explains .0.2.; the limit is {highest} times"
     ):
-        sync.check_probe(np.full(4, 1.1 * highest * 0.2), np.zeros(4), noise=Noise(0.2))
+        sync.check_probe(trainer + 1.1 * highest * 0.2, trainer, noise=0.2)
     with pytest.raises(WeightSyncError, match="nan times"):
-        sync.check_probe(np.array([0.1, np.nan]), np.zeros(2), noise=Noise(0.2))
+        sync.check_probe(np.array([0.1, np.nan]), np.zeros(2), noise=0.2)
 
 
-def test_another_scale_of_the_logits_shows_where_each_token_is_within_the_noise():
-    draw = np.random.default_rng(0)
-    sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"bfloat16"})
-    trainer = -draw.exponential(3.5, 127)  # [L - 1]
-    engine = trainer + draw.normal(0, 0.1, 127)  # [L - 1]
-    sync.check_probe(engine, trainer, noise=Noise(0.1))
-    with pytest.raises(
-        WeightSyncError, match=r"by \+4\.\d% of the log-probability.* as if one side multiplied the logits by 1\.04"
-    ):
-        sync.check_probe(engine + 0.045 * trainer, trainer, noise=Noise(0.12, tilt=0.01))
-    sync.check_probe(
-        engine + 0.045 * trainer, trainer, noise=Noise(0.12, tilt=0.02)
-    )  # rounding tilts this model as much
-
-
-def test_noise_has_the_size_and_the_tilt_of_the_draws():
-    exact = np.array([-1.0, -2.0, -6.0])  # [L - 1]
-    draws = iter([exact, 1.01 * exact, 0.99 * exact, 1.02 * exact, 0.98 * exact])
+def test_noise_is_that_of_the_draws_relative_to_how_certain_each_token_is():
+    certain, improbable = np.log(1 - 1e-2), -40.0
+    exact = np.array([certain, improbable])  # [L - 1]
+    off = np.array([0.05 * (1e-2 + 1e-4), 0.05])  # [L - 1]
+    draws = iter([exact, exact + off, exact - off, exact + off, exact - off])
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleDict(), "norm": torch.nn.Identity()})
-    noise = rounding_noise(model, lambda ids: next(draws), np.arange(4), torch.bfloat16)
-    assert noise.tilt == pytest.approx(2.5**0.5 / 100)  # of 1, 1, 2 and 2 %
-    assert noise.size == pytest.approx(noise.tilt * np.sqrt(np.mean(exact**2)))
+    assert rounding_noise(model, lambda ids: next(draws), np.arange(3), torch.bfloat16) == pytest.approx(0.05, rel=1e-3)
+    assert distance(exact + off, exact, torch.float32) == pytest.approx(0.05 / 2**0.5, rel=1e-3)  # plain
+
+
+@pytest.mark.parametrize("engine_noise", [0.7, 1.4])
+@pytest.mark.parametrize("uncertain", [0.01, 0.1, 0.5])
+def test_probe_stops_no_right_push_in_a_million_where_few_tokens_are_uncertain(uncertain, engine_noise):
+    """Noise grows with 1 - p, and its size differs from token to token. A normal tail fitted to the simulated ratios is under 1e-6."""
+    draw = np.random.default_rng(0)
+    ratios = []
+    for _ in range(4000):
+        is_uncertain = draw.random(127) < uncertain  # [L - 1]
+        one_minus_p = np.where(is_uncertain, draw.uniform(0.1, 1, 127), 10 ** draw.uniform(-6, -2, 127))
+        trainer = np.log1p(-one_minus_p)
+        noise = 0.05 * one_minus_p * draw.lognormal(0, 0.5, 127)
+        moved = [distance(trainer + noise * draw.normal(size=127), trainer, torch.bfloat16) for _ in range(DRAWS)]
+        engine = trainer + engine_noise * noise * draw.normal(size=127)
+        ratios.append(distance(engine, trainer, torch.bfloat16) / np.sqrt(np.mean(np.square(moved))))
+    log_ratios = np.log(ratios)  # [pushes]
+    assert log_ratios.mean() + 5 * log_ratios.std() < np.log(LARGEST_RATIO[torch.bfloat16])
 
 
 def test_probe_obeys_a_limit_of_ones_own():
     sync = WeightSync.Config(max_diff=0.5).build(proof=None, policy=None, dtypes={"bfloat16"})
     with pytest.raises(WeightSyncError, match="by 0.6, more than weight_sync.max_diff = 0.5"):
-        sync.check_probe(np.array([0.0, -0.6]), np.zeros(2), noise=Noise(1.0))
+        sync.check_probe(np.array([0.0, -0.6]), np.zeros(2), noise=1.0)
 
 
 WRONG_MODELS = {
