@@ -32,8 +32,8 @@ class Judge:
     """A reward function: the judge's mark for each completion, divided by `highest`; None once the budget is used up.
 
     Up to `concurrency` requests of a replica are open at the same time. A request that times out or meets an overloaded
-    server is retried with exponential backoff. The same question is asked only once. An answer without a mark and an
-    unreachable server count as failures of this function; see grader.on_failure_of.
+    server is retried with exponential backoff. The same question is asked only once. An answer without a mark, a mark
+    above `highest` and an unreachable server count as failures of this function; see grader.on_failure_of.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Judge:
         model: str,
         *,
         question: str = QUESTION,
-        mark: str = r"[Mm]ark:\s*(-?\d+(?:\.\d+)?)",
+        mark: str = r"[Mm]ark:\s*(-?\d+(?:\.\d+)?)(?!\w|[.,]\d)",
         highest: float = 10.0,
         api_key_variable: str = "OPENAI_API_KEY",
         concurrency: int = 32,
@@ -131,7 +131,10 @@ class Judge:
             found = self.mark.findall(answer)
             if not found:
                 raise ValueError(f"the judge gave no mark: {answer[-200:]!r}")
-            self._marks[key] = float(found[-1])
+            mark = float(found[-1])
+            if mark > self.highest:
+                raise ValueError(f"the judge gave {mark:g}, and highest is {self.highest:g}: {answer[-200:]!r}")
+            self._marks[key] = mark
             if self._cache:
                 with self._cache.open("a") as file:
                     file.write(json.dumps([key, self._marks[key]]) + "\n")

@@ -84,6 +84,7 @@ def server():
         await asyncio.sleep(20 if answer == "slow" else 0.5)
         now_open.remove(answer)
         said = "I cannot say" if answer == "mute" else f"Reasons.\nMark: {len(answer)}"
+        said = answer if answer.startswith("Mark: ") else said
         message = {"role": "assistant", "content": said}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return web.json_response(
@@ -138,3 +139,13 @@ def test_judge_without_a_score_or_over_time_counts_as_failure(server):
         score(grader(Judge(server[0], "m")), "mute")
     with pytest.raises(RewardError, match="Judge.*ConnectionError: http.* does not answer: Request timed out"):
         score(grader(Judge(server[0], "m", timeout_seconds=0.2, retries=0)), "slow")
+
+
+def test_a_judges_mark_is_read_whole_or_is_a_failure(server):
+    marks = ["Mark: 10", "Mark: 7/10", "Mark: 7.5.", "Mark: -2 of 10"]
+    assert rewards(score(grader(Judge(server[0], "m")), *marks)) == [1.0, 0.7, 0.75, -0.2]
+    for said in ("Mark: 1e-1", "Mark: 1,5", "Mark: 1.2.3", "Mark: 7th"):
+        with pytest.raises(RewardError, match=f"Judge.*the judge gave no mark: '{said}'"):
+            score(grader(Judge(server[0], "m")), said)
+    with pytest.raises(RewardError, match="Judge.*the judge gave 85, and highest is 10: 'Mark: 85'"):
+        score(grader(Judge(server[0], "m")), "Mark: 85")
