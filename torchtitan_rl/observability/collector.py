@@ -26,6 +26,8 @@ from torchtitan_rl.observability.select import Selection
 logger = logging.getLogger(__name__)
 
 _PACKAGE = os.path.dirname(__file__)
+_KEYS_OF_A_LINE, _COLUMNS_OF_A_ROW = {"step", "time"}, {"run_id", "table"}
+"""What every line of metrics.jsonl and every stored row has of its own."""
 _MAX_WAITING = 8192
 """Recorded values, or rows of a table, that may wait before they are reduced. It bounds memory between flushes."""
 
@@ -92,7 +94,7 @@ class Collector:
             first, _ = self._first_use.get(key, (None, ""))
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
-            value = self.plain_rows(value) if first is Reduce.TABLE else _as_recorded(value, first)
+            value = _checked(self.plain_rows(value)) if first is Reduce.TABLE else _as_recorded(value, first)
             with self._lock:
                 self._waiting.append((key, first, value, weight))
                 if len(self._waiting) > _MAX_WAITING:
@@ -148,6 +150,8 @@ class Collector:
         if not isinstance(key, str):
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
         key = utf8(key)
+        if key in _KEYS_OF_A_LINE:
+            raise ValueError(f"each step's line has a {key!r} of its own; use another key, such as 'my/{key}'")
         first, site = self._first_use.setdefault(key, (reduction, _call_site()))
         if first is not reduction:
             self.warn(key, _two_reductions(key, first, site, reduction, _call_site()))
@@ -188,6 +192,13 @@ class Collector:
             self.warn(f"{key} score", f"table {key!r}: rows without a 'score' or 'reward' column are ranked last")
         if len(table) > _MAX_WAITING:
             self._collection.tables[key] = self._selection.candidates(table)
+
+
+def _checked(rows: list[Row]) -> list[Row]:
+    """The rows. Raises ValueError for a column that stored rows have of their own."""
+    if taken := {column for row in rows for column in _COLUMNS_OF_A_ROW & row.keys()}:
+        raise ValueError(f"stored rows have columns {sorted(taken)} of their own; use other names")
+    return rows
 
 
 def _as_recorded(value: Any, reduction: Reduce) -> Any:

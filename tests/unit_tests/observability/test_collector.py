@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from torchtitan_rl.observability import Reduce, record_metric
+from torchtitan_rl.observability.line_file import read_lines
+from torchtitan_rl.observability.store import read_rows
 
 
 def test_ranks_may_record_different_keys_conditionally(ranks):
@@ -82,6 +84,30 @@ def test_non_numeric_value_is_dropped_counted_and_warned_once(recorder, caplog, 
     assert values["x"] == 2.0
     assert values["obs/rejected_values"] == 2
     assert caplog.text.count("metric 'x'") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reduction"),
+    [
+        ("step", 7.0, Reduce.MEAN),
+        ("time", 7.0, Reduce.MEAN),
+        ("my/table", {"score": 1.0, "table": "kitchen"}, Reduce.TABLE),
+        ("my/table", {"score": 1.0, "run_id": "b"}, Reduce.TABLE),
+    ],
+)
+def test_names_that_every_line_of_the_files_has_are_refused_with_a_warning(
+    recorder, caplog, tmp_path, key, value, reduction
+):
+    run = recorder()
+    record_metric(key, value, reduction)
+    record_metric("my/table", {"score": 2.0, "kitchen table": "oak"}, Reduce.TABLE)
+    assert run.flush(3)["obs/rejected_values"] == 1
+    run.close()
+    assert caplog.text.count(f"metric {key!r}: dropped") == 1
+    [line] = read_lines(tmp_path / "metrics.jsonl", b"\n")
+    assert line["step"] == 3
+    assert line["time"] > 1e9
+    assert [(row["table"], row["score"]) for row in read_rows(tmp_path)] == [("my/table", 2.0)]
 
 
 def test_with_metrics_off_there_is_one_warning_no_file_and_the_gather_is_still_called(recorder, caplog, tmp_path):
