@@ -136,11 +136,10 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     seconds = [turn.environment_seconds for c in conversations for turn in c.turns]
     columns = sorted({name for c in conversations for turn in c.turns for name in turn.columns})
     logged = {name: [total for c in conversations if (total := _total(c, name)) is not None] for name in columns}
-    return {
+    metrics = {
         **describe("conversations/turns", [len(c.turns) for c in conversations], ("mean", "min", "max")),
         **describe("conversations/traces", [len(c.traces) for c in conversations], ("mean", "max")),
         **describe("conversations/environment_seconds", seconds, ("mean", "max")),
-        **{f"conversations/{name}": same_everywhere(fmean(totals)) for name, totals in logged.items() if totals},
         "conversations/count": same_everywhere(float(len(conversations))),
         "conversations/env_errors": same_everywhere(float(sum(c.error is not None for c in conversations))),
         "conversations/tokens_of_contexts": same_everywhere(
@@ -149,6 +148,11 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
         "conversations/tokens_sampled": same_everywhere(sampled / len(conversations)),
         "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(conversations)),
     }
+    for name, totals in logged.items():
+        key = f"conversations/{name}"
+        if totals:
+            metrics[f"conversations/logged/{name}" if key in metrics else key] = same_everywhere(fmean(totals))
+    return metrics
 
 
 def _total(completion: Completion, column: str) -> float | None:

@@ -1,5 +1,7 @@
 """What of a conversation is recorded: metrics, rows, panels, traces."""
 
+from dataclasses import replace
+
 from torchtitan_rl.core.types import Completion, Episode, Group, Prompt, ScoredCompletion, TurnRecord
 from torchtitan_rl.observability.metrics.completions import conversation_metrics
 from torchtitan_rl.observability.sample_rows import episode_rows
@@ -38,6 +40,12 @@ def test_conversation_metrics_count_turns_tools_seconds_and_tokens():
     assert found["conversations/environment_seconds/max"] == 0.4
     assert (found["conversations/tokens_sampled"], found["conversations/tokens_observed"]) == (5, 4)
     assert found["conversations/env_errors"] == 0
+
+
+def test_an_environments_number_with_the_name_of_a_metric_has_a_series_of_its_own():
+    found = values(group(replace(CALL, columns={"count": 50, "turns/mean": 9, "wins": 1}), LAST))
+    assert (found["conversations/count"], found["conversations/turns/mean"], found["conversations/wins"]) == (1, 2, 1)
+    assert (found["conversations/logged/count"], found["conversations/logged/turns/mean"]) == (50, 9)
 
 
 def test_sample_row_stores_the_conversation_by_message():
