@@ -11,7 +11,7 @@ from torchtitan_rl.library.prompts.renderer import template_options
 from torchtitan_rl.library.references import tried
 from torchtitan_rl.library.task import Example, Task
 from torchtitan_rl.setup.build_grader import find_scorers
-from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start
+from torchtitan_rl.setup.start_checkpoint import check_tokenizer, prepare_start, unlike_its_file
 from torchtitan_rl.setup.validation import check_model, check_task, validate
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
         UserError: if task, tokenizer, chat template and environments do not fit each other.
     """
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
+    if said := unlike_its_file(tokenizer):
+        progress(said)
     ends = end_token_ids(config.hf_assets_path, tokenizer)
     for end in set(ends).difference(folder_end_token_ids(config.hf_assets_path, tokenizer)):
         progress(

@@ -124,6 +124,26 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
+def unlike_its_file(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Returns a line for the user if transformers' class for a folder reads text otherwise than its tokenizer.json; "" if not."""
+    from tokenizers import Tokenizer
+
+    path = Path(tokenizer.name_or_path, "tokenizer.json")
+    takes_the_file = type(tokenizer).__name__ == "TokenizersBackend"
+    if takes_the_file or not path.is_file():
+        return ""
+    file = Tokenizer.from_file(str(path))
+    file.no_truncation()
+    for text in ("We need to add 12 and 345.", "it's x = f(n)\n\n    return n"):
+        read, trained = tokenizer.tokenize(text), file.encode(text, add_special_tokens=False).tokens
+        if read != trained:
+            return (
+                f"transformers' {type(tokenizer).__name__} reads {text!r} as {read}, and tokenizer.json as {trained}, with which the "
+                'model was trained: for most models "tokenizer_class": "TokenizersBackend" in tokenizer_config.json takes the file'
+            )
+    return ""
+
+
 def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
     """Check that every token has a row in the model's embedding and that completions can end.
 
