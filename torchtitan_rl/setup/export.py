@@ -35,6 +35,7 @@ from torchtitan_rl.setup.memory import meta_model
 
 ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
 """The folder in which training runs: the checkout, or with an installed package the current folder."""
+WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
 SHARD_BYTES = 4 * 2**30
 """Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""
 
@@ -173,9 +174,10 @@ def write_safetensors(weights: Iterable[tuple[str, torch.Tensor]], tied: bool, o
 
 def copy_assets(source: Path, output: Path, dtype: str) -> None:
     """Copies the starting folder's files except its weights, and sets the exported dtype in config.json."""
-    for file in source.iterdir():
-        if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
-            shutil.copy2(file, output / file.name)
+    for file in [*source.iterdir(), *source.glob("additional_chat_templates/*")]:
+        if file.is_file() and file.suffix not in WEIGHTS and not file.name.endswith(".index.json"):
+            (output / file.relative_to(source)).parent.mkdir(exist_ok=True)
+            shutil.copy2(file, output / file.relative_to(source))
     config = json.loads((output / "config.json").read_text())
     config["dtype"] = dtype
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -129,11 +129,9 @@ def unlike_its_file(tokenizer: "PreTrainedTokenizerBase") -> str:
     from tokenizers import Tokenizer
 
     path = Path(tokenizer.name_or_path, "tokenizer.json")
-    takes_the_file = type(tokenizer).__name__ == "TokenizersBackend"
-    if takes_the_file or not path.is_file():
+    if type(tokenizer).__name__ == "TokenizersBackend" or not path.is_file():
         return ""
     file = Tokenizer.from_file(str(path))
-    file.no_truncation()
     for text in ("We need to add 12 and 345.", "it's x = f(n)\n\n    return n"):
         read, trained = tokenizer.tokenize(text), file.encode(text, add_special_tokens=False).tokens
         if read != trained:

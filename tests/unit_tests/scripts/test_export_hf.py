@@ -41,3 +41,15 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
     output.mkdir()
     (output / "model.safetensors").write_text("")
     export_says("--output = .*expected a new folder")
+
+
+def test_every_file_but_the_starts_weights_is_copied(tmp_path):
+    start, output = tmp_path / "start", tmp_path / "exported"
+    kept = ("generation_config.json", "chat_template.jinja", "tokenizer.model", "additional_chat_templates/rag.jinja")
+    left = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "consolidated.00.pth", "a.gguf")
+    for name in (*kept, *left, "config.json"):
+        (start / name).parent.mkdir(parents=True, exist_ok=True)
+        (start / name).write_text("{}")
+    output.mkdir()
+    script.copy_assets(start, output, "float32")
+    assert {str(file.relative_to(output)) for file in output.rglob("*.*")} == {*kept, "config.json"}
