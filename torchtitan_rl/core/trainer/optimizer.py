@@ -23,7 +23,7 @@ class AdamW(OwnConfig):
         """Peak learning rate."""
 
         weight_decay: float = number(0.0, least=0, most=100, remedy="Use 0 for none.")
-        """Decoupled weight decay."""
+        """Decoupled weight decay of every trained parameter, norms and biases too."""
 
         betas: tuple[float, float] = number(
             (0.9, 0.95), least=0, below=1, remedy="0.9 and 0.95 are usual."
