@@ -1,31 +1,29 @@
 """Token losses made of another token loss, `loss`: with a mask, a penalty, a bonus or another baseline.
 
-They nest, with the outer one first. Example: SquaredLogRatio.Config(loss=Dppo.Config()) is prime-rl's default.
+They nest, with the outer one first. Example: SquaredLogRatio.Config(loss=Dppo.Config()) is prime-rl's default. `TargetEntropy` adds a
+term beside the tokens' losses, so it is the outermost.
 """
 
 from abc import ABC
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchtitan_rl.common.summary import same_everywhere
 from torchtitan_rl.core.algorithm.advantages import Grpo
-from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, LossInputs, TokenLoss
+from torchtitan_rl.core.algorithm.losses import Aggregation, Clip, Loss, LossInputs, TokenLoss
 from torchtitan_rl.core.config import number
 from torchtitan_rl.core.errors import expect
-from torchtitan_rl.core.types import Episode, Group, Metric, Prompt
+from torchtitan_rl.core.types import Episode, Group, Metric, Prompt, TrainBatch
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm.algorithm import Algorithm
     from torchtitan_rl.core.services import Source
     from torchtitan_rl.core.trainer.trainer import Trainer
 
-DECLARED = (
-    *("uses_ratio", "uses_rewards", "uses_advantages", "needs_reference", "needs_teacher", "needs_entropy_gradient"),
-    *("sequence_columns", "token_columns", "source_columns", "controller_inputs"),
-)
+DECLARED = (*Loss.__annotations__, *TokenLoss.__annotations__)
 """What a loss declares in fields."""
 ENTROPY = "policy/entropy"
 
@@ -40,12 +38,29 @@ class Modifier(TokenLoss, ABC):
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             self.loss.check_objective(objective)
+            own, loss = self._owner.__name__, self.loss.build()
+            expected = f"a loss without terms beside its tokens', which {own} would lose"
+            tokens_alone = isinstance(loss, TokenLoss) and type(loss).terms is TokenLoss.terms
+            expect(tokens_alone, f"{own}.loss", self.loss, expected, "A modifier with a term goes outside.")
+            for name in self._owner.needs:
+                expected = f"a loss with {name}, without which {own} has no effect"
+                expect(getattr(loss, name), f"{own}.loss", self.loss, expected, "Use Clip.Config().")
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Fields of `loss` that must be true. Otherwise the modifier has no effect."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.loss = config.loss.build()
         for name in DECLARED:
             setattr(self, name, getattr(self.loss, name))
+
+    @property
+    def ratio_loss(self) -> TokenLoss | None:
+        return None if self.loss.ratio_loss is None else self
+
+    def check_batch(self, batch: TrainBatch) -> None:
+        self.loss.check_batch(batch)
 
     def sources(self, trainer: "Trainer") -> "list[Source]":
         return self.loss.sources(trainer)
@@ -103,6 +118,8 @@ class SquaredLogRatio(Modifier):
         coef: float = number(1e-3, above=0)
         """Weight of the square, in the loss per squared nat."""
 
+    needs = ("from_engine",)
+
     def zero_gradient(self, episode: Episode) -> bool:
         return False
 
@@ -120,6 +137,8 @@ class OffPolicyMask(Modifier):
     class Config(Modifier.Config):
         delta: float = number(0.5, above=0)
         """The largest mean that is kept, in nats per token. The paper gives no value; this is TRL's example."""
+
+    needs = ("uses_rewards",)
 
     def masked(self, inputs: LossInputs) -> Tensor:
         """[T] bool, true where the loss is 0."""
@@ -176,7 +195,7 @@ class TargetEntropy(Modifier):
         """The largest c."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
-            self.loss.check_objective(objective)
+            Modifier.Config.check_objective(self, objective)
             constant, remedy = objective.entropy_coef, "TargetEntropy gives the bonus."
             expect(constant == 0, "algorithm.entropy_coef", constant, "0 with the loss TargetEntropy", remedy)
 
@@ -219,14 +238,14 @@ class OwnBaseline(Modifier, ABC):
     @dataclass(kw_only=True, slots=True)
     class Config(Modifier.Config):
         def check_objective(self, objective: "Algorithm.Config") -> None:
-            self.loss.check_objective(objective)
+            Modifier.Config.check_objective(self, objective)
             unused = {"advantage": Grpo.Config(), "credit": "episode", "zero_variance": "keep", "seed_grpo": None}
+            remedy = f"{self._owner.__name__} sets the advantages. Leave it out."
             for name, only in unused.items():
-                value, remedy = (
-                    getattr(objective, name),
-                    f"{type(self).__qualname__} sets the advantages. Leave it out.",
-                )
+                value = getattr(objective, name)
                 expect(value == only, f"algorithm.{name}", value, f"the default, {only}", remedy)
+
+    needs = ("uses_advantages",)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -95,7 +95,10 @@ class Run:
     @property
     def learns_from_rewards(self) -> bool:
         """Whether the loss reads the advantages: that of demonstrations and the exact divergence from a teacher do not."""
-        return not str(self.setting("algorithm.loss.class")).endswith((":Nll", ":ExactDistill"))
+        loss = "algorithm.loss"
+        while self.setting(f"{loss}.loss.class"):  # a modifier's
+            loss += ".loss"
+        return not str(self.setting(f"{loss}.class")).endswith((":Nll", ":ExactDistill"))
 
     def worked_s(self) -> float | None:
         """Seconds of training up to the last step, without the time in which the run was stopped; None if fewer than two steps have

@@ -11,11 +11,21 @@ import pytest
 import torch
 
 from tests.parts.algorithm import group, loss_inputs, prompt
-from torchtitan_rl.core.algorithm import Algorithm, Clip, TokenMean
+from torchtitan_rl.core.algorithm import Algorithm, Clip, Loss, TokenLoss, TokenMean
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Group, flat
-from torchtitan_rl.library.modifiers import OffPolicyMask, RoleBaseline, SquaredLogRatio, TargetEntropy, TopEntropy
+from torchtitan_rl.library.demonstrations import Nll
+from torchtitan_rl.library.distillation import Distill, ExactDistill
+from torchtitan_rl.library.maxent import MaxEnt
+from torchtitan_rl.library.modifiers import (
+    Modifier,
+    OffPolicyMask,
+    RoleBaseline,
+    SquaredLogRatio,
+    TargetEntropy,
+    TopEntropy,
+)
 from torchtitan_rl.library.objectives import (
     Dppo,
     Gdpo,
@@ -30,6 +40,7 @@ from torchtitan_rl.library.objectives import (
 )
 from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
 
+MODIFIERS = [OffPolicyMask, OptimalBaseline, RoleBaseline, SquaredLogRatio, TargetEntropy, TopEntropy]
 OLD = [-1.2, -0.3, -2.5, -0.05, -0.7, -1.6, -0.2, -3.0, -0.9]
 CHANGE = [0.5, 0.25, 1.1, -0.1, -0.6, 0.3, 0.15, -0.45, -1.3]
 ADVANTAGES = [1.2] * 4 + [-0.7] * 2 + [0.4] * 3
@@ -321,6 +332,53 @@ def test_modifiers_nest_and_forward_what_the_inner_loss_declares():
     expected = Dppo.Config().build()(inputs) + 0.1 * inputs.log_ratio.square()
     masked = OffPolicyMask.Config().build().masked(inputs)
     assert torch.equal(loss(inputs), torch.where(masked, 0.0, expected))
+
+
+@pytest.mark.parametrize("modifier", MODIFIERS, ids=lambda modifier: modifier.__name__)
+def test_modifier_hands_on_all_that_a_loss_is_asked_for(modifier):
+    asked_for = {*vars(Loss), *vars(TokenLoss)} - {"terms", "zero_without_advantage", "Config", "__init__"}
+    handed_on = {*vars(modifier.Config().build())}
+    for cls in modifier.mro():
+        if issubclass(cls, Modifier):
+            handed_on |= {*vars(cls)}
+    assert not {name for name in asked_for - handed_on if not name.startswith("_")}
+
+
+def test_modifier_of_demonstrations_or_an_exact_teacher_learns_from_the_same():
+    demonstrated = Algorithm.Config(loss=TopEntropy.Config(loss=Nll.Config())).build(max_completion_tokens=9)
+    assert not demonstrated.policy_loss.from_engine
+    assert demonstrated.policy_loss.ratio_loss is None
+    taught = Algorithm.Config(loss=TargetEntropy.Config(loss=ExactDistill.Config(beta=0.5)))
+    assert taught.build(max_completion_tokens=9).policy_loss.divergence_beta == 0.5
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "expected"),
+    [
+        *((modifier, TargetEntropy.Config(), "without terms beside its tokens'") for modifier in MODIFIERS),
+        (TopEntropy, MaxEnt.Config(), "without terms beside its tokens'"),
+        (SquaredLogRatio, Nll.Config(), "from_engine"),
+        (OffPolicyMask, Distill.Config(rewards=True), "uses_rewards"),
+        (RoleBaseline, OptimalBaseline.Config(), "uses_advantages"),
+        (OptimalBaseline, Distill.Config(), "uses_advantages"),
+    ],
+)
+def test_loss_that_a_modifier_would_rob_is_refused_by_name(outer, inner, expected):
+    own, other = outer.__name__, type(inner)._owner.__name__
+    with pytest.raises(UserError, match=rf"{own}.loss = {other}.*{expected}"):
+        Algorithm.Config(loss=outer.Config(loss=inner))
+    deeper = SquaredLogRatio.Config(loss=outer.Config(loss=inner))
+    with pytest.raises(UserError, match=rf"{own}.loss = {other}.*{expected}"):
+        Algorithm.Config(loss=deeper)
+
+
+def test_target_entropy_around_a_mask_has_its_bonus():
+    config = TargetEntropy.Config(loss=OffPolicyMask.Config(loss=Sapo.Config(), delta=0.1), step=0.75)
+    loss = Algorithm.Config(loss=config).build(max_completion_tokens=9).policy_loss
+    loss.after_update({"policy/entropy": 0.1})
+    masked = loss_of(OffPolicyMask.Config(loss=Sapo.Config(), delta=0.1)).item()
+    found = loss.terms(three(), TokenMean.Config().build())["policy"].item()
+    assert found == pytest.approx(masked - 0.75 * np.mean(ENTROPY), rel=1e-12)
 
 
 def test_baseline_modifiers_refuse_settings_without_effect():

@@ -38,3 +38,11 @@ def test_run_without_a_recorded_end_says_how_far_it_has_come(tmp_path):
     said = ending(load_run(folder))["text"]
     assert said.startswith("7 of 50 steps in 14 s, the last at 2023")
     assert "no end is recorded" in said
+
+
+@pytest.mark.parametrize(("name", "learns"), [("Clip", True), ("Nll", False), ("ExactDistill", False)])
+def test_loss_inside_modifiers_decides_whether_a_run_learns_from_rewards(tmp_path, name, learns):
+    inner = {"class": f"torchtitan_rl.library:{name}"}
+    loss = {"class": "torchtitan_rl.library.modifiers:TopEntropy", "loss": inner}
+    run = load_run(write_run(tmp_path / "a", steps=2, algorithm={"loss": loss}))
+    assert run.learns_from_rewards is learns

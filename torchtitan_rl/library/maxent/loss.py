@@ -68,6 +68,14 @@ class MaxEnt(ListwiseLoss):
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
                 "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
             )  # fmt: skip
+            is_clip = type(self.clip) is Clip.Config
+            expect(
+                is_clip,
+                "algorithm.loss.clip",
+                self.clip,
+                "Clip.Config: of another loss it is the bounds alone",
+                "Use it.",
+            )
 
         def has_token_loss(self) -> bool:
             return self.clip_coef > 0

@@ -18,7 +18,8 @@ from tests.parts.algorithm import (
     spread_logprobs,
 )
 from torchtitan_rl.core.algorithm import KL, Algorithm, Clip
-from torchtitan_rl.library.maxent import MetaController, maxent_class_defaults
+from torchtitan_rl.library.distillation import Distill
+from torchtitan_rl.library.maxent import MaxEnt, MetaController, maxent_class_defaults
 from torchtitan_rl.library.objectives import GroupMean, Reinforce, SeqMeanTokenMean, TokenTruncate
 from torchtitan_rl.library.seed_grpo import SeedGrpo
 
@@ -119,6 +120,11 @@ def test_settings_without_effect_are_refused(config, message):
     with pytest.raises(ValueError, match=message):
         Algorithm.Config(loss=maxent_class_defaults(), **config)
     Algorithm.Config(loss=Reinforce.Config(), **config)
+
+
+def test_another_loss_as_the_clip_loss_is_refused():
+    with pytest.raises(ValueError, match=r"algorithm\.loss\.clip = Distill.*: expected Clip\.Config"):
+        MaxEnt.Config(clip=Distill.Config())
 
 
 def test_controller_entropy_includes_neutral_groups_that_the_loss_skips():
