@@ -81,16 +81,19 @@ class Reference:
 
 class PolicyAverage:
     """An average of the policy over the steps, a `services.Source`: theta' <- theta' + rate (theta - theta'). It moves once a step,
-    before it is asked for log-probabilities."""
+    before it is asked for log-probabilities. With LoRA theta is A and B."""
 
     name = "teacher_average"
 
     def __init__(self, trainer: Trainer, rate: float) -> None:
-        """Load the start's weights once more. Collective."""
+        """Load the start's weights once more; adapters begin as the policy's. Collective."""
         self.rate = rate
         self.model = trainer.models.policy().requires_grad_(False)
         named = zip(self.model.named_parameters(), trainer.model.parameters(), strict=True)
         self._pairs = {canonical_fqn(name): (own, p) for (name, own), p in named if p.requires_grad}
+        with torch.no_grad():
+            for own, policy in self._pairs.values():
+                own.copy_(policy)
 
     @torch.no_grad()
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
