@@ -36,7 +36,7 @@ def find_scorers(
     rewards = [reward for of_task in scorers.values() for reward in of_task.rewards]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
-    expect(counts, "grader.weights", config.weights, "a weight other than 0, as every reward would be 0", "Set one.")
+    expect(counts, "grader.weights", config.weights, "a weight other than 0, as there would be no reward", "Set one.")
     return scorers
 
 

@@ -213,7 +213,7 @@ class GradingRound:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
 
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
-        out of its sum. A completion for which a function failed has no reward, because the sum of the others is not
+        out of its sum, and one of weight 0 out of every sum. A completion for which a function failed has no reward, because the sum of the others is not
         comparable, unless the function's weight is 0. Raises RewardError if a function with policy "raise" fails, or
         if `Reports.of_round` does.
         """
@@ -239,7 +239,7 @@ class GradingRound:
 def _with_reward(
     completion: Completion, scorers: Scorers, results: ResultsOfCompletion
 ) -> ScoredCompletion:
-    """The completion with its reward: the weighted sum of the scores; None without one, or after a failure that counts."""
+    """The completion with its reward: the weighted sum of the scores; None without one that counts, or after a failure that does."""
     breakdown: dict[str, float | None] = {}
     extra: dict[str, Any] = {}
     weighted: list[float] = []
@@ -250,7 +250,7 @@ def _with_reward(
         result, place = results[scorer]
         score = result.scores[place]
         breakdown[scorer.name] = score
-        if score is not None:
+        if score is not None and scorer.weight != 0:
             weighted.append(scorer.weight * score)
         for column, values in result.extras.items():
             extra[f"{scorer.name}/{column}"] = values[place]

@@ -94,6 +94,17 @@ def test_reward_weights_apply_to_the_sum_and_not_to_the_breakdown():
     assert scored[0].reward_breakdown == {"right": 1.0, "length": 4.0}
 
 
+def test_watching_function_gives_no_reward_where_the_others_gave_none():
+    def hard(completions, **_):
+        return [3.0, 2.0, None, 4.0]
+
+    watched = grader(hard, constant(0.5, "watch"), weights={"watch": 0.0})
+    scored = score(watched, "a", "b", "c", "d")
+    assert rewards(scored) == [3.0, 2.0, None, 4.0]
+    assert [one.reward_breakdown["watch"] for one in scored] == [0.5] * 4
+    assert rewards(score(grader(constant(0.5, "watch"), length, weights={"watch": 0.0}), "ab")) == [2.0]
+
+
 def test_none_omits_a_function_and_all_none_gives_no_reward():
     def sometimes(completions, **_):
         return [None if text == "skip" else 2.0 for text in completions]
