@@ -63,14 +63,14 @@ def random_settings(rng: random.Random) -> dict:
     old = rng.choice(["policy", "policy", "sampler"])
     corrects = old == "policy" and (token or clip_coef > 0)
     kl = token and rng.random() < 0.5
+    advantage = "gdpo" if sums else "grpo"
+    if token and baseline and not sums:
+        advantage = rng.choice(["group_mean", "grpo", "batch_std", "rloo", "max_rl"])
+    places = ["loss"] if advantage in ("gdpo", "max_rl") else ["loss", "reward"]
     return {
         "loss": loss,
         "around": around,
-        "advantage": "gdpo"
-        if sums
-        else rng.choice(["group_mean", "grpo", "batch_std", "rloo", "max_rl"])
-        if token and baseline
-        else "grpo",
+        "advantage": advantage,
         "credit": rng.choice(["episode", "turn"]) if token and baseline and not sums else "episode",
         "aggregation": rng.choice(["token_mean", "seq_mean", "seq_sum"]),
         "mismatch": rng.choice(["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
@@ -79,10 +79,10 @@ def random_settings(rng: random.Random) -> dict:
         "cap": rng.choice([1.02, 2.0]), "low": rng.choice([0.5, 0.97]), "high": rng.choice([1.03, 5.0]),
         "kl": rng.choice(["k1", "k2", "k3"]),
         "kl_coef": rng.choice([0.04, 0.5]) if kl else 0.0,
-        "kl_place": rng.choice(["loss", "reward"]) if kl else "none",
+        "kl_place": rng.choice(places) if kl else "none",
         "entropy_coef": 0.0 if around == "target_entropy" else rng.choice([0.0, 0.0, 0.01]),
         "truncation": rng.choice(["keep", "mask", "penalty"]),
-        "cut_reward": rng.choice([0.0, -0.25]), "cache": rng.choice([None, 3]),
+        "cut_reward": 0.0 if sums else rng.choice([0.0, -0.25]), "cache": rng.choice([None, 3]),
         "zero_variance": rng.choice(["keep", "keep", "drop"]) if baseline and not sums else "keep",
         "seed_alpha": rng.choice([None, 0.5]) if token and baseline and not sums else None,
         "old_logprobs": old,

@@ -156,13 +156,17 @@ class OffPolicyMask(Modifier):
 class TopEntropy(Modifier):
     """Loss 0 but for the tokens of the highest entropy, a fifth by default. Beyond the 80/20 rule, arXiv 2506.01939.
 
-    The threshold is that of the micro-batch; the paper's is that of the batch. The other tokens count in the mean.
+    The threshold is that of all tokens of the micro-batch, also without an advantage; the paper's is that of the batch. The other tokens
+    count in the mean.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Modifier.Config):
         fraction: float = number(0.2, above=0, most=1)
         """Share of the tokens that are trained on."""
+
+    def zero_gradient(self, episode: Episode) -> bool:
+        return False  # a micro-batch without these tokens would have another threshold
 
     def chosen(self, inputs: LossInputs) -> Tensor:
         """[T] bool, true on the tokens that are trained on."""

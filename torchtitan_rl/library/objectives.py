@@ -76,6 +76,17 @@ class MaxRl(Advantage):
         lowest: float = number(0.0, least=-MANY, most=MANY)
         """The reward of a wrong answer, and the least of all: -1 where the task gives +1 and -1. A lower one ends the run."""
 
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            kl, cut = objective.kl, objective.truncation
+            bounded, remedy = kl.coef == 0 or kl.placement == "loss", "A KL has no bound, so no reward is the lowest."
+            expect(bounded, "algorithm.kl.placement", kl.placement, '"loss" with MaxRl', remedy)
+            least = cut.cut_reward - (cut.mode == "penalty")
+            expected, remedy = (
+                f"at most {least:g}, the penalty of a wrong answer that was cut",
+                "Lower it, or use another truncation.",
+            )
+            expect(self.lowest <= least, "algorithm.advantage.lowest", self.lowest, expected, remedy)
+
     def of_group(self, group: RewardedGroup) -> list[float]:
         lowest, least = self.config.lowest, min(group.rewards)
         remedy = "Set it to the least that a completion can get, penalties included."
@@ -94,7 +105,7 @@ class Gdpo(Grpo):
     """A_i = (a_i - mean(a)) / (s(a) + std_eps) over the step, a_i = sum_k w_k (r_ik - mean_g(r_k)) / (s_g(r_k) + std_eps).
 
     Each reward function k is normalised in the group by itself, so that (1, 0) and (0, 1) differ although their sums are equal.
-    s with N - 1. A penalty for length or KL is one more function, of weight 1. GDPO, arXiv 2601.05242.
+    s with N - 1. A penalty for length is one more function, of weight 1. GDPO, arXiv 2601.05242.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -106,6 +117,11 @@ class Gdpo(Grpo):
             for name, only in {"credit": "episode", "zero_variance": "keep"}.items():
                 value, remedy = getattr(objective, name), "Gdpo compares functions, of whole completions. Leave it out."
                 expect(value == only, f"algorithm.{name}", value, f"{only} with Gdpo", remedy)
+            kl, cut_reward = objective.kl, objective.truncation.cut_reward
+            remedy = "Gdpo divides a penalty by its spread, so its size has no effect."
+            in_loss = kl.coef == 0 or kl.placement == "loss"
+            expect(in_loss, "algorithm.kl.placement", kl.placement, '"loss" with Gdpo', remedy)
+            expect(cut_reward == 0, "algorithm.truncation.cut_reward", cut_reward, "0 with Gdpo", remedy)
 
     def of_step(self, rewards: list[list[float | None]], groups: list[Group[Episode]]) -> list[list[float]]:
         summed: list[list[float | None]] = []
@@ -116,9 +132,13 @@ class Gdpo(Grpo):
                 scored = {i: value for i, value in zip(rewarded, values, strict=True) if value is not None}
                 for i, value in zip(scored, self._normalized(list(scored.values())), strict=True):
                     totals[i] += weight * value
-            summed.append(totals)
-        of_step = iter(self._normalized([total for totals in summed for total in totals if total is not None]))
-        return [[0.0 if total is None else next(of_step) for total in totals] for totals in summed]
+            equal = all_equal([total for total in totals if total is not None])
+            summed.append([None if total is None else 0.0 if equal else total for total in totals])
+        # Every group's sum is 0, and so is the step's mean. To subtract its rounding would move groups of equal rewards from 0.
+        divisor = (
+            sample_std([total for totals in summed for total in totals if total is not None]) + self.config.std_eps
+        )
+        return [[0.0 if total is None else total / divisor for total in totals] for totals in summed]
 
     def _normalized(self, values: list[float]) -> list[float]:
         """(v_i - mean(v)) / (s(v) + std_eps); 0 if all are equal."""

@@ -75,8 +75,12 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
         expected = f"a model whose heads and vocabulary {divided}"
         expect(size % degree == 0, "teacher", config.teacher, expected, "Use another degree.")
     loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
+    ours, theirs = config.model_spec.model.vocab_size, spec.model.vocab_size
     if loss.divergence_beta is not None:
         _check_exact(config, spec)
+    elif config.truncates:
+        same = f"a head of the policy's {ours} rows with sampling.top_p, top_k or min_p, but it has {theirs}"
+        expect(ours == theirs, "teacher", config.teacher, same, "Sample from the whole vocabulary.")
 
 
 def _check_exact(config: "RunConfig", spec: "ModelSpec") -> None:

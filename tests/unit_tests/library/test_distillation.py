@@ -95,6 +95,32 @@ def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, 
             np.testing.assert_allclose(episode.credit.token_columns[LOGPROBS], expected, rtol=0, atol=1e-5)
 
 
+def test_the_teacher_is_normalised_over_the_tokens_that_the_sampler_kept(one_rank, tmp_path):
+    save_tiny_checkpoint(tmp_path)
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+        model.lm_head.weight.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    groups = draft_episodes(scored_step(num_prompts=1))
+    rng = np.random.default_rng(0)
+    for episode in groups[0].samples:
+        completion = episode.completion
+        kept = rng.random((len(completion.token_ids), model.config.vocab_size)) < 0.5  # [L, V]
+        kept[np.arange(len(kept)), completion.token_ids] = True
+        before, after = np.ones((len(groups[0].prompt.token_ids) - 1, kept.shape[1])), np.ones((1, kept.shape[1]))
+        records = np.packbits(np.concatenate([before, kept, after]).astype(bool), axis=1, bitorder="little")
+        object.__setattr__(completion, "sampler_records", records)  # [Lp + L, V / 8]
+        ids = torch.tensor([[*groups[0].prompt.token_ids, *completion.token_ids]])
+        logits = model(ids).logits[0, len(groups[0].prompt.token_ids) - 1 : -1] / 0.9  # [L, V]
+        logp = logits.masked_fill(~torch.from_numpy(kept), -torch.inf).log_softmax(-1)
+        expected = logp.gather(-1, ids[0, -len(kept) :, None])[:, 0].detach().numpy()  # [L]
+        episode.credit.token_columns["expected"] = expected * completion.loss_mask
+    Teacher(trainer_of(tmp_path, Distill.Config()), tiny_spec(), tmp_path).add_logprobs(groups)
+    for episode in groups[0].samples:
+        columns = episode.credit.token_columns
+        np.testing.assert_allclose(columns[LOGPROBS], columns["expected"], rtol=0, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def folders(one_rank, tmp_path_factory):
     """A student and a teacher of other sizes, whose head has 8 rows more."""

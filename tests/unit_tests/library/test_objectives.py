@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.parts.algorithm import group, loss_inputs, prompt
-from torchtitan_rl.core.algorithm import Algorithm, Clip, Loss, TokenLoss, TokenMean
+from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Loss, TokenLoss, TokenMean, Truncation
 from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.errors import UserError
+from torchtitan_rl.core.trainer.minibatches import Batcher
 from torchtitan_rl.core.types import Group, flat
 from torchtitan_rl.library.demonstrations import Nll
 from torchtitan_rl.library.distillation import Distill, ExactDistill
@@ -273,6 +274,46 @@ def test_gdpo_refuses_turns_and_dropped_groups():
     for wrong in ({"credit": "turn"}, {"zero_variance": "drop"}):
         with pytest.raises(UserError, match=f"algorithm.{next(iter(wrong))} = .* with Gdpo"):
             Algorithm.Config(advantage=Gdpo.Config(), **wrong)
+
+
+def test_gdpo_gives_groups_of_equal_rewards_exactly_0():
+    scores = [[(0.1, 0.7), (0.3, 0.2), (0.9, 0.4)], [(0.1 + 0.2, 0.3)] * 3, [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0)]]
+    breakdowns = [[{"a": a, "b": b} for a, b in of_group] for of_group in scores]
+    rewards = [[a + b for a, b in of_group] for of_group in scores]
+    found = advantages(Gdpo.Config(), *rewards, breakdowns=breakdowns)
+    assert found[1] == found[2] == [0.0] * 3
+    assert min(map(abs, found[0])) > 0.1
+
+
+@pytest.mark.parametrize("advantage", [Gdpo.Config(), MaxRl.Config(lowest=-9.0)])
+def test_kl_in_the_reward_is_refused_where_it_has_no_bound_or_no_size(advantage):
+    name = type(advantage)._owner.__name__
+    with pytest.raises(UserError, match=f"algorithm.kl.placement = 'reward': expected \"loss\" with {name}"):
+        Algorithm.Config(advantage=advantage, kl=KL.Config(coef=0.1, placement="reward"))
+    Algorithm.Config(advantage=advantage, kl=KL.Config(coef=0.1))
+
+
+def test_gdpo_refuses_a_cut_reward_whose_size_has_no_effect():
+    with pytest.raises(UserError, match="algorithm.truncation.cut_reward = -0.001: expected 0 with Gdpo"):
+        Algorithm.Config(advantage=Gdpo.Config(), truncation=Truncation.Config(cut_reward=-1e-3))
+
+
+def test_maxrl_refuses_a_truncation_whose_penalty_is_below_its_lowest():
+    penalty = Truncation.Config(mode="penalty", cut_reward=-0.5)
+    with pytest.raises(UserError, match="algorithm.advantage.lowest = 0.0: expected at most -1.5"):
+        Algorithm.Config(advantage=MaxRl.Config(), truncation=penalty)
+    Algorithm.Config(advantage=MaxRl.Config(lowest=-1.5), truncation=penalty)
+
+
+def test_top_entropy_has_its_threshold_of_tokens_without_an_advantage_too():
+    algorithm = Algorithm.Config(loss=OffPolicyMask.Config(loss=TopEntropy.Config())).build(max_completion_tokens=9)
+    groups = draft_episodes([group(0, [1.0, 0.0]), group(1, [1.0, 1.0])])
+    algorithm.credit.assign(groups)
+    batcher = Batcher(
+        algorithm, max_tokens=99, multiple=1, attention_cost=0.0, share_prompts=False, num_ranks=1, rank=0
+    )
+    made = batcher.minibatch(groups)
+    assert (made.num_forward_only, [len(batch.members) for batch in made.batches]) == (0, [4])
 
 
 def roles(rewards: list[float], role: str = "first"):

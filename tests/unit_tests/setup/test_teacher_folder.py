@@ -1,8 +1,9 @@
 import pytest
 
-from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.distillation import Distill, ExactDistill
+from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.setup.registry import load_config
 from torchtitan_rl.setup.teacher_folder import check_asked, check_same_vocabulary, prepare_teacher
@@ -74,4 +75,13 @@ def test_the_exact_loss_refuses_loras_base(exact):
     prepare_teacher(config, tokenizer)
     config.trainer.lora.rank = 8
     with pytest.raises(UserError, match=r"^teacher = .*: expected another model than the base of trainer\.lora"):
+        prepare_teacher(config, tokenizer)
+
+
+def test_a_sampled_teacher_with_another_head_is_refused_where_the_sampler_keeps_a_part(exact):
+    config, tokenizer = exact
+    config.algorithm.loss, config.sampling.top_p = Distill.Config(), 0.9
+    prepare_teacher(config, tokenizer)
+    config.model_spec = small_qwen3(**DIMENSIONS | {"vocab_size": 136})
+    with pytest.raises(UserError, match=r"^teacher = .*: expected a head of the policy's 136 rows with sampling.top_p"):
         prepare_teacher(config, tokenizer)

@@ -80,7 +80,8 @@ class ModelLoader:
         """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
         dtype = self.config.mixed_precision_param
         model = self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
-        model.lm_head.reads_records = False  # its vocabulary may be padded in another way
+        same_rows = model_spec.model.vocab_size == self.spec.model.vocab_size
+        model.lm_head.reads_records = same_rows and not self._router_replay  # a bit for each row
         return model
 
     def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None) -> Decoder:
