@@ -48,7 +48,7 @@ class TauController(OwnConfig):
         """eta, the change of log tau per nat of entropy."""
         warmup_steps: int = number(0, least=0)
         """tau stays unchanged up to and including this step, counted from 0. So the first step never moves tau, as in the
-        authors' trainer. The smoothed entropy H~ starts at the first step's entropy."""
+        authors' trainer. The smoothed entropy H~ starts at the entropy of the step after it."""
         min_tau: float = number(0.01, above=0)
         """Smallest tau."""
         max_tau: float = number(100.0, least="min_tau")
@@ -62,13 +62,11 @@ class TauController(OwnConfig):
         return target if start is None or step >= horizon else start + (target - start) * step / horizon
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
-        """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. No tau during warm-up."""
-        if WEIGHT_ENTROPY not in stats:
+        """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. Neither during warm-up."""
+        if WEIGHT_ENTROPY not in stats or state.step <= self.config.warmup_steps:
             return {}
         entropy, ema = stats[WEIGHT_ENTROPY], state.weight_entropy_ema
         ema = state.weight_entropy_ema = entropy if ema is None else EMA_DECAY * ema + (1 - EMA_DECAY) * entropy
-        if state.step <= self.config.warmup_steps:
-            return {}
         target = self.target(state.step)
         log_tau = math.log(state.tau) + self.config.learning_rate * (target - ema)
         low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)

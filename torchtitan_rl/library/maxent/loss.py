@@ -171,7 +171,7 @@ class MaxEnt(ListwiseLoss):
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
         metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
         metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
-        metrics["maxent/weight_entropy_with_neutral/mean"] = same_everywhere(fmean(entropies))
+        metrics |= describe("maxent/weight_entropy_with_neutral", entropies, ("mean", "min", "max"))
         metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
         learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
         metrics |= describe("maxent/weight_entropy", [value for _, value in learning])
@@ -212,7 +212,9 @@ class MaxEnt(ListwiseLoss):
 
 def maxent_class_defaults() -> MaxEnt.Config:
     """Returns the defaults of the authors' class, which their recipe for MBPP uses too."""
-    return MaxEnt.Config(tau=1.0, q_temperature=1.0, normalize_policy=False, clip_coef=0.0, clip_ratio="token")
+    return MaxEnt.Config(
+        tau=1.0, q_temperature=1.0, normalize_policy=False, neutral="uniform", clip_coef=0.0, clip_ratio="token"
+    )
 
 
 class SequenceClip(Gspo):

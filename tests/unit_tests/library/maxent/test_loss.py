@@ -28,7 +28,7 @@ SIGMOID_1 = math.e / (math.e + 1)
 
 def maxent(**kwargs) -> Algorithm:
     """The defaults of the authors' class, with `kwargs`."""
-    loss = replace(maxent_class_defaults(), q_floor=0.0, **kwargs)
+    loss = replace(maxent_class_defaults(), **{"q_floor": 0.0, "neutral": "skip"} | kwargs)
     return Algorithm.Config(loss=loss).build(max_completion_tokens=MAX_TOKENS)
 
 
@@ -75,6 +75,12 @@ def test_equal_rewards_have_no_gradient_by_default():
     values = policy_like(episodes, 0.5)
     run_loss(uniform, episodes, values, packed(uniform, episodes)).loss.backward()
     assert any(value.grad.any() for value in values)
+
+
+def test_equal_rewards_pull_to_the_uniform_distribution_with_the_class_s_defaults():
+    algorithm = Algorithm.Config(loss=maxent_class_defaults()).build(max_completion_tokens=MAX_TOKENS)
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
+    assert [(e.credit.left_out, e.credit.columns["mass"]) for e in episodes] == [(None, 0.5)] * 2
 
 
 def test_losses_of_whole_group_micro_batches_add_up_and_a_split_group_is_an_error():
@@ -152,6 +158,8 @@ def test_weight_metrics_of_a_step():
         "maxent/weight_entropy/min": h,  # the neutral group is left out
         "maxent/weight_entropy/max": h,
         "maxent/weight_entropy_with_neutral/mean": (h + math.log(2)) / 2,
+        "maxent/weight_entropy_with_neutral/min": h,
+        "maxent/weight_entropy_with_neutral/max": math.log(2),
         "maxent/weight_entropy_normalized/mean": h / math.log(2),
         "maxent/q_entropy/min": h,
         "maxent/q_entropy/max": math.log(2),
