@@ -1,27 +1,22 @@
 """Comparison of two LaTeX answers with math-verify, in a process that can be killed.
 
-sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that a signal cannot interrupt. So this file also
-runs as a separate program, which forks the process that compares and kills it when the time is over: no comparison costs
-a new import. The program reads one line of JSON per comparison and prints "1" or "0", and imports nothing from this
-package.
+sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that Python's signal handlers cannot interrupt. So
+this file also runs as a separate program, which forks the process that compares. The kernel ends that process when its
+CPU time is used up, and no comparison costs a new import. The program reads one line of JSON per comparison and prints "1"
+or "0", and imports nothing from this package.
 """
 
-import ctypes
 import functools
 import json
-import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 
-LONGEST_SECONDS = 10.0
-"""Time limit of one comparison. Of several that hang, one soon after another, each gets half the time of the one before."""
-
-LEAST_SHARE = 1 / 20
-"""Every comparison gets at least this share of the limit. So n that hang take at most 2 + n / 20 limits: 26 s if n is 12."""
+LONGEST_SECONDS = 4.0
+"""Limit of one comparison, in seconds of CPU time: the same for each, whatever was compared before and however busy the
+machine is. A right series or integral took up to 3.2 s. Twelve comparisons that hang take 48 s, within the 60 s of a reward function."""
 
 _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
@@ -68,19 +63,12 @@ _SURELY_READ = re.compile(
 )
 """Common LaTeX, which math-verify reads if its braces are balanced: it takes milliseconds for an answer, and a file has many."""
 
-_PR_SET_PDEATHSIG = 1
-
 
 class MathJudge:
-    """Compares answers in another process, which is started on first use.
-
-    Comparisons that hang share their time: of several in a row, each is killed after half the time of the one before.
-    """
+    """Compares answers in another process, which is started on first use."""
 
     def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
         self._longest_seconds = longest_seconds
-        self._left_seconds = 2 * longest_seconds  # comparisons use it up, time without any restores it
-        self._ended_at = time.monotonic()
         self._process: subprocess.Popen | None = None
         self._owner = 0
         # The reward and the judgement compare the same pairs.
@@ -115,16 +103,12 @@ class MathJudge:
     def _ask(self, answer: str, expected: str) -> bool:
         """Returns the process's answer within the time limit: whether both are equal, or for no answer whether it reads one."""
         process = self._running()
-        began = time.monotonic()
-        self._left_seconds = min(2 * self._longest_seconds, self._left_seconds + began - self._ended_at)
-        limit = max(LEAST_SHARE * self._longest_seconds, self._left_seconds / 2)
-        try:
-            process.stdin.write(json.dumps([limit, answer, expected]) + "\n")
-            process.stdin.flush()
-            return process.stdout.readline().strip() == "1"
-        finally:
-            self._ended_at = time.monotonic()
-            self._left_seconds = max(0.0, self._left_seconds - (self._ended_at - began))
+        process.stdin.write(json.dumps([self._longest_seconds, answer, expected]) + "\n")
+        process.stdin.flush()
+        reply = process.stdout.readline()
+        if not reply:
+            process.wait()  # the program has ended: `_running` starts a new one
+        return reply.strip() == "1"
 
     def _running(self) -> subprocess.Popen:
         """Returns this process's own comparison process: after a fork, the child must not share its parent's."""
@@ -168,12 +152,13 @@ def _compare(answer: str, expected: str) -> bool:
     normalized = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
     config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalized)]
     pair = _cases_apart([answer, expected])
-    said, right = (parse(f"\\boxed{{{text}}}", extraction_config=config) for text in pair)
+    # math-verify's own limits are of the clock, which runs on while a busy machine does other things.
+    said, right = (parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in pair)
     if not answer:
         return not all(isinstance(one, str) for one in right)
     if len({_SPACES.sub("", _TEXT.sub(r"\1", text)) for text in pair}) == 1:
         return True
-    equal = bool(said and right) and verify(right, said, allow_set_relation_comp=True)
+    equal = bool(said and right) and verify(right, said, allow_set_relation_comp=True, timeout_seconds=None)
     return equal and not _are_tiny_and_differ(said[0], right[0])
 
 
@@ -229,25 +214,34 @@ def _are_tiny_and_differ(left: object, right: object) -> bool:
     return 0 < least < _TINY and abs((left / right).evalf() - 1) > _TINY
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def _main() -> None:
-    """Compares pairs from stdin until it is closed, each in a fork that is kept for the next one."""
+    """Forks the process that compares, and a new one when the kernel has ended it, until stdin is closed."""
     _compare(r"\frac{1}{2} + \sqrt{x}", r"0.5 + x^{1/2}")  # what the first comparison imports and makes, all forks have
     print("ready", flush=True)
-    fork = None
+    status = signal.SIGPROF
+    while status == signal.SIGPROF:
+        pid = os.fork()
+        if pid == 0:
+            _serve()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if status == signal.SIGPROF:
+            print(0, flush=True)
+
+
+def _serve() -> None:
+    """Compares the pairs from stdin. A comparison that uses up its CPU time ends the process, by SIGPROF."""
+    from sympy.core import random
+
     for request in sys.stdin:
         seconds, *pair = json.loads(request)
-        fork = fork or multiprocessing.get_context("fork").Pool(1, _end_with_parent)
+        random.seed(0)  # sympy tries random numbers
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
-            equal = fork.apply_async(_compare, pair).get(seconds)
-        except multiprocessing.TimeoutError:
-            fork.terminate()
-            fork, equal = None, False
+            equal = _compare(*pair)
         except Exception:  # sympy's, for an expression that it cannot evaluate
             equal = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(int(equal), flush=True)
 
 

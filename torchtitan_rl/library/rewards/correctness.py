@@ -27,7 +27,7 @@ def numeric(completions, expected_answer, **_):
 def math_answer(completions, expected_answer, **_):
     """1 if math-verify finds the LaTeX or expression equal to the expected answer.
 
-    A comparison is killed after 10 s; if several hang, after less (see MathJudge).
+    A comparison is killed after 4 s of CPU time, and counts as wrong.
     """
     judge = _math_judge()
     return _scores(completions, expected_answer, judge.equal, lambda expected: expected and judge.reads(expected))

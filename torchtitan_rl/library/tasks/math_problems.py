@@ -38,5 +38,5 @@ class Math(Rows):
         return answer if answer and self._judge.reads(answer) else None
 
     def equal(self, answer: str, expected_answer: str) -> bool:
-        """Returns whether both are equal; False if math-verify takes longer than 10 s."""
+        """Returns whether both are equal; False if math-verify needs more than 4 s of CPU time."""
         return self._judge.equal(answer, expected_answer)

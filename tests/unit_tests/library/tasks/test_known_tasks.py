@@ -1,6 +1,8 @@
 """gsm8k, math, countdown and reasoning_gym: their examples, their splits and their judgements."""
 
 import json
+import os
+import signal
 import time
 
 import pytest
@@ -12,6 +14,7 @@ from torchtitan_rl.library.tasks.countdown import reaches
 from torchtitan_rl.library.tasks.gsm8k import Gsm8k
 from torchtitan_rl.library.tasks.math_problems import Math
 from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.resilience.job_processes import children
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +73,25 @@ def test_endless_math_comparison_is_killed_and_the_next_succeeds():
     assert not judge.equal("9^{9^{9^9}}", "7")
     assert time.perf_counter() - started < 30
     assert judge.equal("0.25", r"\frac{1}{4}")
+
+
+def test_a_slow_right_answer_is_right_after_answers_that_hang():
+    """It takes 0.6 s of CPU time."""
+    slow = (r"\sum_{k=1}^{n} k^3", r"\left(\frac{n(n+1)}{2}\right)^2")
+    assert MathJudge(longest_seconds=3.0).equal(*slow)
+    judge = MathJudge(longest_seconds=3.0)
+    assert not any(judge.equal(f"{n}^{{9^{{9^9}}}}", "7") for n in range(5, 9))
+    assert judge.equal(*slow)
+
+
+def test_a_comparison_process_that_was_killed_while_idle_is_replaced():
+    judge = MathJudge()
+    assert judge.equal(r"\sqrt{8}", r"2\sqrt{2}")
+    [comparing] = children(judge._process.pid)
+    os.kill(comparing, signal.SIGKILL)
+    judge.equal(r"\sqrt{18}", r"4\sqrt{2}")  # may meet the end of the program
+    assert judge.equal(r"\sqrt{12}", r"2\sqrt{3}")
+    assert not judge.equal(r"\sqrt{12}", r"3\sqrt{3}")
 
 
 @pytest.mark.parametrize(
