@@ -8,6 +8,7 @@ A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --me
 import argparse
 import json
 import shutil
+import sys
 from ast import literal_eval
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl.common.repeated_options import tell_repeated
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
@@ -51,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--merged", action="store_true", help="with LoRA: the merged model, added up in float32")
     args = parser.parse_args(arguments)
+    tell_repeated(sys.argv[1:] if arguments is None else arguments)
     try:
         expect(bool(args.output), "--output", "", "a new folder", "Name one.")  # Path("") is the current folder
         export(args.run, Path(args.output), args.step, args.dtype, merged=args.merged)

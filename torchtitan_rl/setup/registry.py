@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from torchtitan_rl.common.config_types import check_types
+from torchtitan_rl.common.repeated_options import tell_repeated
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function, returned
 from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
@@ -98,6 +99,13 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     given, overrides = own.parse_known_args(args)
     configs = sum(word.partition("=")[0] == "--config" for word in args)
     expect(configs <= 1, "--config", given.config, f"one config, and not {configs}", "Name one.")
+    asked = [flag for flag in _SWITCHES if getattr(given, flag[2:].replace("-", "_"))]
+    asked += ["--help"] * (given.help is not None)
+    expect(
+        len(asked) <= 1, "command", " ".join(asked), "one of these, as each ends the program", "Leave out the others."
+    )
+    if os.environ.get("RANK", "0") == "0":
+        tell_repeated(args)
     if given.list_configs:
         list_configs()
         raise SystemExit(0)

@@ -1,3 +1,4 @@
+import itertools
 import os
 
 import pytest
@@ -126,3 +127,30 @@ def test_an_option_like_none_or_spelled_alike_is_left_to_tyro(option, capsys):
         parse_args([option, "3"])
     said = "".join(capsys.readouterr())
     assert ("Perhaps you meant" in said) == (option == "--num-step")
+
+
+SWITCHES = ["--list-configs", "--print-config", "--dry-run", "--preview", "--help"]
+
+
+@pytest.mark.parametrize("pair", itertools.combinations(SWITCHES, 2), ids=" ".join)
+def test_two_questions_in_one_command_are_refused_by_name(pair):
+    with pytest.raises(UserError, match=f"command = '{' '.join(pair)}': expected one of these"):
+        parse_args(["--config", "debug", *reversed(pair)])
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        (["--num-steps", "3", "--num-steps", "4"], "--num-steps"),
+        (["--num_steps=3", "--num-steps", "4"], "--num-steps"),
+        (["--prompts.no-enable-thinking", "--prompts.no_enable_thinking"], "--prompts.enable-thinking"),
+        (["--generator.router-replay", "--generator.no-router-replay"], "--generator.router-replay"),
+        (["--resume-changed", "--no-resume-changed"], "--resume-changed"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_said(given, option, capsys):
+    _, config = parse_args(["--config", "debug", *given])
+    assert capsys.readouterr().err == f"{option} is given 2 times: the last one counts\n"
+    assert config.num_steps == 4 or "num" not in option
+    parse_args(["--config", "debug", given[0].partition("=")[0].replace("steps", "steps=3")])
+    assert capsys.readouterr().err == ""
