@@ -175,11 +175,20 @@ class Task(OwnConfig, ABC):
         return None
 
 
+class OpenedText(str):
+    """What the policy wrote in a turn that began inside a block of thinking: the prompt ended with the tag `opened`."""
+
+    opened = ""
+
+
 def completion_text(completion: str | list[dict[str, str]]) -> str:
-    """The policy's text in a completion as reward functions receive it: a string, or messages for a chat prompt."""
+    """The policy's text in a completion as reward functions receive it: a string, or messages for a chat prompt.
+
+    With the tag in front by which the prompt opened the thinking, so that what is thought is told from the answer.
+    """
     if isinstance(completion, str):
-        return completion
-    return "\n".join(message["content"] for message in completion if message["role"] == "assistant")
+        return f"{completion.opened}{completion}" if isinstance(completion, OpenedText) else completion
+    return "\n".join(completion_text(message["content"]) for message in completion if message["role"] == "assistant")
 
 
 def shared_out(num: int, among: int) -> list[int]:

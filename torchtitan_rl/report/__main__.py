@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchtitan_rl.common.repeated_options import tell_repeated
 from torchtitan_rl.report.page import SIZE_MB, write_report
 
 
@@ -16,7 +15,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit code: 0; 2 if the folder is not a run, or the file cannot be written."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    tell_repeated(sys.argv[1:] if arguments is None else arguments)
     if len(options.runs) > 1:
         parser.error(f"{len(options.runs)} run folders: expected one. To compare runs: tensorboard --logdir outputs")
     run = options.runs[0]

@@ -15,6 +15,8 @@ from torchtitan_rl.common.text import head_and_tail
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
+from torchtitan_rl.library.engine.end_tokens import THINKING_TAGS
+from torchtitan_rl.library.environments.tool_calls import opened_thinking
 from torchtitan_rl.library.hints import Hints, column
 from torchtitan_rl.library.prompts.stream import PromptStream
 from torchtitan_rl.observability.tokens import pieces
@@ -176,8 +178,9 @@ def _rewards(
         except Exception:  # the grader says it below, or leaves it out, as grader.on_failure asks
             return False
 
-    forms = [form for form in _FORMS if judged(form.format(prompt.expected_answer))]
-    form = forms[0] if forms else "{}"
+    closing = dict(THINKING_TAGS).get(opened_thinking(prompt.text), "")  # an answer follows the thinking
+    forms = [closing + form for form in _FORMS if judged(closing + form.format(prompt.expected_answer))]
+    form = forms[0] if forms else closing + "{}"
     others = [form.format(other.expected_answer[:ANSWER_CHARACTERS]) for other in prompts[1:]]
     other = next((text for text in others if not judged(text)), form.format("wrong"))
     answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": other, "empty": ""}

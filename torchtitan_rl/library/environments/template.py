@@ -12,6 +12,7 @@ from torchtitan_rl.common.text import mapped
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.library.chat_messages import Message, Render, Tools, left_out
 from torchtitan_rl.library.environments.checks import BREAK
+from torchtitan_rl.library.environments.tool_calls import opened_thinking
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,8 +90,7 @@ class ChatTemplate:
     @functools.cached_property
     def begins_thinking(self) -> bool:
         """Whether each turn of the policy begins inside a `<think>` block, which the template has opened."""
-        _, found, opened = self._render([_QUESTION]).rpartition("<think>")
-        return bool(found) and "</think>" not in opened
+        return opened_thinking(self._render([_QUESTION])) == "<think>"
 
     def check(self, role: str) -> None:
         """Raise UserError if the template cannot render an environment's message in `role` after the policy's turn."""

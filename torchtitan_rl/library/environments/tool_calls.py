@@ -49,6 +49,11 @@ def without_thinking(text: str, *, begins_inside: bool = False) -> str:
     return _CHANNELS.sub("", text)
 
 
+def opened_thinking(prompt: str) -> str:
+    """Returns the tag at the end of a rendered prompt that opens a block of thinking, which the turn begins in; "" if none."""
+    return next((opens for opens, _ in THINKING_TAGS if prompt.rstrip().endswith(opens)), "")
+
+
 def parse_calls(text: str, tools: Collection[str] = ()) -> list[ToolCall]:
     """Returns the tool calls in a text, in order; empty if it has none. The parser of `tool_call_parser` auto.
 

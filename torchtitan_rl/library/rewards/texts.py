@@ -1,5 +1,6 @@
 """Rewards for the length, repetitiveness and script of a completion."""
 
+import re
 import unicodedata
 from collections.abc import Callable
 
@@ -44,7 +45,8 @@ def script(name: str) -> Callable:
     def script(completions, **_):
         scores = []
         for completion in completions:
-            letters = [character for character in completion_text(completion) if character.isalpha()]
+            text = re.sub("</?think>", "", completion_text(completion))
+            letters = [character for character in text if character.isalpha()]
             own = sum(unicodedata.name(letter, "").startswith(beginning) for letter in letters)
             scores.append(own / len(letters) if letters else None)
         return scores

@@ -18,9 +18,10 @@ from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, Scor
 from torchtitan_rl.core.types import Completion, Group, flat
 from torchtitan_rl.library.environments.checks import LARGEST_REWARD
 from torchtitan_rl.library.environments.interface import environment_reward
+from torchtitan_rl.library.environments.tool_calls import opened_thinking
 from torchtitan_rl.library.references import users_line
 from torchtitan_rl.library.scoring.trainer_state import TrainerState
-from torchtitan_rl.library.task import RewardFunction, Task
+from torchtitan_rl.library.task import OpenedText, RewardFunction, Task, completion_text
 
 ERROR_CHARACTERS = 2000
 """Maximum length of a stored exception text. Some exceptions quote their whole input."""
@@ -193,7 +194,7 @@ class Judgement:
         """Judge the groups. An exception becomes a result with errors, as in `Reward.run`."""
         begin = time.perf_counter()
         try:
-            asked = [(group.prompt, completion.text) for group in groups for completion in group.samples]
+            asked = [(group.prompt, completion_text(one)) for group in groups for one in _completions(group)]
             answers = [_answer(self.task.extract_answer(text)) for _, text in asked]
             result = ScorerResult([(a, _verdict(self.task.judge(a, prompt))) for a, (prompt, _) in zip(answers, asked)])
         except BaseException as error:
@@ -282,9 +283,29 @@ def _copies(value: Any, group: Group[Completion]) -> list[Any]:
     return [copy.deepcopy(value) for _ in group.samples]
 
 
+def _completions(group: Group[Completion]) -> list[str | list[dict[str, Any]]]:
+    """Returns what the policy wrote, as texts or messages. `completion_text` knows where the prompt opened its thinking."""
+    opened = opened_thinking(group.prompt.text)
+    if group.prompt.messages is None:
+        return [_opened(completion.text, opened) for completion in group.samples]
+    conversations = [copy.deepcopy(completion.messages) for completion in group.samples]
+    for message in [message for messages in conversations for message in messages]:
+        if message["role"] == "assistant":
+            message["content"] = _opened(message["content"], opened)
+    return conversations
+
+
+def _opened(text: str, opened: str) -> str:
+    if not opened:
+        return text
+    marked = OpenedText(text)
+    marked.opened = opened
+    return marked
+
+
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
     "prompts": lambda g: _copies(g.prompt.text if g.prompt.messages is None else g.prompt.messages, g),
-    "completions": lambda g: [c.text if g.prompt.messages is None else copy.deepcopy(c.messages) for c in g.samples],
+    "completions": lambda g: _completions(g),
     "completion_ids": lambda g: [c.token_ids.tolist() for c in g.samples],
     "logprobs": lambda g: [c.sampled_logprobs.tolist() for c in g.samples],
     "loss_masks": lambda g: [c.loss_mask.tolist() for c in g.samples],

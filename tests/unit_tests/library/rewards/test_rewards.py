@@ -22,6 +22,7 @@ from torchtitan_rl.library.rewards import (
     script,
     tags,
 )
+from torchtitan_rl.library.tasks import SumDigits
 
 
 def of(function, *texts, expected="46"):
@@ -54,6 +55,35 @@ def test_format_rewards():
     ]
     assert of(regex(r"a.b"), "xa\nbx", "ab") == [1.0, 0.0]
     assert of(regex(r"a.b", whole=True), "a\nb", "xa\nbx") == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("messages", [None, [{"role": "user", "content": "What is 12 + 34?"}]], ids=["text", "chat"])
+def test_an_answer_inside_the_thinking_that_the_prompt_opened_earns_nothing(messages):
+    """A prompt of Qwen3.5 or R1 ends with <think>; the policy is cut off, or ends its thinking with another answer."""
+    seen = []
+
+    def mine(completions, **_):
+        texts = [text if isinstance(text, str) else text[0]["content"] for text in completions]
+        seen.extend(texts)
+        return [0.0] * len(texts)
+
+    functions = [exact_match, numeric, math_answer, boxed, tags(["answer"]), SumDigits.Config().build().correct, mine]
+    ends = ("\\boxed{46}", "<answer>46</answer>", "#### 46", "[ANSWER] 46", "46")
+    asked = {"messages": messages, "text": "What is 12 + 34?\n<|im_start|>assistant\n<think>\n"}
+    graded = grader(*functions, in_process=["mine"])
+    for end in ends:
+        cut_off, closed, wrong = score(graded, end, f"Hm.</think>{end}", f"{end}?</think>No idea.", **asked)
+        assert max(*cut_off.reward_breakdown.values(), *wrong.reward_breakdown.values()) == 0.0
+        assert cut_off.correct is wrong.correct is False
+        assert closed.reward_breakdown["exact_match"] == float(end != "[ANSWER] 46")
+        assert closed.correct == (end == "[ANSWER] 46")
+        assert seen[-3:] == [
+            end,
+            f"Hm.</think>{end}",
+            f"{end}?</think>No idea.",
+        ]  # a user's function: as it was written
+    [spoken] = score(graded, "[ANSWER] 46", **asked | {"text": "Put your thoughts in <think>. What is 12 + 34?\n"})
+    assert spoken.correct
 
 
 def test_length_repetition_and_script_rewards():
