@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.common.repeated_options import tell_repeated
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.trainer.lora import LoraConfig, is_adapter
 from torchtitan_rl.library.lora.adapters import Lora, adapter_rows
@@ -34,6 +33,7 @@ from torchtitan_rl.resilience.manifest import examine
 from torchtitan_rl.resilience.safe_load import stored_hf_weights
 from torchtitan_rl.setup.dump_folder import CHECKOUT
 from torchtitan_rl.setup.memory import meta_model
+from torchtitan_rl.setup.registry import tell_repeated
 
 ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
 """The folder in which training runs: the checkout, or with an installed package the current folder."""

@@ -5,6 +5,9 @@ import inspect
 import json
 import os
 import pkgutil
+import re
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from torchtitan_rl.common.config_types import check_types
-from torchtitan_rl.common.repeated_options import tell_repeated
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.references import did_you_mean, from_caller, import_checked, load_function, returned
 from torchtitan_rl.resilience.checkpoint_folder import check_form, is_choice
@@ -137,6 +139,14 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
             _show(config, dry_run=given.dry_run)
         raise SystemExit(0)
     return name, config
+
+
+def tell_repeated(args: Sequence[str]) -> None:
+    """Prints options that are given several times, also as --x and --no-x. People append options to a saved command."""
+    options = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--")]
+    for option, count in Counter(re.sub(r"^(--|.*\.)no-", r"\1", option) for option in options).items():
+        if count > 1:
+            print(f"{option} is given {count} times: the last one counts", file=sys.stderr)
 
 
 def _refuse_unknown(word: str, config: Any) -> None:

@@ -44,7 +44,7 @@ class FittedEnvironment(Environment):
 
     def _spoken(self, text: str) -> str:
         """Returns the text without the policy's thoughts."""
-        return without_thinking(text, begins_inside=self._begins_thinking)
+        return without_thinking(f"<think>{text}" if self._begins_thinking else text)
 
     def _calls(self, spoken: str, tools: Collection[str]) -> list[ToolCall]:
         """Returns the tool calls in a text without thoughts; one with an error if they cannot be read."""

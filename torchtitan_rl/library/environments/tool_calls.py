@@ -30,19 +30,16 @@ CallParser = Callable[[str, Collection[str]], list[ToolCall]]
 """Returns the calls in a text, in order. The second argument is the names of the tools. May raise for a broken call."""
 
 
-def without_thinking(text: str, *, begins_inside: bool = False) -> str:
+def without_thinking(text: str) -> str:
     """Returns the text without its blocks of thinking: those in THINKING_TAGS, and the analysis channel of gpt-oss.
 
     A block that is not closed reaches to the end. A text that closes a block without opening it began inside one.
-
-    Args:
-        begins_inside: whether the chat template has opened the first `<think>` block.
 
     Example: without_thinking("<think>I call f.</think>42") == "42"
     """
     for opens, closes in THINKING_TAGS:
         closed = text.find(closes)
-        if (begins_inside and opens == "<think>") or 0 <= closed < f"{text}{opens}".find(opens):
+        if 0 <= closed < f"{text}{opens}".find(opens):
             text = opens + text
         if opens in text:
             text = re.sub(rf"{re.escape(opens)}.*?(?:{re.escape(closes)}|\Z)", "", text, flags=re.DOTALL)
@@ -87,7 +84,7 @@ def _parse_call(text: str) -> ToolCall:
         return ToolCall("", {}, f"the call is not valid JSON: {error}")
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return ToolCall("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
-    return tool_call(found["name"], found.get("arguments", found.get("parameters", {})))
+    return tool_call(found["name"], found.get("arguments", found.get("parameters")) or {})
 
 
 def suits(arguments: dict[str, Any], schema: Any) -> bool:
@@ -118,7 +115,7 @@ def tool_call(name: str, arguments: Any) -> ToolCall:
     """Returns the call. Arguments may be a dict, or a string with a JSON object, as some models write them."""
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         return ToolCall(name, {}, "the arguments are not a JSON object")
     return ToolCall(name, arguments)

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import inspect
+import itertools
 import pickle
 import time
 import traceback
@@ -289,18 +290,16 @@ def _completions(group: Group[Completion]) -> list[str | list[dict[str, Any]]]:
     if group.prompt.messages is None:
         return [_opened(completion.text, opened) for completion in group.samples]
     conversations = [copy.deepcopy(completion.messages) for completion in group.samples]
-    for message in [message for messages in conversations for message in messages]:
+    for message in itertools.chain(*conversations):
         if message["role"] == "assistant":
             message["content"] = _opened(message["content"], opened)
     return conversations
 
 
 def _opened(text: str, opened: str) -> str:
-    if not opened:
-        return text
     marked = OpenedText(text)
     marked.opened = opened
-    return marked
+    return marked if opened else text
 
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {

@@ -1,6 +1,7 @@
 """math: problems with an answer in LaTeX, judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
 import importlib.util
+import re
 from dataclasses import dataclass
 
 from torchtitan_rl.core.errors import UserError
@@ -8,9 +9,15 @@ from torchtitan_rl.library.answers import last_boxed
 from torchtitan_rl.library.math_answers import MathJudge
 from torchtitan_rl.library.tasks.rows import Rows
 
+_SENTENCE = re.compile(r"(?!(?:and|or)\b)\b[A-Za-z]{2,}\b[^$]*\$")
+"""A word before a formula, where each formula is a dollar sign: not (B) $10$, $4$ cm, or $1$ and $2$."""
+_FORMULA = re.compile(r"\$+[^$]+\$+|\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
+
 
 class Math(Rows):
-    r"""Rows with a problem and a LaTeX answer: the answer alone, or a solution with the answer in \boxed{}."""
+    r"""Rows with a problem and a LaTeX answer, alone or in the \boxed{} of a solution."""
+
+    answer_columns = (*Rows.answer_columns, "solution")
 
     @dataclass(kw_only=True, slots=True)
     class Config(Rows.Config):
@@ -19,7 +26,6 @@ class Math(Rows):
 
         held_out_split: str = "test"
         prompt_column: str = "problem"
-        answer_column: str = "solution"
         template: str = "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
 
     def __init__(self, config: Config) -> None:
@@ -33,8 +39,13 @@ class Math(Rows):
         return last_boxed(text)
 
     def expected_answer(self, text: str) -> str | None:
-        """Returns the solution's last boxed content, or the whole text if it has no box; None if math-verify cannot read it."""
+        """Returns the last boxed content, or without a box the whole text; None if math-verify cannot read it.
+
+        "" for a sentence, of which math-verify would take any formula, and for the sign that ends a proof.
+        """
         answer = last_boxed(text) or (None if "\\boxed" in text else text)
+        if answer and ("\\blacksquare" in answer or _SENTENCE.search(_FORMULA.sub("$", answer))):
+            return ""
         return answer if answer and self._judge.reads(answer) else None
 
     def equal(self, answer: str, expected_answer: str) -> bool:

@@ -1,5 +1,6 @@
 """Reads chat messages and tools of a row, in the forms that people have them, as a chat template expects them."""
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -125,6 +126,15 @@ def _call(given: Any) -> dict[str, Any]:
         raise RowError(f"a call of {function['name']!r} whose arguments are no JSON object")
     called = {"function": {**function, "arguments": arguments}}
     return {"type": "function", **given, **called} if function is not given else {"type": "function", **called}
+
+
+def written_calls(given: Any) -> list[Any] | None:
+    """Returns the calls in a list of them or its JSON text, as in xlam's `answers`; None for anything else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        given = json.loads(given) if isinstance(given, str) else given
+    listed = given if isinstance(given, list) else []
+    are_calls = all(isinstance(one, dict) and {"name", "arguments"} <= one.keys() for one in listed)
+    return listed if listed and are_calls else None
 
 
 def _function(given: Any, field: str) -> dict[str, Any]:

@@ -7,17 +7,17 @@ import math
 import re
 import string
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import OR, last_tagged
 from torchtitan_rl.library.chat_messages import REASONING, Message
-from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
+from torchtitan_rl.library.task import RESERVED_COLUMNS, Example
 from torchtitan_rl.library.tasks.row_messages import (
     check_has_no_media,
     is_text,
@@ -25,10 +25,14 @@ from torchtitan_rl.library.tasks.row_messages import (
     read_messages,
     read_tools,
     without_nulls,
+    written_calls,
 )
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
 
-PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "instruction")
+if TYPE_CHECKING:
+    from torchtitan_rl.library.tasks.rows import Rows
+
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "conversation", "query", "instruction")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 COMPLETION_COLUMNS = ("completion", "response")
 TOOL_COLUMNS = ("tools", "tool_defs")
@@ -57,11 +61,11 @@ class _UnreadableAnswer(RowError):
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(self, table: Table, config: Task.Config, read_answer: Callable[[str], str | None]) -> None:
+    def __init__(self, table: Table, task: "Rows") -> None:
         """Reads every row once. Raises UserError with the numbers of the invalid rows."""
         self.table = table
-        self._config = config
-        self._read_answer = read_answer
+        self._config = config = task.config
+        self._read_answer = task.expected_answer
         self._whole_numbers: set[str] = set()
         """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
         self._first: dict[str, Any] = self._columns()
@@ -75,7 +79,7 @@ class RowSet:
             is_answered = {column: _last_role(self._first.get(column)) in ("assistant", "gpt") for column in usual}
             usual.sort(key=lambda column: is_answered[column] != self._demonstrates)
         self.prompt_column = self._named_or_first("prompt_column", usual)
-        self.answer_column = self._answer_column()
+        self.answer_column = self._answer_column(task.answer_columns)
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
             "none without task.demonstrations", "Set task.demonstrations to last or all.",
@@ -192,13 +196,13 @@ class RowSet:
             self._whole_numbers = empty - other
         return first
 
-    def _answer_column(self) -> str:
+    def _answer_column(self, usual: Sequence[str]) -> str:
         """Returns the configured column of the answer, else the first usual one, which may be inside an object."""
         nested = [f"{column}.{name}" for column in NESTED_ANSWERS for name in ANSWER_COLUMNS]
         found = [name for name in nested if value_at(self._first, name) is not None]
-        filled = [column for column in ANSWER_COLUMNS if self._first.get(column) not in (None, "")]
+        filled = [column for column in usual if self._first.get(column) not in (None, "")]
         inside = [name for name in found if name.startswith("answer.")]
-        return self._named_or_first("answer_column", (*inside, *filled, *found, *ANSWER_COLUMNS))
+        return self._named_or_first("answer_column", (*inside, *filled, *found, *usual))
 
     def reads(self) -> str:
         """Returns the format and the columns that no prompt or answer is made of, in words; "" if it is plain rows.
@@ -239,7 +243,8 @@ class RowSet:
         """Returns the configured column, else the first existing one of the `usual` columns, else ""."""
         name = getattr(self._config, setting)
         there = not name or name in self.columns or name.partition(".")[0] in self.columns
-        remedy = f"It has {self.columns}."
+        other = " For another one, give task.template too, '' for none." * (self._config.template != "")
+        remedy = f"It has {self.columns}.{other}"
         expect(there, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
         return name or next((column for column in usual if column.partition(".")[0] in self.columns), "")
 
@@ -326,6 +331,8 @@ class RowSet:
     def _divided(self, prompt: Any, row: Row) -> tuple[Any, list[Message]]:
         """Returns the row's prompt and the messages to learn from, up to the last assistant turn; [] if there are none."""
         completion = value_at(row, self.completion_column) if self.completion_column else []
+        if calls := row.get("tools") and written_calls(completion):
+            completion = [{"role": "assistant", "content": "", "tool_calls": calls}]
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}] if completion.strip() else []
         if completion is None or completion != completion:  # pandas writes NaN for a missing value
@@ -448,7 +455,7 @@ def _said(message: Message) -> tuple[str, str]:
 
 def _key(*parts: Any) -> int:
     """Returns a 64-bit hash of texts and messages."""
-    content = json.dumps(parts)
+    content = json.dumps(parts, default=str)  # Parquet has dates
     return int.from_bytes(hashlib.blake2b(content.encode(), digest_size=8).digest(), "big")
 
 

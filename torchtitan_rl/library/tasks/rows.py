@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from torchtitan_rl.library.task import (
     completion_text,
     shared_out,
 )
-from torchtitan_rl.library.tasks.row_set import RowSet
+from torchtitan_rl.library.tasks.row_set import ANSWER_COLUMNS, RowSet
 from torchtitan_rl.library.tasks.table import Table, load_table
 
 
@@ -33,6 +33,9 @@ class Rows(Task):
     Invalid rows are an error before training, with their row numbers. Rows with repeated prompts, missing answers or
     held-out prompts are left out and listed.
     """
+
+    answer_columns: ClassVar[tuple[str, ...]] = ANSWER_COLUMNS
+    """Columns that may have the answer, the first one first."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
@@ -66,7 +69,7 @@ class Rows(Task):
 
         prompt_column: str = ""
         """Column with the prompt: text, or chat messages that end with a user message. Empty: the first existing one of
-        prompt, messages, question, problem, conversations, instruction."""
+        prompt, messages, question, problem, conversations, conversation, query, instruction."""
 
         template: str = ""
         """Format string that builds the prompt from the row's columns, such as "Question: {question}\\nAnswer:". Empty:
@@ -218,7 +221,7 @@ class Rows(Task):
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
-            part = RowSet(table, self.config, self.expected_answer)
+            part = RowSet(table, self)
         if (reads := part.reads()) not in self._told:
             progress(reads)
         self._told.add(reads)

@@ -98,7 +98,8 @@ class Table:
         if not isinstance(row, dict):
             raise RowError(
                 "not a JSON object"
-                + "; rows are objects, and a file with one list of them is named .json" * isinstance(row, list)
+                + "; rows are objects (a conversation's: messages, answer), and a file with one list of them is named .json"
+                * isinstance(row, list)
             )
         return row
 

@@ -9,7 +9,9 @@ from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
 
 
 class WandbSink(Sink):
-    """Logs scalars, histograms and incremental tables over "step"; at the end also a complete, immutable table of each.
+    """Logs scalars, histograms and incremental tables over "step"; at the end also an immutable table of each.
+
+    That final table has the rows since the start or the last resume; the incremental ones have those before.
 
     A new column starts a new incremental table, which includes the rows so far. `step` is a logged value, because W&B's
     own counter would drop the steps that a resumed run repeats.

@@ -73,6 +73,8 @@ def test_tool_function_without_a_valid_schema_is_a_user_error():
             [ToolCall("f", {}), ToolCall("g", {})],
         ),
         ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', [ToolCall("f", {"x": 1})]),
+        ('<tool_call>{"name": "now", "arguments": ""}</tool_call>', [ToolCall("now", {})]),
+        ('<tool_call>{"name": "now", "arguments": null}</tool_call>', [ToolCall("now", {})]),
         ('{"answer": 4}', []),
     ],
 )

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
@@ -51,7 +52,30 @@ def pairs(i: int) -> dict:
     return {"prompt": f"{i} + {i}?", "chosen": [asked(i), said(i)], "rejected": [asked(i), wrong], "score_chosen": 8.0}
 
 
+def openr1(i: int) -> dict:
+    done = [asked(i), said(i)]
+    row = {"problem": f"{i} + {i}?", "solution": f"We add ${i}$ and ${i}$.", "answer": f"{2 * i}", "messages": done}
+    return row | {"generations": ["a"], "correctness_math_verify": [True], "finish_reasons": ["stop"]}
+
+
+def wildchat(i: int) -> dict:
+    more = {"country": "A", "header": {"agent": "b"}, "timestamp": datetime(2024, 1, 1), "redacted": False}
+    return {"model": "m", "conversation": [asked(i) | more | {"timestamp": None}, said(i) | more], "turn": 1}
+
+
+def xlam(i: int) -> dict:
+    tools = [{"name": "add", "description": "", "parameters": {"a": {"description": "", "type": "int"}}}]
+    calls = [{"name": "add", "arguments": {"a": i}}]
+    return {"id": i, "query": f"{i} + {i}?", "answers": json.dumps(calls), "tools": json.dumps(tools)}
+
+
 FORMATS = [
+    ("OpenR1-Math", "shards", openr1),
+    ("DeepScaleR", "shards", lambda i: {"problem": f"{i} + {i}?", "answer": f"{2 * i}", "solution": ""}),
+    ("Big-Math", "shards", lambda i: {"problem": f"{i} + {i}?", "answer": f"{2 * i}", "domain": ["a"], "rate": 0.5}),
+    ("DAPO-17k", "rows.parquet", verl),
+    ("WildChat", "rows.parquet", wildchat),
+    ("xlam", "rows.json", xlam),
     *(("a prompt and an answer", f"rows.{ending}", plain) for ending in ("jsonl", "json", "csv", "tsv", "parquet")),
     *(("compressed", f"rows.jsonl.{ending}", plain) for ending in ("gz", "zst", "bz2", "lz4")),
     ("compressed", "rows.json.zst", plain),
@@ -126,12 +150,16 @@ def test_a_file_is_read_by_the_command_of_the_docs(tmp_path, monkeypatch, what, 
     task = config.task.build()
     assert what != "a folder" or [example.expected_answer for example in task.held_out_examples(9)] == ["0"]
     prompt = config.prompts.build(task=task, tokenizer=made, seed=0, **ends).at(0)
-    number = int(re.search(r"(\d) \+ \d\?<\|im_end\|>", prompt.text)[1])
+    number = int(re.search(r"(\d) \+ \d\?", prompt.text)[1])
     if prompt.demonstration is None:
         assert prompt.expected_answer == f"{2 * number}"
         return
     learned = prompt.demonstration.token_ids[prompt.demonstration.loss_mask]
     thinking = "<think>\nI add.\n</think>\n\n" * (what == "thinking")
+    if what == "xlam":
+        call = json.dumps({"name": "add", "arguments": {"a": number}})
+        assert made.decode(learned) == f"<tool_call>\n{call}\n</tool_call><|im_end|>"
+        return
     assert made.decode(learned) == f"{thinking}It is {2 * number}.<|im_end|>"
     assert ('"name": "add", "parameters"' in prompt.text, '"arguments": {"a": ' in prompt.text) == (
         what == "OpenAI",

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.types import Prompt
 from torchtitan_rl.library import rewards
 from torchtitan_rl.library.math_answers import MathJudge
@@ -64,6 +65,36 @@ def test_an_answer_that_math_verify_cannot_read_is_left_out_and_named(tmp_path, 
     task.leave_out(lambda examples: [None] * len(examples))
     assert "1 no answer that can be read in 'solution' (row 121)" in capsys.readouterr().out
     assert rewards.math_answer(completions=[r"\boxed{7}"], expected_answer=[gold]) == [None]
+
+
+SENTENCES = [
+    "The minimum is $4$, reached at $x=1$.", "answer (B) $10$, and not $20$", r"By AM-GM, \(a+b\) is least. $\blacksquare$",
+    r"\boxed{\blacksquare}",
+]  # fmt: skip
+
+
+def test_math_reads_the_answer_beside_a_solution(tmp_path):
+    rows = [{"problem": f"{i}?", "solution": SENTENCES[i], "answer": f"{i}"} for i in range(3)]
+    task = Math.Config(path=folder_of(tmp_path, train=rows, test=rows[2:])).build()
+    assert [task.held_out_examples(9)[0].expected_answer] == ["2"]
+
+
+def test_math_on_a_prompt_in_another_column_names_both_settings(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{i}?"}], "reward_model": {"ground_truth": i}} for i in range(3)]
+    path = folder_of(tmp_path, train=rows, test=rows[:1])
+    with pytest.raises(UserError, match="task.prompt_column = 'problem'.* For another one, give task.template too"):
+        Math.Config(path=path).build()
+    task = Math.Config(path=path, prompt_column="prompt", template="").build()
+    assert task.held_out_examples(1)[0].expected_answer == "0"
+
+
+def test_a_solution_without_a_box_is_no_answer_unless_it_is_one_alone(tmp_path, capsys):
+    alone = [r"$\frac{1}{2}$", "4", "x = 3", "$1$ and $2$", "$4$ cm"]
+    rows = [{"problem": f"{text}?", "solution": text} for text in alone + SENTENCES]
+    task = Math.Config(path=folder_of(tmp_path, train=rows, test=rows[:1])).build()
+    task.leave_out(lambda examples: [None] * len(examples))
+    assert f"{len(SENTENCES)} without an answer (rows 6, 7, 8, 9)" in capsys.readouterr().out
+    assert {task.train_example(i, seed=0).expected_answer for i in range(4)} == {*alone[1:]}
 
 
 def test_endless_math_comparison_is_killed_and_the_next_succeeds():
