@@ -103,9 +103,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     expect(configs <= 1, "--config", given.config, f"one config, and not {configs}", "Name one.")
     asked = [flag for flag in _SWITCHES if getattr(given, flag[2:].replace("-", "_"))]
     asked += ["--help"] * (given.help is not None)
-    expect(
-        len(asked) <= 1, "command", " ".join(asked), "one of these, as each ends the program", "Leave out the others."
-    )
+    expect(len(asked) <= 1, "command", " ".join(asked), "one of these, as each ends the program", "Use one.")
     if os.environ.get("RANK", "0") == "0":
         tell_repeated(args)
     if given.list_configs:

@@ -7,17 +7,17 @@ import math
 import re
 import string
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.answers import OR, last_tagged
 from torchtitan_rl.library.chat_messages import REASONING, Message
-from torchtitan_rl.library.task import RESERVED_COLUMNS, Example
+from torchtitan_rl.library.task import RESERVED_COLUMNS, Example, Task
 from torchtitan_rl.library.tasks.row_messages import (
     check_has_no_media,
     is_text,
@@ -28,9 +28,6 @@ from torchtitan_rl.library.tasks.row_messages import (
     written_calls,
 )
 from torchtitan_rl.library.tasks.table import BATCH, Row, RowError, Table
-
-if TYPE_CHECKING:
-    from torchtitan_rl.library.tasks.rows import Rows
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "conversation", "query", "instruction")
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
@@ -61,11 +58,11 @@ class _UnreadableAnswer(RowError):
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(self, table: Table, task: "Rows") -> None:
-        """Reads every row once. Raises UserError with the numbers of the invalid rows."""
+    def __init__(self, table: Table, config: Task.Config, read: Callable[[str], str | None], answers: Sequence[str]):
+        """Reads every row once; `answers`: columns that may have the answer. Raises UserError with the numbers of the invalid rows."""
         self.table = table
-        self._config = config = task.config
-        self._read_answer = task.expected_answer
+        self._config = config
+        self._read_answer = read
         self._whole_numbers: set[str] = set()
         """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
         self._first: dict[str, Any] = self._columns()
@@ -79,7 +76,7 @@ class RowSet:
             is_answered = {column: _last_role(self._first.get(column)) in ("assistant", "gpt") for column in usual}
             usual.sort(key=lambda column: is_answered[column] != self._demonstrates)
         self.prompt_column = self._named_or_first("prompt_column", usual)
-        self.answer_column = self._answer_column(task.answer_columns)
+        self.answer_column = self._answer_column(answers)
         expect(
             self._demonstrates or not config.completion_column, "task.completion_column", config.completion_column,
             "none without task.demonstrations", "Set task.demonstrations to last or all.",
@@ -234,10 +231,10 @@ class RowSet:
         if faults:
             listed = "; ".join(f"{_rows(numbers)}: {fault}" for fault, numbers in faults.items())
             count = sum(map(len, faults.values()))
-            remedy = (
-                "Correct task.template, or delete them." if "task.template" in listed else "Correct or delete them."
+            what = " task.template," if "task.template" in listed else ""
+            raise UserError(
+                f"task.path: {self.table.name} has {_count(count)} that cannot be used. {listed}. Correct{what} or delete them."
             )
-            raise UserError(f"task.path: {self.table.name} has {_count(count)} that cannot be used. {listed}. {remedy}")
 
     def _named_or_first(self, setting: str, usual: Sequence[str]) -> str:
         """Returns the configured column, else the first existing one of the `usual` columns, else ""."""

@@ -221,7 +221,7 @@ class Rows(Task):
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
-            part = RowSet(table, self)
+            part = RowSet(table, self.config, self.expected_answer, self.answer_columns)
         if (reads := part.reads()) not in self._told:
             progress(reads)
         self._told.add(reads)
