@@ -30,10 +30,10 @@ def init_process_group(config: CommConfig) -> None:
 def all_gather_lists(mine: list[T]) -> list[T]:
     """Returns all ranks' lists, concatenated in rank order, on every rank.
 
-    Arrays inside the items are sent as raw buffers and arrive as read-only views of the received bytes.
+    All items are copies, this rank's own too, and on a single rank as well: code that writes into
+    an array behaves the same on any number of ranks. Arrays inside the items are sent as raw
+    buffers and arrive as writable views of the received bytes, unless they were sent read-only.
     """
-    if dist.get_world_size() == 1:
-        return mine
     buffers: list[pickle.PickleBuffer] = []
     skeleton = pickle.dumps(mine, protocol=5, buffer_callback=buffers.append)
     parts = [np.frombuffer(skeleton, dtype=np.uint8)]  # [bytes] each
@@ -59,10 +59,7 @@ def all_gather_lists(mine: list[T]) -> list[T]:
 def _unpickled(row: np.ndarray, lengths: list[int]) -> list[Any]:
     """Returns one rank's list from its bytes [sum(lengths)]: the pickle, then its out-of-band buffers."""
     ends = np.cumsum(lengths)
-    views = [
-        memoryview(row[end - length : end]).toreadonly()
-        for end, length in zip(ends, lengths, strict=True)
-    ]
+    views = [memoryview(row[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
     return pickle.loads(views[0], buffers=views[1:])
 
 
