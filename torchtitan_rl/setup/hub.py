@@ -43,7 +43,11 @@ def folder_of(name: str) -> Path:
 
 
 def cached(name: str) -> Path | None:
-    """The folder of a model in the cache, if it is complete; None otherwise. Does not use the network."""
+    """The folder of a model in the cache, if it is complete; None otherwise. Does not use the network.
+
+    `snapshot_download` itself compares the folder with the list of files that it stores before it downloads any, so that a
+    download under way or interrupted is not complete. Other programs may have left no such list.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

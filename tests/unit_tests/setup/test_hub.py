@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -17,7 +18,10 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def hub(tmp_path):
-    """(address, number of requests so far) of a hub with one model, `some/model`, and one that is gated."""
+    """(address, requests so far, files by name) of a hub with one model, `some/model`, and one that is gated.
+
+    A file named slow_*.json arrives after 4 seconds, and one named lost_*.json after a file `found` exists.
+    """
     source = tmp_path / "source"
     save_tiny_checkpoint(source)
     (source / "tokenizer.json").write_text("{}")
@@ -41,6 +45,10 @@ def hub(tmp_path):
             if parts[0] == "api":
                 files = [{"rfilename": file.name} for file in source.iterdir()]
                 return self.answer(200, json.dumps({"id": "some/model", "sha": SHA, "siblings": files}).encode(), {})
+            if self.command == "GET" and parts[-1].startswith("slow_"):
+                time.sleep(4)
+            if self.command == "GET" and parts[-1].startswith("lost_") and not (source / "found").exists():
+                return self.answer(403, b"{}", {})
             data = (source / parts[-1]).read_bytes()
             return self.answer(200, data, {"X-Repo-Commit": SHA, "ETag": f'"{parts[-1]}"'})
 
@@ -59,7 +67,7 @@ def hub(tmp_path):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", requests
+    yield f"http://127.0.0.1:{server.server_port}", requests, source
     server.shutdown()
 
 
@@ -75,12 +83,16 @@ for name in sys.argv[1:]:
 """
 
 
-def folders_of(*names, cache, endpoint, **environment):
-    """What a process, whose libraries read their settings once, makes of names; a line for each."""
+def command_and_environment(program, *names, cache, endpoint, **environment):
     settings = {"HF_HOME": str(cache), "HF_ENDPOINT": endpoint, **environment}
     clean = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-    command = [sys.executable, "-c", PROGRAM, *names]
-    done = subprocess.run(command, env={**clean, **settings}, capture_output=True, text=True, timeout=120)
+    return {"args": [sys.executable, "-c", program, *names], "env": {**clean, **settings}}
+
+
+def folders_of(*names, **settings):
+    """What a process, whose libraries read their settings once, makes of names; a line for each."""
+    process = command_and_environment(PROGRAM, *names, **settings)
+    done = subprocess.run(**process, capture_output=True, text=True, timeout=120)
     return [line for line in done.stdout.splitlines() if line.startswith(("/", "error"))] or [done.stderr]
 
 
@@ -88,7 +100,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def test_a_model_is_downloaded_once_and_needs_no_network_afterwards(hub, tmp_path):
-    address, requests = hub
+    address, requests, _ = hub
     [folder] = folders_of("some/model", cache=tmp_path, endpoint=address)
     assert sorted(os.listdir(folder)) == [
         "config.json",
@@ -102,6 +114,34 @@ def test_a_model_is_downloaded_once_and_needs_no_network_afterwards(hub, tmp_pat
     os.unlink(f"{folder}/model.safetensors")  # as a download that was interrupted leaves it
     assert folders_of("some/model", cache=tmp_path, endpoint=address) == [folder]
     assert os.path.exists(f"{folder}/model.safetensors")
+
+
+LISTS = """
+import os
+from torchtitan_rl.setup.hub import folder_of
+print(*sorted(os.listdir(folder_of("some/model"))))
+"""
+
+
+def test_a_rank_that_waits_for_a_download_gets_the_whole_of_it(hub, tmp_path):
+    (hub[2] / "slow_template.json").write_text("{}")
+    ranks = []
+    for rank in ("0", "1"):
+        process = command_and_environment(LISTS, cache=tmp_path, endpoint=hub[0], LOCAL_RANK=rank)
+        ranks.append(subprocess.Popen(**process, stdout=subprocess.PIPE, text=True))
+    listings = [rank.communicate(timeout=120)[0].splitlines()[-1].split() for rank in ranks]
+    assert listings[1] == listings[0]
+    assert "slow_template.json" in listings[0]
+
+
+def test_a_download_that_lacks_a_file_is_not_taken_for_whole_by_the_next_run(hub, tmp_path):
+    (hub[2] / "lost_template.json").write_text("{}")
+    for endpoint in (hub[0], NOWHERE):
+        [line] = folders_of("some/model", cache=tmp_path, endpoint=endpoint)
+        assert "the hub did not give it" in line
+    (hub[2] / "found").touch()
+    [folder] = folders_of("some/model", cache=tmp_path, endpoint=hub[0])
+    assert folders_of("some/model", cache=tmp_path, endpoint=NOWHERE) == [folder]
 
 
 def test_unavailable_model_is_reported_with_the_reason(hub, tmp_path):
