@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,8 +36,13 @@ ANSWER = "answer"
 """The name in a worker's message (name, content) with a result. The other names are "stdout" and "stderr"."""
 
 
+_KEY_BYTES, _LENGTH_BYTES = 16, 8
+_LARGEST_BYTES = 2**30
+"""The largest message of a worker."""
+
+
 class WorkerDied(RuntimeError):
-    """A worker's process ended before its call did, and nobody outside had killed it."""
+    """A worker's process ended before its call did, and nobody outside had killed it; or it can no longer be understood."""
 
 
 class WorkerPool:
@@ -87,36 +91,92 @@ class WorkerPool:
     def _answer(self, calls: "deque[tuple[tuple[int, float], Future[Any]]]", args: tuple) -> None:
         """Set the results of the calls and remove them. Raises if the worker of the first remaining call was killed or died."""
         data = pickle.dumps(([function for (function, _), _ in calls], args))
-        pid, connection = getattr(self._mine, "worker", None) or self._fork_server.start()
+        pid, line = getattr(self._mine, "worker", None) or self._fork_server.start()
         self._mine.worker = None  # until it has returned all results
         try:
-            connection.send_bytes(data)
+            seconds = calls[0][0][1]
+            line.send(data, _end_of(seconds))
             while calls:
-                ok, value = _heard(connection, calls[0][0][1])
+                seconds = calls[0][0][1]
+                ok, value = _heard(line, _end_of(seconds))
                 _, future = calls.popleft()
                 (future.set_result if ok else future.set_exception)(value)
         except TimeoutError:
             self._fork_server.kill(pid)
-            raise
+            raise TimeoutError(f"took longer than {seconds:g} s") from None
         except (EOFError, OSError) as error:
             status = self._fork_server.kill(pid)
             evidence = self._oom_detector.out_of_memory()
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGTERM)
             kind = WorkerKilled if killed else WorkerDied
             raise kind(f"its process was ended: {_describe(status)}{evidence and f': {evidence}'}") from error
-        self._mine.worker = pid, connection
+        except Exception:  # it does not send what it should
+            self._fork_server.kill(pid)
+            raise
+        self._mine.worker = pid, line
 
 
-def _heard(line: Connection, seconds: float) -> tuple[bool, Any]:
-    """Wait for a worker's result, and print what it prints. Raises TimeoutError after `seconds`; 0 for no limit."""
-    ends_at = time.monotonic() + (seconds or math.inf)
-    while (left := ends_at - time.monotonic()) > 0 and line.poll(left if seconds else None):
-        name, content = line.recv()
+def _end_of(seconds: float) -> float:
+    """The time at which a call must have ended that begins now; infinite for 0 seconds, which is no limit."""
+    return time.monotonic() + (seconds or math.inf)
+
+
+class _Line:
+    """One end of the connection between the pool and a worker. Each message has the worker's key, its length and its bytes.
+
+    A call inherits the descriptor and may write anything into it. What comes without the key is never unpickled, and half a message
+    is waited for no longer than the call may take.
+    """
+
+    def __init__(self, end: socket.socket, key: bytes) -> None:
+        self._socket, self._key = end, key
+
+    def send(self, data: bytes, ends_at: float = math.inf) -> None:
+        """Send a message. Raises TimeoutError at the time `ends_at`."""
+        self._wait_until(ends_at)
+        self._socket.sendall(self._key + len(data).to_bytes(_LENGTH_BYTES) + data)
+
+    def receive(self, ends_at: float = math.inf) -> bytearray:
+        """Wait for a message. Raises TimeoutError at the time `ends_at`, EOFError at the end, WorkerDied for foreign bytes."""
+        header = self._read(_KEY_BYTES + _LENGTH_BYTES, ends_at)
+        length = int.from_bytes(header[_KEY_BYTES:])
+        if header[:_KEY_BYTES] != self._key:
+            raise WorkerDied(
+                "the function wrote into its worker's descriptors: expected the worker's own messages alone"
+            )
+        if length > _LARGEST_BYTES:
+            raise WorkerDied(
+                f"a message of {length:,} bytes: expected at most {_LARGEST_BYTES:,}. Print or return less."
+            )
+        return self._read(length, ends_at)
+
+    def _read(self, length: int, ends_at: float) -> bytearray:
+        data = bytearray(length)
+        left = memoryview(data)
+        while left:
+            self._wait_until(ends_at)
+            count = self._socket.recv_into(left)
+            if count == 0:
+                raise EOFError
+            left = left[count:]
+        return data
+
+    def _wait_until(self, ends_at: float) -> None:
+        """Set the time limit of the socket's next operation."""
+        seconds = ends_at - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self._socket.settimeout(None if seconds == math.inf else seconds)
+
+
+def _heard(line: _Line, ends_at: float) -> tuple[bool, Any]:
+    """Wait for a worker's result, and print what it prints. Raises TimeoutError at the time `ends_at`."""
+    while True:
+        name, content = pickle.loads(line.receive(ends_at))
         if name == ANSWER:
             return content
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that cannot encode the characters
             getattr(sys, name).write(content)
-    raise TimeoutError(f"took longer than {seconds:g} s")
 
 
 class _ForkServer:
@@ -130,12 +190,13 @@ class _ForkServer:
             _run_and_exit(_run_fork_server, theirs, functions)
         theirs.close()
 
-    def start(self) -> tuple[int, Connection]:
+    def start(self) -> tuple[int, _Line]:
         """Start a worker. Returns its process id and the connection to it."""
         ours, theirs = socket.socketpair()
+        key = os.urandom(_KEY_BYTES)
         with theirs:
-            pid = int(self._ask(b"start", [theirs.fileno()]))
-        return pid, Connection(ours.detach())
+            pid = int(self._ask(b"start " + key, [theirs.fileno()]))
+        return pid, _Line(ours, key)
 
     def kill(self, pid: int) -> int:
         """Kill a worker and the processes that it has started. Returns its wait status."""
@@ -193,24 +254,24 @@ def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None
             message, descriptors, _, _ = socket.recv_fds(line, 64, 1)
             if not message:
                 break
-            command, _, pid = message.partition(b" ")
+            command, _, argument = message.partition(b" ")
             if command == b"start":
                 started = _fork()
                 if started == 0:
                     line.close()
-                    _run_and_exit(_serve, Connection(descriptors[0]), functions)
+                    _run_and_exit(_serve, _Line(socket.socket(fileno=descriptors[0]), argument), functions)
                 os.close(descriptors[0])
                 workers.add(started)
                 line.send(b"%d" % started)
             else:
-                workers.discard(int(pid))
-                line.send(b"%d" % _end(int(pid), workers))
+                workers.discard(int(argument))
+                line.send(b"%d" % _end(int(argument), workers))
     finally:
         while workers:
             _end(workers.pop(), workers)
 
 
-def _serve(line: Connection, functions: Sequence[Callable]) -> None:
+def _serve(line: _Line, functions: Sequence[Callable]) -> None:
     """Run a worker: make one call after another and send the results."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -223,7 +284,7 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
     sys.stdout, sys.stderr = (_Sent(name, line, sending) for name in ("stdout", "stderr"))
     while True:
         try:
-            places, args = line.recv()
+            places, args = pickle.loads(line.receive())
         except EOFError:
             return
         for place in places:
@@ -236,13 +297,13 @@ def _serve(line: Connection, functions: Sequence[Callable]) -> None:
                 os._exit(1)
             data = _pickled(answer)
             with sending:
-                line.send_bytes(data)
+                line.send(data)
 
 
 class _Sent(io.TextIOBase):
     """A worker's stream, which sends its text to the pool's process. That process hides secrets in it."""
 
-    def __init__(self, name: str, line: Connection, sending: threading.Lock) -> None:
+    def __init__(self, name: str, line: _Line, sending: threading.Lock) -> None:
         self._name, self._line, self._sending = name, line, sending
         self._stream, self._pid = getattr(sys, name), os.getpid()
 
@@ -250,7 +311,7 @@ class _Sent(io.TextIOBase):
         if os.getpid() != self._pid:  # a child that a call has forked must not use the connection
             return self._stream.write(text)
         with self._sending:
-            self._line.send((self._name, str(text)))
+            self._line.send(pickle.dumps((self._name, str(text))))
         return len(text)
 
     def fileno(self) -> int:

@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -85,9 +87,44 @@ def alarm(completions, **_):
     time.sleep(30)
 
 
+def write_to_sockets(data):
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                os.write(int(entry), data)
+        except OSError:
+            continue
+
+
+def half_message(completions, **_):
+    write_to_sockets(b"\x7f\xff\xff\xff")
+    time.sleep(1000)
+
+
+def giant_message(completions, **_):
+    write_to_sockets(b"\x7f\xff\xff\xff")
+    return [1.0]
+
+
+def forged_message(completions, **_):
+    forged = pickle.dumps(("answer", (True, [1.0])))
+    write_to_sockets(len(forged).to_bytes(4, "big") + forged)
+    time.sleep(1000)
+
+
+def stopped_in_a_print(completions, **_):
+    threading.Thread(target=print, args=("x" * 200_000_000,)).start()
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 @pytest.mark.parametrize(
     ("function", "limit", "said"),
     [
+        (half_message, 1.0, "longer than 1 s"),
+        (giant_message, 30.0, "wrote into its worker's descriptors"),
+        (forged_message, 30.0, "wrote into its worker's descriptors"),
+        (stopped_in_a_print, 1.0, "longer than 1 s"),
         (native_loop, 0.5, "longer than 0.5 s"),
         (fork_bomb, 0.5, "longer than 0.5 s"),
         (dies, 30.0, "its process was ended: it exited with code 0"),
