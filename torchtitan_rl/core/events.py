@@ -7,6 +7,7 @@ listeners metrics are dropped and phases are silent; `progress` always prints.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from typing import Any, Literal
 
 Kind = Literal["phase", "heartbeat", "timed"]
@@ -30,6 +31,8 @@ class Listener:
 
 
 _listeners: list[Listener] = []
+_only_of_process: list[Listener] = []
+_only_of_task: ContextVar[Listener | None] = ContextVar("only_of_task", default=None)
 running: list[str] = []
 """The names of the open contexts, outermost first."""
 
@@ -38,6 +41,25 @@ def listen(listener: Listener) -> Callable[[], None]:
     """Add a listener; returns a function that removes it."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
+
+
+@contextmanager
+def recorded_by(only: Listener, *, in_task: bool = False) -> Iterator[None]:
+    """Send what is recorded inside to `only`, from every thread of the process or, with `in_task`, of this asyncio task.
+
+    A reward function's values travel so with its scores, whichever process calls it.
+    """
+    if in_task:
+        before = _only_of_task.set(only)
+    else:
+        _only_of_process.append(only)
+    try:
+        yield
+    finally:
+        if in_task:
+            _only_of_task.reset(before)
+        else:
+            _only_of_process.remove(only)
 
 
 def progress(message: str) -> None:
@@ -61,7 +83,8 @@ def record_metric(key: str, value: Any, reduction: str = "mean", weight: float =
     Every rank records a value that is equal on all ranks, with "last". Each rank records its own share of a
     distribution or a table.
     """
-    for listener in _listeners:
+    of_task = _only_of_task.get()
+    for listener in [of_task] if of_task else _only_of_process or _listeners:
         listener.record(key, value, reduction, weight)
 
 

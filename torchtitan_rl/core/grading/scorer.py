@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from torchtitan_rl.core.errors import TrainingStopped
-from torchtitan_rl.core.types import Completion, Group
+from torchtitan_rl.core.types import Completion, Group, Metric
 
 FailurePolicy = Literal["raise", "none"]
 Scope = Literal["group", "batch"]
@@ -29,6 +29,8 @@ class ScorerResult:
     """{column logged by the function: one value for each completion}"""
     metrics: list[tuple[str, float]] = field(default_factory=list)
     """(name, value) logged by the function"""
+    recorded: list[tuple[str, Metric]] = field(default_factory=list)
+    """(key, value) that the call gave to `record_metric`, also if it failed afterwards"""
     log_error: str = ""
     """Reason why the call's logging was dropped; "" if it was kept."""
     seconds: float = 0.0

@@ -55,6 +55,7 @@ class CallReports:
         asked: list[tuple[Prompt, Completion]] = []
         for group in call.groups:
             asked += [(group.prompt, completion) for completion in group.samples]
+        yield from result.recorded
         yield from _call_metrics(
             name,
             result.metrics,

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from torchtitan_rl.common.text import head_and_tail
+from torchtitan_rl.common.text import head_and_tail, plain
+from torchtitan_rl.core.events import Listener, recorded_by
 from torchtitan_rl.core.grading.scorer import FailurePolicy, Groups, Scope, ScorerResult
-from torchtitan_rl.core.types import Completion, Group, flat
+from torchtitan_rl.core.types import Completion, Group, Metric, flat
 from torchtitan_rl.library.environments.checks import LARGEST_REWARD
 from torchtitan_rl.library.environments.interface import environment_reward
 from torchtitan_rl.library.environments.tool_calls import opened_thinking
@@ -31,8 +32,8 @@ JUDGEMENT = "judgement"
 """Name of the task's own judgement among those of reward functions."""
 
 
-class RewardLog:
-    """Buffer for the values that one call of a reward function logs about `size` completions.
+class RewardLog(Listener):
+    """Buffer for the values that one call of a reward function logs about `size` completions, or records.
 
     It never raises, because logging must not decide about training: after a wrong value it ignores what the call logs.
     """
@@ -42,10 +43,16 @@ class RewardLog:
         """{column: one value for each completion}"""
         self.metrics: list[tuple[str, float]] = []
         """(name, value), in the order of the calls"""
+        self.recorded: list[tuple[str, Metric]] = []
+        """(key, value) of `record_metric`, with values that can leave the process"""
         self.error = ""
         """What was wrong; "" if nothing was."""
         self.size = size
         self._function = function
+
+    def record(self, key: str, value: Any, reduction: str, weight: float) -> None:
+        """Keep a value for the rank's collector, which refuses those that are none."""
+        self.recorded.append((str(plain(key)), Metric(plain(value), plain(reduction), plain(weight))))
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Add `values`, for one completion after another, to a column of the sample tables.
@@ -132,9 +139,10 @@ class Reward:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
         log, begin = RewardLog(self.name, len(flat(groups))), time.perf_counter()
         try:
-            output = self.function(**self._keywords(groups, state, log))
-            if inspect.isawaitable(output):
-                output = asyncio.run(asyncio.wait_for(output, None))  # asyncio.run takes only coroutines
+            with recorded_by(log):
+                output = self.function(**self._keywords(groups, state, log))
+                if inspect.isawaitable(output):
+                    output = asyncio.run(asyncio.wait_for(output, None))  # asyncio.run takes only coroutines
             result = _checked(output, log.size)
         except BaseException as error:  # also SystemExit, which would look like the end of a finished run
             result = ScorerResult.failed(log.size, _described(error) + _form_of_completions(error, groups))
@@ -146,7 +154,8 @@ class Reward:
         limit = asyncio.timeout(self.time_limit_seconds or None)
         try:
             async with limit:
-                output = await self.function(**self._keywords(groups, state, log))
+                with recorded_by(log, in_task=True):
+                    output = await self.function(**self._keywords(groups, state, log))
             result = _checked(output, log.size)
         except BaseException as error:
             late = isinstance(error, TimeoutError) and limit.expired()  # otherwise it is the function's own
@@ -193,15 +202,16 @@ class Judgement:
 
     def run(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Judge the groups. An exception becomes a result with errors, as in `Reward.run`."""
-        begin = time.perf_counter()
+        log, begin = RewardLog(self.name, len(flat(groups))), time.perf_counter()
         try:
             asked = [(group.prompt, completion_text(one)) for group in groups for one in _completions(group)]
-            answers = [_answer(self.task.extract_answer(text)) for _, text in asked]
-            result = ScorerResult([(a, _verdict(self.task.judge(a, prompt))) for a, (prompt, _) in zip(answers, asked)])
+            with recorded_by(log):
+                answers = [_answer(self.task.extract_answer(text)) for _, text in asked]
+                verdicts = [_verdict(self.task.judge(a, prompt)) for a, (prompt, _) in zip(answers, asked)]
+            result = ScorerResult(list(zip(answers, verdicts)))
         except BaseException as error:
-            result = ScorerResult.failed(len(flat(groups)), _described(error))
-        result.seconds = time.perf_counter() - begin
-        return result
+            result = ScorerResult.failed(log.size, _described(error))
+        return _completed(result, log, begin)
 
 
 def _checked(output: Any, size: int) -> ScorerResult:
@@ -215,6 +225,7 @@ def _completed(result: ScorerResult, log: RewardLog, begin: float) -> ScorerResu
     """The result with what its call has logged, and its seconds since `begin`."""
     log.drop_incomplete()
     result.extras, result.metrics, result.log_error = log.extras, log.metrics, log.error
+    result.recorded = log.recorded
     result.seconds = time.perf_counter() - begin
     return result
 
