@@ -98,11 +98,12 @@ class Recorder(Configurable):
         queue_size: int = number(64, least=1, remedy="64 is usual.")
         """Steps that may wait for a slow sink. It misses further steps; their rows are counted in obs/dropped_rows."""
 
-        project: str = "torchtitan_rl"
-        """Project name on W&B and Trackio."""
+        project: str = ""
+        """Project name on W&B and Trackio. Empty: torchtitan_rl, or on W&B what WANDB_PROJECT says."""
 
-        wandb_mode: Literal["online", "offline"] = "online"
-        """online requires `wandb login`; offline writes to the run folder, for a later `wandb sync`."""
+        wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+        """online requires `wandb login`; offline writes to the run folder, for a later `wandb sync`. auto: what WANDB_MODE
+        says, or else online."""
 
         max_traces_per_step: int = number(16, least=0, remedy="0 logs none.")
         """Rollouts of each split to log to Trackio as traces in a training step; 0: none."""

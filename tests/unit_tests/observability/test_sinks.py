@@ -134,6 +134,27 @@ def test_wandb_tables_keep_history_in_increments_and_a_final_immutable_copy(wand
     assert any("evaluation/samples/final" in line for line in history)
 
 
+@pytest.mark.parametrize(("config", "project"), [({}, "theirs"), ({"project": "ours"}, "ours")])
+def test_wandb_takes_mode_project_and_name_from_the_environment_unless_the_config_has_them(
+    config, project, recorder, tmp_path, monkeypatch
+):
+    for name, value in {"MODE": "offline", "PROJECT": "theirs", "NAME": "my name", "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    record_run(recorder(sinks=["wandb"], **config))
+    _, records, _ = wandb_records(tmp_path)
+    [run] = [record.run for record in records if record.HasField("run")]
+    assert (run.project, run.display_name) == (project, "my name")
+
+
+@pytest.mark.parametrize(("mode", "config"), [("disabled", {}), ("online", {"wandb_mode": "disabled"})])
+def test_disabled_wandb_writes_nothing_and_is_no_error(mode, config, recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    run = recorder(sinks=["wandb"], **config)
+    record_run(run)
+    assert not run.sinks["wandb"].disabled
+    assert not (tmp_path / "wandb").exists()
+
+
 def trackio_run(tmp_path, n, calls, config):
     """A run in a process of its own: Trackio reads its folder when it is imported."""
     os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")

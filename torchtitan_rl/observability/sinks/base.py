@@ -13,6 +13,8 @@ import numpy as np
 from torchtitan_rl.observability.sample_rows import Row
 from torchtitan_rl.observability.tokens import Decode
 
+PROJECT = "torchtitan_rl"
+"""The project on W&B and Trackio if nothing names one."""
 Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
-from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.sinks.base import PROJECT, Sink, SinkContext, StepRecord
 
 TRACES = "rollout/traces"
 """The key of the traces."""
@@ -27,7 +27,7 @@ class TrackioSink(Sink):
 
         self._trackio = trackio
         self._run = trackio.init(
-            project=context.config.project,
+            project=context.config.project or PROJECT,
             name=f"{context.run_name}-{context.run_id}{context.suffix}",
             group=context.run_name if context.suffix else None,
             config=context.run_config,

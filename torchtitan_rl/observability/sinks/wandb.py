@@ -1,11 +1,12 @@
 """The Weights & Biases sink, online or offline. Offline runs are in `wandb/` of the run folder until `wandb sync`."""
 
+import os
 import sys
 from typing import Any
 
 from torchtitan_rl.observability.cell_text import flat_cell
 from torchtitan_rl.observability.sample_rows import Row
-from torchtitan_rl.observability.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.sinks.base import PROJECT, Sink, SinkContext, StepRecord
 
 
 class WandbSink(Sink):
@@ -25,19 +26,18 @@ class WandbSink(Sink):
         import wandb
 
         self._wandb = wandb
-        rank = context.suffix.removeprefix(".")
+        rank, config, theirs = context.suffix.removeprefix("."), context.config, os.environ
+        mode = theirs.get("WANDB_MODE") or "online" if config.wandb_mode == "auto" else config.wandb_mode
         self._run = wandb.init(
-            project=context.config.project,
-            name=f"{context.run_name} {rank}".strip(),
-            group=context.run_name if rank else None,
+            project=config.project or theirs.get("WANDB_PROJECT") or PROJECT,
+            name=f"{theirs.get('WANDB_NAME') or context.run_name} {rank}".strip(),
+            group=theirs.get("WANDB_RUN_GROUP") or (context.run_name if rank else None),
             id=f"{context.run_id}{rank}",
             resume="allow",
-            mode=context.config.wandb_mode,
-            dir=str(context.run_folder),
+            mode=mode,
+            dir=theirs.get("WANDB_DIR") or str(context.run_folder),
             config=context.run_config,
-            settings=wandb.Settings(
-                console="off", silent=context.config.wandb_mode == "offline" or not sys.stderr.isatty()
-            ),
+            settings=wandb.Settings(console="off", silent=mode == "offline" or not sys.stderr.isatty()),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
