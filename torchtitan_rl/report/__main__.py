@@ -15,6 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command. Returns the exit code: 0; 2 if the folder is not a run, or the file cannot be written."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    words = [word.partition("=")[0] for word in (sys.argv[1:] if arguments is None else arguments)]
+    for option in ("--output", "--size"):
+        if words.count(option) > 1:
+            print(f"{option} is given {words.count(option)} times: the last one counts", file=sys.stderr)
     if len(options.runs) > 1:
         parser.error(f"{len(options.runs)} run folders: expected one. To compare runs: tensorboard --logdir outputs")
     run = options.runs[0]
@@ -33,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m torchtitan_rl.report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="a run folder")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: RUN/report.html")

@@ -10,6 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +112,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         list_configs()
         raise SystemExit(0)
     name, default = given.config, load_config(given.config)
+    _refuse_repeated_names(overrides, default)
     cli = {"default": default, "prog": f"{program} --config {name}", "config": TYRO, "args": overrides}
     config, unknown = tyro.cli(type(default), return_unknown_args=True, **cli)
     if unknown:
@@ -145,6 +148,21 @@ def tell_repeated(args: Sequence[str]) -> None:
     for option, count in Counter(re.sub(r"^(--|.*\.)no-", r"\1", option) for option in options).items():
         if count > 1:
             print(f"{option} is given {count} times: the last one counts", file=sys.stderr)
+
+
+def _refuse_repeated_names(args: Sequence[str], config: "RunConfig") -> None:
+    """Raise UserError for a name that one option of pairs, such as --grader.weights, has several times."""
+    for i, word in enumerate(args):
+        option, has_first, first = word.partition("=")
+        try:
+            value = attrgetter(option.removeprefix("--").replace("-", "_"))(config)
+        except AttributeError:
+            continue
+        if isinstance(value, dict) and option.startswith("--"):
+            pairs = [first] if has_first else []
+            pairs += takewhile(lambda word: not word.startswith("--"), args[i + 1 :])
+            for name, count in Counter(pairs[::2]).items():
+                expect(count == 1, option, name, f"each name once, and not {count} times", "Keep one of its values.")
 
 
 def _refuse_unknown(word: str, config: Any) -> None:

@@ -53,3 +53,13 @@ def test_every_file_but_the_starts_weights_is_copied(tmp_path):
     output.mkdir()
     script.copy_assets(start, output, "float32")
     assert {str(file.relative_to(output)) for file in output.rglob("*.*")} == {*kept, "config.json"}
+
+
+def test_an_option_that_is_given_twice_is_said_and_an_abbreviated_one_is_refused(tmp_path, capsys):
+    run = ["--run", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        script.main([*run, *run, "--output", str(tmp_path / "a")])
+    assert "--run is given 2 times: the last one counts\n" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        script.main([*run, "--out", str(tmp_path / "a")])
+    assert "arguments are required: --output" in capsys.readouterr().err

@@ -163,3 +163,22 @@ def test_an_option_that_is_given_twice_is_said(given, option, capsys):
     assert config.num_steps == 4 or "num" not in option
     parse_args(["--config", "debug", given[0].partition("=")[0].replace("steps", "steps=3")])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--grader.weights", "correct", "1", "brevity", "2", "correct", "3"],
+        ["--grader.weights=correct", "1", "correct", "3"],
+        ["--more_teachers", "correct", "a", "correct", "a"],
+    ],
+)
+def test_a_name_that_an_option_of_pairs_has_twice_is_refused(given):
+    option = given[0].partition("=")[0]
+    with pytest.raises(UserError, match=f"{option} = 'correct': expected each name once, and not 2 times"):
+        parse_args(["--config", "debug", *given])
+
+
+def test_a_name_and_a_value_of_a_pair_may_be_alike():
+    _, config = parse_args(["--config", "debug", "--more_teachers", "a", "/b", "/b", "/b", "--num-steps", "4"])
+    assert (config.more_teachers, config.num_steps) == ({"a": "/b", "/b": "/b"}, 4)
