@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from tests.parts.observability import FORK, NASTY, RECORD_STEPS, record_run
-from torchtitan_rl.observability import Recorder, record_metric
+from torchtitan_rl.observability import Recorder, Reduce, record_metric
 
 
 def tensorboard_events(folder):
@@ -72,13 +72,13 @@ def wandb_log_entries(path):
 
 
 def wandb_records(run_folder):
-    """The offline run's files, every record of its log, and its history as dicts.
+    """The newest offline run's files, every record of its log, and its history as dicts.
 
     wandb-core, a process of its own, may write its last block a moment after `finish` returns.
     """
     from wandb.proto import wandb_internal_pb2
 
-    [path] = run_folder.glob("wandb/offline-run-*/run-*.wandb")
+    path = max(run_folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
     records = []
     deadline = time.monotonic() + 20
     while not any(record.HasField("exit") for record in records) and time.monotonic() < deadline:
@@ -153,6 +153,34 @@ def test_disabled_wandb_writes_nothing_and_is_no_error(mode, config, recorder, t
     record_run(run)
     assert not run.sinks["wandb"].disabled
     assert not (tmp_path / "wandb").exists()
+
+
+def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorder, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for steps in ((1, 2, 3), (3, 4)):  # step 3 is taken again from the checkpoint of step 2
+        time.sleep(1.1 * (steps[0] > 1))  # a second offline run of the same second would take the first one's folder
+        run = recorder(sinks=["wandb"], wandb_mode="offline", select=["top:1", "bottom:1"], keep_all_rows=True)
+        if steps[0] > 1:
+            run.load_state_dict({"next_step": steps[0]})
+        for step in steps:
+            rows = [{"prompt": f"{step}", "score": score, "note": f"{steps[0]}"} for score in range(6)]
+            record_metric("own", rows, Reduce.TABLE)
+            if step == 1:
+                record_metric("rare", rows[:1], Reduce.TABLE)
+            run.flush(step)
+        run.close()
+    files, _, history = wandb_records(tmp_path)
+    finals = {key: line[key] for line in history for key in line if key.endswith("/final")}
+    table = json.loads((files / finals["own/final"]["path"]).read_text())
+    cells = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert "run_id" not in table["columns"]
+    assert Counter((row["step"], row["note"]) for row in cells) == {(1, "1"): 2, (2, "1"): 2, (3, "3"): 2, (4, "3"): 2}
+    assert {row["select_reason"] for row in cells} == {"top", "bottom"}
+    increments = [json.loads((files / line["own"]["path"]).read_text()) for line in history if "own" in line]
+    steps = [{row[one["columns"].index("step")] for row in one["data"]} for one in increments]
+    assert steps == [{3}, {4}]
+    assert len(json.loads((files / finals["rare/final"]["path"]).read_text())["data"]) == 1
 
 
 def trackio_run(tmp_path, n, calls, config):

@@ -5,14 +5,18 @@ import sys
 from typing import Any
 
 from torchtitan_rl.observability.cell_text import flat_cell
+from torchtitan_rl.observability.line_file import read_lines
 from torchtitan_rl.observability.sample_rows import Row
+from torchtitan_rl.observability.select import SIBLING
 from torchtitan_rl.observability.sinks.base import PROJECT, Sink, SinkContext, StepRecord
+from torchtitan_rl.observability.store import END_OF_BATCH
+from torchtitan_rl.observability.tokens import TOKENS
 
 
 class WandbSink(Sink):
     """Logs scalars, histograms and incremental tables over "step"; at the end also an immutable table of each.
 
-    That final table has the rows since the start or the last resume; the incremental ones have those before.
+    After a resume the final table begins with the earlier rows that were shown, as far as samples.jsonl has them.
 
     A new column starts a new incremental table, which includes the rows so far. `step` is a logged value, because W&B's
     own counter would drop the steps that a resumed run repeats.
@@ -43,6 +47,14 @@ class WandbSink(Sink):
         self._run.define_metric("*", step_metric="step")
         self._tables: dict[str, Any] = {}
         self._history: dict[str, list[Row]] = {}
+        self._earlier: dict[str, list[Row]] = {}
+
+    def rewind(self, step: int) -> None:
+        """Reads the rows that earlier sessions have shown before `step`."""
+        for row in read_lines(self.context.run_folder / f"samples{self.context.suffix}.jsonl", END_OF_BATCH):
+            if row["step"] < step and row["select_reason"] not in ("", SIBLING):
+                cells = {column: cell for column, cell in row.items() if column not in ("run_id", "table", TOKENS)}
+                self._earlier.setdefault(row["table"], []).append(cells)
 
     def write(self, record: StepRecord) -> None:
         """Logs the step's values, histograms and tables."""
@@ -55,8 +67,10 @@ class WandbSink(Sink):
 
     def close(self) -> None:
         """Logs the whole tables and ends the run."""
-        for key, rows in self._history.items():
-            self._run.log({f"{key}/final": self._table(rows, list(self._tables[key].columns), "IMMUTABLE")})
+        for key in self._earlier | self._history:
+            rows = self._earlier.get(key, []) + self._history.get(key, [])
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            self._run.log({f"{key}/final": self._table(rows, columns, "IMMUTABLE")})
         self._run.finish()
 
     def _extended(self, key: str, rows: list[Row]) -> Any:
