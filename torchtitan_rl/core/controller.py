@@ -249,6 +249,9 @@ class Controller(Configurable):
                 record_metric(prefix + key, *metric)
         with timed(f"{prefix}gather"):
             scored = comm.all_gather_lists(scored)
+        for group in scored:
+            rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+            self.algorithm.credit.advantage.check_rewards(rewards)
         self.services.observer.keep(scored, step=self.state.step, split=split)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 

@@ -5,6 +5,7 @@ SeqMeanTokenMean, SeqSumConst. Corrections: TokenTruncate, SequenceTruncate, Tok
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,8 @@ class MaxRl(Advantage):
     @dataclass(kw_only=True, slots=True)
     class Config(Advantage.Config):
         lowest: float = number(0.0, least=-MANY, most=MANY)
-        """The reward of a wrong answer, and the least of all: -1 where the task gives +1 and -1. A lower one ends the run."""
+        """The reward of a wrong answer, and the least of all: -1 where the task gives +1 and -1. A lower one ends the
+        run when it is graded: most often in the evaluation before step 1."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             kl, cut = objective.kl, objective.truncation
@@ -87,17 +89,14 @@ class MaxRl(Advantage):
             )
             expect(self.lowest <= least, "algorithm.advantage.lowest", self.lowest, expected, remedy)
 
-    def of_group(self, group: RewardedGroup) -> list[float]:
-        lowest, least = self.config.lowest, min(group.rewards)
+    def check_rewards(self, rewards: Sequence[float]) -> None:
+        lowest, least = self.config.lowest, min(filter(math.isfinite, rewards), default=math.inf)
         remedy = "Set it to the least that a completion can get, penalties included."
-        expect(
-            least >= lowest - 1e-6,
-            "algorithm.advantage.lowest",
-            lowest,
-            f"at most {least:g}, a reward of this step",
-            remedy,
-        )
-        above = sum(group.rewards) / len(group.rewards) - lowest
+        expected = f"at most {least:g}, a completion's reward"
+        expect(least >= lowest - 1e-6, "algorithm.advantage.lowest", lowest, expected, remedy)
+
+    def of_group(self, group: RewardedGroup) -> list[float]:
+        above = sum(group.rewards) / len(group.rewards) - self.config.lowest
         return [difference / above if above > 0 else 0.0 for difference in centered(group.rewards)]
 
 

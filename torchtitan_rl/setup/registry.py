@@ -10,8 +10,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import reduce
 from itertools import takewhile
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,14 +153,10 @@ def tell_repeated(args: Sequence[str]) -> None:
 def _refuse_repeated_names(args: Sequence[str], config: "RunConfig") -> None:
     """Raise UserError for a name that one option of pairs, such as --grader.weights, has several times."""
     for i, word in enumerate(args):
-        option, has_first, first = word.partition("=")
-        try:
-            value = attrgetter(option.removeprefix("--").replace("-", "_"))(config)
-        except AttributeError:
-            continue
-        if isinstance(value, dict) and option.startswith("--"):
-            pairs = [first] if has_first else []
-            pairs += takewhile(lambda word: not word.startswith("--"), args[i + 1 :])
+        option, *first = word.split("=", 1)
+        path = option.removeprefix("--").replace("-", "_").split(".")
+        if isinstance(reduce(lambda part, name: getattr(part, name, None), path, config), dict):
+            pairs = [*first, *takewhile(lambda word: not word.startswith("--"), args[i + 1 :])]
             for name, count in Counter(pairs[::2]).items():
                 expect(count == 1, option, name, f"each name once, and not {count} times", "Keep one of its values.")
 

@@ -9,11 +9,12 @@ import pytest
 from tests.parts.algorithm import MAX_TOKENS, prompt, scored
 from torchtitan_rl.core.algorithm import Algorithm
 from torchtitan_rl.core.controller import Controller
-from torchtitan_rl.core.errors import SamplerFault
+from torchtitan_rl.core.errors import SamplerFault, UserError
 from torchtitan_rl.core.evaluation import Evaluation
 from torchtitan_rl.core.services import Services
 from torchtitan_rl.core.state import RunState
 from torchtitan_rl.core.types import Group
+from torchtitan_rl.library.objectives import MaxRl
 from torchtitan_rl.library.scoring.trainer_state import trainer_states
 
 DIFFERENT, EQUAL = (1.0, 0.0), (1.0, 1.0)
@@ -28,6 +29,8 @@ class Run:
     """The rewards of each training group, in the order of sampling. Afterwards they differ."""
     accuracies: list = field(default_factory=list)
     """The accuracy of each evaluation."""
+    held_out: tuple = (1.0,)
+    """The reward of each held-out prompt."""
     stop_in_step: int = -1
     """The step in which a signal arrives."""
     fault: Exception | None = None
@@ -79,7 +82,7 @@ class Run:
         assert seeded  # otherwise an evaluation depends on the number of replicas
         self.say("sample held-out prompts")
         for one in prompts:
-            self.given[one.prompt_idx] = (1.0,)
+            self.given[one.prompt_idx] = self.held_out
             yield Group(prompt=one, samples=[scored(0, None).completion])
 
     def sleep(self):
@@ -247,6 +250,16 @@ def test_evaluation_runs_before_the_first_step_at_its_interval_and_after_the_las
         "sample held-out prompts",
         "flush step 3",
     ]
+
+
+@pytest.mark.parametrize("held_out", [(-1.0,), (1.0,)])
+def test_maxrl_refuses_a_reward_below_its_lowest_as_soon_as_one_is_graded(held_out):
+    run = Run(rewards=[EQUAL, (-1.0, -1.0)], accuracies=[0.1], held_out=held_out)
+    with pytest.raises(
+        UserError, match=r"algorithm.advantage.lowest = 0.0: expected at most -1, .*Set it to the least"
+    ):
+        controller(run, num_steps=3, every=3, algorithm=Algorithm.Config(advantage=MaxRl.Config())).run()
+    assert run.calls[-1] == ("sample held-out prompts" if held_out == (-1.0,) else "sample in round 0")
 
 
 def test_best_step_is_kept_before_it_is_saved_and_the_start_is_not_kept():

@@ -234,9 +234,11 @@ def test_maxrl_divides_by_the_mean_above_the_lowest_reward(lowest, rewards, expe
     assert advantages(MaxRl.Config(lowest=lowest), rewards)[0] == pytest.approx(expected, abs=1e-12)
 
 
-def test_maxrl_refuses_a_reward_below_its_lowest():
-    with pytest.raises(UserError, match=r"advantage.lowest = 0.0: expected at most -1, a reward of this step"):
-        advantages(MaxRl.Config(), [1.0, -1.0, -1.0, -1.0])
+@pytest.mark.parametrize("rewards", [[1.0, -1.0, None, -1.0], [-1.0, -1.0]])
+def test_maxrl_refuses_a_reward_below_its_lowest_also_in_a_group_of_equal_ones(rewards):
+    with pytest.raises(UserError, match=r"advantage.lowest = 0.0: expected at most -1, a completion's reward"):
+        advantages(MaxRl.Config(), [1.0, 0.0], rewards)
+    assert advantages(MaxRl.Config(), [None, None]) == [[0.0, 0.0]]
 
 
 def test_maxrl_has_the_expected_gradient_of_the_first_terms_of_log_p():

@@ -35,6 +35,9 @@ class Advantage(OwnConfig, ABC):
         def check_objective(self, objective: OwnConfig.Config) -> None:
             """Raise UserError if a setting of the objective, an `Algorithm.Config`, does not go with this advantage."""
 
+    def check_rewards(self, rewards: Sequence[float]) -> None:
+        """Raise UserError for a reward that has no advantage. Called with an evaluation's rewards too."""
+
     def of_step(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]
     ) -> list[list[float]]:
@@ -46,6 +49,7 @@ class Advantage(OwnConfig, ABC):
         step_rewards: list[float] = []
         for group_rewards in rewards:
             step_rewards += [reward for reward in group_rewards if reward is not None]
+        self.check_rewards(step_rewards)
         advantages: list[list[float]] = []
         for group_rewards, group in zip(rewards, groups, strict=True):
             of_group = self._with_shared_rules(group_rewards, group.samples, step_rewards)
