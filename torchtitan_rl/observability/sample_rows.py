@@ -92,10 +92,26 @@ def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, p
     Raises UserError if a loss has given an episode a column of a name that the tables have.
     """
     return [
-        _row(group.prompt, episode, len(group.samples), rank, step=step, split=split, policy_step=policy_step)
+        _row(group.prompt, episode, len(group.samples), rank, step=step, split=split, policy_step=policy_step) | masses
         for group in groups
-        for episode, rank in zip(group.samples, _ranks(group.samples), strict=True)
+        for episode, rank, masses in zip(group.samples, _ranks(group.samples), _masses(group.samples), strict=True)
     ]
+
+
+def update_masses(episodes: "Sequence[Episode]") -> list[float]:
+    """Each episode's share of its group's update: a listwise loss's mass, else max(A_i, 0) / sum. 0 where no A_i is above 0."""
+    pushes = [e.credit.columns.get("mass", max(e.credit.advantage, 0.0) if e.in_loss else 0.0) for e in episodes]
+    return [push / (math.fsum(pushes) or 1.0) for push in pushes]
+
+
+def _masses(episodes: "Sequence[Episode]") -> list[Row]:
+    """Each episode's q_mass, MaxEnt's own or exp(r_i) / sum, and update_mass_proxy; nothing in a group without rewards."""
+    rewards = np.array([e.credit.shaped_reward for e in episodes], dtype=float)  # [G] NaN without one
+    if np.isnan(rewards).all():
+        return [{} for _ in episodes]
+    powers = np.nan_to_num(np.exp(rewards - np.nanmax(rewards)))  # [G]
+    masses = zip(episodes, (powers / powers.sum()).tolist(), update_masses(episodes), strict=True)
+    return [{"q_mass": e.credit.columns.get("q_mass", q), "update_mass_proxy": update} for e, q, update in masses]
 
 
 def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:

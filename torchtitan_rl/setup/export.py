@@ -45,11 +45,9 @@ SHARD_BYTES = 4 * 2**30
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="torchtitan-rl export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        prog="torchtitan-rl export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.allow_abbrev = False
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")

@@ -47,6 +47,25 @@ def test_environment_tokens_are_counted_separately_and_excluded_from_means():
     assert (row["response_tokens"], row["observed_tokens"], row["reference_logprob_mean"]) == (2, 1, -2.0)
 
 
+def test_rows_have_the_mass_by_rewards_and_the_share_of_the_update():
+    members = [
+        sample(0, 1.0, shaped_reward=1.0, advantage=3.0),
+        sample(1, 0.0, shaped_reward=0.0, advantage=1.0),
+        sample(2, 0.0, shaped_reward=0.0, advantage=-2.0),
+        sample(3, None),
+    ]
+    rows = rows_of(group(0, *members))
+    total = math.e + 1 + 1
+    assert [row["q_mass"] for row in rows] == pytest.approx([math.e / total, 1 / total, 1 / total, 0.0])
+    assert [row["update_mass_proxy"] for row in rows] == pytest.approx([0.75, 0.25, 0.0, 0.0])
+    listwise = sample(0, 1.0, shaped_reward=1.0, columns={"q_mass": 0.9, "mass": 1.0})
+    [row] = rows_of(group(0, listwise))
+    assert (row["q_mass"], row["update_mass_proxy"]) == (0.9, 1.0)
+    for row in (*rows_of(group(0, sample(0, None))), *rows_of(group(0, sample(0, 1.0)), split="eval_greedy")):
+        assert "q_mass" not in row
+        assert "update_mass_proxy" not in row
+
+
 def test_rank_in_group_orders_by_reward_and_is_none_without_one():
     first = group(0, *(sample(s, reward) for s, reward in enumerate([0.1, 0.9, None, math.nan, 0.9])))
     rows = rows_of(first, group(1, sample(0, 0.5)))

@@ -29,30 +29,16 @@ class ListwiseLoss(Loss):
     class Config(Loss.Config):
         def check_objective(self, objective: Algorithm.Config) -> None:
             """Raise UserError for settings of token losses, which have no effect here."""
-            corrects = not isinstance(objective.mismatch, NoCorrection.Config)
-            aggregates = type(objective.aggregation) is not TokenMean.Config
+            alone = not self.has_token_loss()
+            aggregates = alone and type(objective.aggregation) is not TokenMean.Config
+            corrects = alone and not isinstance(objective.mismatch, NoCorrection.Config)
             for name, wrong, expected, remedy in (
-                (
-                    "kl.coef",
-                    objective.kl.coef != 0,
-                    "0",
-                    "MaxEnt has algorithm.loss.beta; another loss adds its own term.",
-                ),
+                ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt has algorithm.loss.beta; others add their own term."),
                 ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
                 ("seed_grpo", objective.seed_grpo is not None, "None", "The loss sets advantages itself."),
                 ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Set Grpo.Config()."),
-                (
-                    "aggregation",
-                    aggregates and not self.has_token_loss(),
-                    "the default",
-                    "The sum is divided by the groups: set TokenMean.Config().",
-                ),
-                (
-                    "mismatch",
-                    corrects and not self.has_token_loss(),
-                    "no correction",
-                    "It weighs tokens, as of MaxEnt's clip loss (clip_coef > 0).",
-                ),
+                ("aggregation", aggregates, "the default", "The sum is divided by the groups: set TokenMean.Config()."),
+                ("mismatch", corrects, "no correction", "It weighs tokens, as of MaxEnt's clip loss (clip_coef > 0)."),
             ):
                 value = attrgetter(name)(objective)
                 expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)

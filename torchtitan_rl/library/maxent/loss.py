@@ -68,14 +68,8 @@ class MaxEnt(ListwiseLoss):
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
                 "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
             )  # fmt: skip
-            is_clip = type(self.clip) is Clip.Config
-            expect(
-                is_clip,
-                "algorithm.loss.clip",
-                self.clip,
-                "Clip.Config: of another loss it is the bounds alone",
-                "Use it.",
-            )
+            is_clip, expected = type(self.clip) is Clip.Config, "Clip.Config: of another loss it is the bounds alone"
+            expect(is_clip, "algorithm.loss.clip", self.clip, expected, "Use it.")
 
         def has_token_loss(self) -> bool:
             return self.clip_coef > 0
@@ -86,10 +80,8 @@ class MaxEnt(ListwiseLoss):
         if config.clip_coef > 0:
             by_token = config.clip_ratio == "token"
             self._clip = config.clip.build() if by_token else SequenceClip(config.clip, config.normalize_policy)
-        alone = [config.tau_controller, config.beta_controller]
-        self.controllers = Controllers(
-            config.tau, config.beta, [config.meta_controller] if config.meta_controller else alone
-        )
+        chosen = [config.meta_controller] if config.meta_controller else [config.tau_controller, config.beta_controller]
+        self.controllers = Controllers(config.tau, config.beta, chosen)
         self.controller_inputs = tuple(self.controllers.steered.values())
         self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
 
@@ -127,9 +119,8 @@ class MaxEnt(ListwiseLoss):
     def __call__(self, inputs: LossInputs) -> Tensor:
         """Returns [S] -w_i log softmax_i(s), with the softmax over the sequences of the same group."""
         sequences = inputs.sequences
-        log_prob = (
-            sequences.mean(inputs.logprobs) if self.config.normalize_policy else sequences.sum(inputs.logprobs)
-        )  # [S]
+        score = sequences.mean if self.config.normalize_policy else sequences.sum
+        log_prob = score(inputs.logprobs)  # [S]
         # Each row keeps its own sequence, because a row of only -inf would give a NaN gradient.
         spans = (inputs.same_group & sequences.present[None, :]) | torch.eye(
             sequences.num, dtype=torch.bool, device=log_prob.device
@@ -152,10 +143,8 @@ class MaxEnt(ListwiseLoss):
         return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
-        """Returns `maxent/...`, `groups/effective_rollouts` and `groups/incorrect_mass`.
-
-        `maxent/weight_entropy` covers the groups in the loss. The other metrics cover every group with a weighted
-        completion, neutral groups included; controllers use `maxent/weight_entropy_with_neutral/mean` of these.
+        """Returns `maxent/...`. `maxent/weight_entropy` covers the groups in the loss. The others cover every group with a
+        weighted completion, neutral groups included; controllers use `maxent/weight_entropy_with_neutral/mean` of these.
         """
         state = self.controllers.state
         metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
@@ -165,14 +154,9 @@ class MaxEnt(ListwiseLoss):
             return metrics
         targets = [[episode.credit.columns[Q_MASS] for episode in group] for group in members]
         entropies = [entropy([episode.credit.columns[MASS] for episode in group]) for group in members]
-        incorrect = [
-            math.fsum(episode.credit.columns[MASS] for episode in group if is_wrong(episode)) for group in members
-        ]
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
         metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
-        metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
         metrics |= describe("maxent/weight_entropy_with_neutral", entropies, ("mean", "min", "max"))
-        metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
         learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
         metrics |= describe("maxent/weight_entropy", [value for _, value in learning])
         metrics |= describe("maxent/push_reward_correlation", self._push_reward_correlations(members), ("mean",))
@@ -227,9 +211,3 @@ class SequenceClip(Gspo):
     def of_sequence(self, inputs: LossInputs) -> Tensor:
         """Returns [S] s_i - s_i old: the sum over the sequence, or its mean with `normalize`."""
         return (inputs.sequences.mean if self.normalize else inputs.sequences.sum)(inputs.log_ratio)  # [S]
-
-
-def is_wrong(episode: Episode) -> bool:
-    """Returns whether the task judged the answer wrong; without a judgement, whether the reward is <= 0."""
-    correct = episode.scored.correct
-    return episode.reward <= 0 if correct is None else not correct

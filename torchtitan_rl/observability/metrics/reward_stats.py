@@ -12,6 +12,7 @@ from torchtitan_rl.common.summary import describe, same_everywhere
 from torchtitan_rl.core.algorithm.credit import ZERO_VARIANCE
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.reduce import QUANTILES
+from torchtitan_rl.observability.sample_rows import update_masses
 
 if TYPE_CHECKING:
     from torchtitan_rl.core.algorithm import Algorithm
@@ -92,12 +93,24 @@ def task_metrics(groups: Groups, prefix: str, algorithm: "Algorithm") -> dict[st
 
 
 def advantage_metrics(groups: Groups) -> dict[str, Metric]:
-    """`advantage/...` over the completions that take part in the loss."""
+    """`advantage/...` over the completions in the loss; what is right and wrong in their groups' updates."""
     advantages = [episode.credit.advantage for episode in flat(groups) if episode.in_loss]
     metrics = describe("advantage", advantages)
     if advantages:
         metrics["advantage/positive_fraction"] = fraction([advantage > 0 for advantage in advantages])
+    updates = [[(w, e) for w, e in zip(update_masses(g.samples), g.samples, strict=True) if w > 0] for g in groups]
+    if updates := [update for update in updates if update]:
+        entropies = [-math.fsum(w * math.log(w) for w, _ in update) for update in updates]
+        incorrect = [math.fsum(w for w, episode in update if is_wrong(episode)) for update in updates]
+        metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
+        metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
     return metrics
+
+
+def is_wrong(episode: Episode) -> bool:
+    """Whether the task judged the answer wrong; without a judgement, whether the reward is <= 0."""
+    correct = episode.scored.correct
+    return episode.reward <= 0 if correct is None else not correct
 
 
 def participation_metrics(groups: Groups) -> dict[str, Metric]:

@@ -22,6 +22,7 @@ from torchtitan_rl.library.distillation import Distill
 from torchtitan_rl.library.maxent import MaxEnt, MetaController, maxent_class_defaults
 from torchtitan_rl.library.objectives import GroupMean, Reinforce, SeqMeanTokenMean, TokenTruncate
 from torchtitan_rl.library.seed_grpo import SeedGrpo
+from torchtitan_rl.observability.metrics.reward_stats import advantage_metrics
 
 SIGMOID_1 = math.e / (math.e + 1)
 
@@ -149,7 +150,8 @@ def test_controller_entropy_includes_neutral_groups_that_the_loss_skips():
 def test_weight_metrics_of_a_step():
     algorithm = maxent()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]))
-    metrics = {key: metric.value for key, metric in algorithm.group_metrics(episodes.groups).items()}
+    recorded = algorithm.group_metrics(episodes.groups) | advantage_metrics(episodes.groups)
+    metrics = {key: metric.value for key, metric in recorded.items()}
     h = -(SIGMOID_1 * math.log(SIGMOID_1) + (1 - SIGMOID_1) * math.log(1 - SIGMOID_1))
     expected = {
         "maxent/tau": 1.0,

@@ -1,5 +1,6 @@
 """The metric set: closed-form values, absent keys, and its page in the docs."""
 
+import math
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -98,6 +99,26 @@ def test_zero_variance_is_computed_from_rewards():
     assert values(group_metrics(groups, ALGORITHM))["groups/zero_variance_fraction"] == 0.5
     rounding = [group(0, sample(0, (0.1 + 0.2) + 0.3), sample(1, (0.3 + 0.2) + 0.1))]
     assert values(group_metrics(rounding, ALGORITHM))["groups/zero_variance_fraction"] == 1.0
+
+
+def test_masses_of_an_update_are_the_positive_advantages_of_completions_in_the_loss():
+    groups = [
+        group(
+            0,
+            sample(0, 1.0, advantage=0.5, correct=True),
+            sample(1, 0.9, advantage=1.5, correct=False),
+            sample(2, 0.0, advantage=-3.0, correct=False),
+            sample(3, 1.0, advantage=1.0, correct=False, left_out="truncated"),
+        ),
+        group(1, sample(0, 0.0, advantage=2.0), sample(1, -1.0, advantage=-2.0)),  # not judged: reward 0 is wrong
+        group(2, sample(0, 0.0), sample(1, 0.0)),  # no update
+    ]
+    found = values(advantage_metrics(groups))
+    # (1/4, 3/4), of which 3/4 is wrong, and (1), which is wrong
+    effective = math.exp(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+    assert found["groups/effective_rollouts"] == pytest.approx((effective + 1) / 2)
+    assert found["groups/incorrect_mass"] == pytest.approx((0.75 + 1) / 2)
+    assert not [key for key in advantage_metrics(groups[2:]) if key.startswith("groups/")]
 
 
 def test_advantage_metrics_cover_completions_in_the_loss():
