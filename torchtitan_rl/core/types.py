@@ -266,8 +266,8 @@ class Credit:
     """float32 [L] one for each token, set by `episodes.set_token_advantages`; None: those of the episode or its turns.
     `advantage` is then their mean over sampled tokens."""
     columns: dict[str, float] = field(default_factory=dict)
-    """Further numbers of the episode, by name, set by the loss's `assign_credit`. They are columns of the sample
-    tables."""
+    """Further numbers of the episode, by name, set by the advantage or the loss's `assign_credit`. They are
+    columns of the sample tables."""
     token_columns: dict[str, FloatArray] = field(default_factory=dict)
     """float32 [L] each: further numbers of each token, by name, set by a source, by the loss's `assign_credit`, or by the
     trainer (the divergence from a teacher, in nats)."""

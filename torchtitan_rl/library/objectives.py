@@ -1,7 +1,7 @@
 """Advantages, losses, aggregations and corrections that one picks by name beside the core's own.
 
-Advantages: GroupMean, BatchStd, Rloo, MaxRl, Gdpo. Losses: Gspo, Gmpo, Cispo, Dppo, Sapo, Vespo, Reinforce. Aggregations:
-SeqMeanTokenMean, SeqSumConst. Corrections: TokenTruncate, SequenceTruncate, TokenMask, SequenceMask. library/modifiers.py has masks, penalties and baselines on top of a loss.
+Advantages: GroupMean, BatchStd, Rloo, MaxRl, Gdpo, EntropyBonus. Losses: Gspo, Gmpo, Cispo, Dppo, Sapo, Vespo, Reinforce.
+Aggregations: SeqMeanTokenMean, SeqSumConst. Corrections: TokenTruncate, SequenceTruncate, TokenMask, SequenceMask. library/modifiers.py has masks, penalties and baselines on top of a loss.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,10 +84,8 @@ class MaxRl(Advantage):
             bounded, remedy = kl.coef == 0 or kl.placement == "loss", "A KL has no bound, so no reward is the lowest."
             expect(bounded, "algorithm.kl.placement", kl.placement, '"loss" with MaxRl', remedy)
             least = cut.cut_reward - (cut.mode == "penalty")
-            expected, remedy = (
-                f"at most {least:g}, the penalty of a wrong answer that was cut",
-                "Lower it, or use another truncation.",
-            )
+            expected = f"at most {least:g}, the penalty of a wrong answer that was cut"
+            remedy = "Lower it, or use another truncation."
             expect(self.lowest <= least, "algorithm.advantage.lowest", self.lowest, expected, remedy)
 
     def check_rewards(self, rewards: Sequence[float]) -> None:
@@ -134,9 +133,8 @@ class Gdpo(Grpo):
             equal = all_equal([total for total in totals if total is not None])
             summed.append([None if total is None else 0.0 if equal else total for total in totals])
         # Every group's sum is 0, and so is the step's mean. To subtract its rounding would move groups of equal rewards from 0.
-        divisor = (
-            sample_std([total for totals in summed for total in totals if total is not None]) + self.config.std_eps
-        )
+        known = [total for totals in summed for total in totals if total is not None]
+        divisor = sample_std(known) + self.config.std_eps
         return [[0.0 if total is None else total / divisor for total in totals] for totals in summed]
 
     def _normalized(self, values: list[float]) -> list[float]:
@@ -156,6 +154,36 @@ class Gdpo(Grpo):
         if not names:
             return [(1.0, [episode.credit.shaped_reward for episode in episodes])]
         return [*found, (1.0, [e.credit.shaped_reward - e.reward for e in episodes])]
+
+
+class EntropyBonus(Grpo):
+    """Grpo's advantages of r_i + b_i, b_i = coef s(r) (h_i - mean(h)) / max(s(h), 1e-6), h_i = -mean_t log mu. MaxEnt-GRPO's authors.
+
+    s(r) is the standard deviation of the step's rewards, 1 if they are equal; mean(h) and s(h) are the group's. s with N.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Grpo.Config):
+        coef: float = number(0.1, least=0)
+        """Weight of the bonus, in standard deviations of the step's rewards."""
+
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            value, remedy = objective.credit, "The bonus is of whole completions. Leave it out."
+            expect(value == "episode", "algorithm.credit", value, "episode with EntropyBonus", remedy)
+
+    def of_step(self, rewards: list[list[float | None]], groups: list[Group[Episode]]) -> list[list[float]]:
+        known = [reward for of_group in rewards for reward in of_group if reward is not None]
+        size = self.config.coef * (1.0 if all_equal(known) else float(np.std(known)))
+        totals = [list(of_group) for of_group in rewards]
+        for total, group in zip(totals, groups, strict=True):
+            places = [i for i, reward in enumerate(total) if reward is not None]
+            done = [group.samples[i].completion for i in places]
+            entropies = [-math.fsum(c.sampled_logprobs.tolist()) / max(c.num_sampled, 1) for c in done] or [0.0]
+            bonuses = size * (np.array(entropies) - np.mean(entropies)) / max(np.std(entropies), 1e-6)  # [G]
+            for i, bonus in zip(places, bonuses.tolist()):
+                group.samples[i].credit.columns["entropy_bonus"] = bonus
+                total[i] += bonus
+        return super().of_step(totals, groups)
 
 
 class Gspo(Clip):

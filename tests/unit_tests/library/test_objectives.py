@@ -29,6 +29,7 @@ from torchtitan_rl.library.modifiers import (
 )
 from torchtitan_rl.library.objectives import (
     Dppo,
+    EntropyBonus,
     Gdpo,
     Gmpo,
     Gspo,
@@ -285,6 +286,41 @@ def test_gdpo_gives_groups_of_equal_rewards_exactly_0():
     found = advantages(Gdpo.Config(), *rewards, breakdowns=breakdowns)
     assert found[1] == found[2] == [0.0] * 3
     assert min(map(abs, found[0])) > 0.1
+
+
+def test_entropy_bonus_adds_the_z_score_of_the_groups_entropies_times_the_steps_reward_deviation():
+    algorithm = Algorithm.Config(advantage=EntropyBonus.Config(coef=0.5, std_eps=1e-4)).build(max_completion_tokens=9)
+    groups = draft_episodes(
+        [
+            group(0, [1.0, 0.0, 2.0, None], logprobs=[(-1.0, -3.0), (-4.0,), (-6.0, -6.0), (-9.0,)]),
+            group(1, [1.0, 1.0], logprobs=[(-1.0,), (-3.0,)]),
+        ]
+    )
+    algorithm.credit.assign(groups)
+    # Entropies per token 2, 4, 6 and 1, 3; their z-scores with N: -a, 0, a with a = 2 / sqrt(8 / 3), and -1, 1.
+    deviation = math.sqrt(sum((r - 1) ** 2 for r in (1, 0, 2, 1, 1)) / 5)
+    a = 2 / math.sqrt(8 / 3)
+    bonuses = [[0.5 * deviation * z for z in of_group] for of_group in ((-a, 0, a), (-1, 1))]
+    found = [[e.credit.columns.get("entropy_bonus") for e in one.samples] for one in groups]
+    assert found == [pytest.approx([*bonuses[0], None], abs=1e-7), pytest.approx(bonuses[1])]
+    totals = [1.0 + bonuses[0][0], 0.0, 2.0 + bonuses[0][2]]
+    std = math.sqrt(sum((x - sum(totals) / 3) ** 2 for x in totals) / 2)
+    expected = [(x - sum(totals) / 3) / (std + 1e-4) for x in totals]
+    assert [e.credit.advantage for e in groups[0].samples] == pytest.approx([*expected, 0.0], abs=1e-6)
+    assert [e.credit.advantage for e in groups[1].samples] == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-3)
+
+
+def test_entropy_bonus_is_not_scaled_by_rewards_that_are_all_equal_and_off_with_coef_0():
+    groups = [group(0, [0.1] * 2, logprobs=[(-1.0,), (-3.0,)]), group(1, [None, None]), group(2, [0.1, None])]
+    for coef, bonus in ((0.5, 0.5), (0.0, 0.0)):
+        algorithm = Algorithm.Config(advantage=EntropyBonus.Config(coef=coef)).build(max_completion_tokens=9)
+        drafts = draft_episodes(groups)
+        algorithm.credit.assign(drafts)
+        assert [e.credit.columns["entropy_bonus"] for e in drafts[0].samples] == pytest.approx([-bonus, bonus])
+        assert any(e.credit.advantage for e in drafts[0].samples) == (coef > 0)
+        assert [e.credit.advantage for e in flat(drafts[1:])] == [0.0] * 4
+    with pytest.raises(UserError, match="algorithm.credit = 'turn': expected episode with EntropyBonus"):
+        Algorithm.Config(advantage=EntropyBonus.Config(), credit="turn")
 
 
 @pytest.mark.parametrize("advantage", [Gdpo.Config(), MaxRl.Config(lowest=-9.0)])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtitan_rl.common.summary import describe, same_everywhere
+from torchtitan_rl.core.algorithm.advantages import all_equal
 from torchtitan_rl.core.algorithm.credit import ZERO_VARIANCE
 from torchtitan_rl.core.types import Episode, Group, Metric, flat
 from torchtitan_rl.observability.reduce import QUANTILES
@@ -47,6 +48,14 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
         numbers = [value for value in values if value is not None and math.isfinite(value)]
         metrics |= describe(f"reward/{function}", numbers, ("mean", "std", "p0", *QUANTILES, "p100"))
     shaped = [episode.credit.shaped_reward for episode in episodes if episode.credit.shaped_reward is not None]
+    bonuses = [e.credit.columns["entropy_bonus"] for e in episodes if "entropy_bonus" in e.credit.columns]
+    if bonuses:
+        base, bonus = fmean(shaped), fmean(bonuses)
+        metrics |= describe("entropy_bonus", bonuses, ("mean", "std"))
+        metrics["entropy_bonus/reward_std"] = same_everywhere(1.0 if all_equal(shaped) else float(np.std(shaped)))
+        for name, reward in (("base", base), ("total", base + bonus)):
+            metrics[f"entropy_bonus/reward_{name}"] = same_everywhere(reward)
+            metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(bonus / max(abs(reward), 1e-8))
     return metrics | ({"reward/shaped_mean": same_everywhere(fmean(shaped))} if shaped else {})
 
 

@@ -121,6 +121,24 @@ def test_masses_of_an_update_are_the_positive_advantages_of_completions_in_the_l
     assert not [key for key in advantage_metrics(groups[2:]) if key.startswith("groups/")]
 
 
+def test_entropy_bonus_metrics_compare_the_reward_with_it_and_without():
+    bonuses = {"columns": {"entropy_bonus": 0.5}}, {"columns": {"entropy_bonus": -0.1}}
+    groups = [group(0, sample(0, shaped_reward=1.0, **bonuses[0]), sample(1, shaped_reward=-0.5, **bonuses[1]))]
+    found = values(reward_metrics(groups))
+    assert {key: value for key, value in found.items() if key.startswith("entropy_bonus/")} == pytest.approx(
+        {
+            "entropy_bonus/mean": 0.2,
+            "entropy_bonus/std": 0.3,
+            "entropy_bonus/reward_base": 0.25,
+            "entropy_bonus/reward_total": 0.45,
+            "entropy_bonus/fraction_of_base": 0.8,
+            "entropy_bonus/fraction_of_total": 0.2 / 0.45,
+            "entropy_bonus/reward_std": 0.75,
+        }
+    )
+    assert not [key for key in reward_metrics([judged(True)]) if "bonus" in key]
+
+
 def test_advantage_metrics_cover_completions_in_the_loss():
     groups = [
         group(0, sample(advantage=1.0), sample(1, advantage=-3.0), sample(2, advantage=9.0, left_out="no reward"))
