@@ -10,6 +10,9 @@ PLAIN = frozenset((str, bool, float, type(None)))
 MAX_DEPTH = 10
 """Levels of nesting that are kept; deeper values become text. This also ends a list that contains itself."""
 
+_OBEYED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Control characters, separators of lines and paragraphs, and characters that reverse the direction of the text after them."""
+
 
 def plain(cell: Any, depth: int = MAX_DEPTH) -> Any:
     """The cell as a type that every sink can store: None, bool, 64-bit int, float, str, or lists and dicts of them.
@@ -56,8 +59,13 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def visible(text: str) -> str:
-    """The text with control characters as escapes such as \\x1b, but for newlines and tabs: a terminal would obey them."""
-    return "".join(c if c.isprintable() or c in "\n\t" or ord(c) > 0x9F else f"\\x{ord(c):02x}" for c in text)
+    """The text with the characters that a terminal obeys as escapes such as \\x1b, but for newlines and tabs.
+
+    All text of models, data rows and users' functions passes through it on its way to a terminal. Letters, signs and joiners of
+    every language stay as they are.
+    """
+    escaped = text.replace("\r\n", "\n")
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), escaped)
 
 
 def head_and_tail(text: str, most: int) -> str:

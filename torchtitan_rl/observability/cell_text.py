@@ -1,15 +1,7 @@
 """Converts cells and model output to text that a table, terminal or file can hold."""
 
 import json
-import re
-import unicodedata
 from typing import Any
-
-ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
-_HARMFUL = {"Cc", "Cf", "Zl", "Zp"}
-"""Unicode categories: control, format (including direction overrides), line and paragraph separators."""
-_KEPT = "\n\u200c\u200d"
-"""Newline, and the joiners that emoji and some scripts need."""
 
 
 def utf8(text: str) -> str:
@@ -24,17 +16,6 @@ def flat_cell(cell: Any) -> Any:
     if isinstance(cell, (list, dict)):
         return utf8(json.dumps(cell, ensure_ascii=False))
     return cell
-
-
-def printable(text: str, encoding: str = "utf-8") -> str:
-    """The text without ANSI escapes, control characters and direction characters, safe for a terminal.
-
-    Newlines stay, tabs become four spaces, and characters that `encoding` lacks become escapes.
-    """
-    text = ANSI.sub("", text).replace("\r\n", "\n").replace("\t", "    ")
-    if not (text.isascii() and text.replace("\n", "").isprintable()):
-        text = "".join(c for c in text if c in _KEPT or unicodedata.category(c) not in _HARMFUL)
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def head_and_tail_lines(text: str, most: int) -> str:

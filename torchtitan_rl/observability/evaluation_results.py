@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchtitan_rl.common.text import visible
 from torchtitan_rl.core import comm
 from torchtitan_rl.core.errors import TrainingStopped
 from torchtitan_rl.core.events import progress
@@ -84,6 +85,6 @@ def print_results(results: Mapping[str, Any]) -> None:
             str(failure["answer"]),
             failure["completion"][-60:],
         )
-        failures.add_row(*map(escape, cells))
+        failures.add_row(*(escape(visible(cell)) for cell in cells))
     if failures.row_count:
         console.print(failures)

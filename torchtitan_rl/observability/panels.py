@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from torchtitan_rl.common.text import head_and_tail
-from torchtitan_rl.observability.cell_text import compact_number, flat_cell, head_and_tail_lines, printable
+from torchtitan_rl.common.text import head_and_tail, visible
+from torchtitan_rl.observability.cell_text import compact_number, flat_cell, head_and_tail_lines
 from torchtitan_rl.observability.sample_rows import Row
 
 PROMPT_LINES, PROMPT_CHARACTERS = 4, 400
@@ -65,8 +65,9 @@ def plain_console() -> Console:
 
 
 def safe(text: object, console: Console, characters: int = 200, lines: int = 1, style: str = "") -> Text:
-    """The text in a form safe for this terminal: no escapes or control characters, shortened to head and tail."""
-    shown = head_and_tail(printable(str(text), console.encoding), characters)
+    """The text in a form safe for this terminal and its encoding (see `visible`), shortened to head and tail."""
+    encoded = visible(str(text)).replace("\t", "    ").encode(console.encoding, "backslashreplace")
+    shown = head_and_tail(encoded.decode(console.encoding), characters)
     shown = head_and_tail_lines(shown, lines) if lines > 1 else shown.replace("\n", " ")
     return Text(shown, style, overflow="fold")
 

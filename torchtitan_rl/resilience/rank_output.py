@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -14,6 +15,9 @@ from typing import TextIO
 from torchtitan_rl.common.text import visible
 from torchtitan_rl.core.errors import expect
 from torchtitan_rl.resilience.job_processes import STOP_SIGNALS
+
+_KEPT = re.compile(r"(\x1b\[[\d;]*m|\r)")
+"""Colours, as rich writes them, and the return to the line's begin in progress bars."""
 
 
 def failure_marker(folder: Path) -> Path:
@@ -111,7 +115,10 @@ class RankOutput:
 
 
 class OutputStream(io.TextIOBase):
-    """Passes what is printed through `mask`. If it cannot be written, as after `| head` or on a full disk, training continues."""
+    """Passes what is printed through `mask` and `visible`, but keeps colours and the returns of progress bars.
+
+    If it cannot be written, as after `| head` or on a full disk, training continues.
+    """
 
     def __init__(self, stream: TextIO, mask: Callable[[str], str] = str) -> None:
         self._stream, self._mask = stream, mask
@@ -119,7 +126,8 @@ class OutputStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Returns the length of the text, which is lost if the stream refuses it."""
         with suppress(OSError, ValueError):
-            self._stream.write(self._mask(text))
+            parts = _KEPT.split(self._mask(text))
+            self._stream.write("".join(part if _KEPT.match(part) else visible(part) for part in parts))
         return len(text)
 
     def flush(self) -> None:

@@ -26,6 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torchtitan_rl.common.text import visible
 from torchtitan_rl.core.errors import WorkerKilled
 from torchtitan_rl.resilience import job_processes
 from torchtitan_rl.resilience.out_of_memory import OomDetector
@@ -176,7 +177,7 @@ def _heard(line: _Line, ends_at: float) -> tuple[bool, Any]:
         if name == ANSWER:
             return content
         with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that cannot encode the characters
-            getattr(sys, name).write(content)
+            getattr(sys, name).write(visible(content))
 
 
 class _ForkServer:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from torchtitan_rl.common.text import head_and_tail
+from torchtitan_rl.common.text import head_and_tail, visible
 from torchtitan_rl.core.errors import UserError
 from torchtitan_rl.core.grading import RewardError
 from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion
@@ -223,4 +223,4 @@ def _plural(count: int, word: str) -> str:
 
 
 def _show(title: str, text: str) -> None:
-    print(f"--- {title}\n{text}\n", flush=True)
+    print(f"--- {title}\n{visible(text)}\n", flush=True)

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
+from torchtitan_rl.common.text import visible
 from torchtitan_rl.library.answers import last_boxed, last_number, last_tagged
 from torchtitan_rl.library.environments.tool_calls import parse_calls, without_thinking
 from torchtitan_rl.library.rewards import formats
 from torchtitan_rl.library.tasks.gsm8k import ANSWER as GSM8K
 from torchtitan_rl.library.tasks.sum_digits import ANSWER as SUMS
-from torchtitan_rl.observability.cell_text import ANSI
 
 TAGS, JSON_OBJECT = formats.tags(["think", "answer"]), formats.json_object()
 READERS = {
@@ -23,7 +23,7 @@ READERS = {
     "parse_calls": lambda text: parse_calls(text, ["f"]),
     "gsm8k": GSM8K.findall,
     "sums": SUMS.findall,
-    "escapes": lambda text: ANSI.sub("", text),
+    "visible": visible,
 }
 PIECES = [
     "<answer>", "</answer>", "<think>", "<think></think>", "<answer>x</answer>", "\\boxed{", "{", "1", "1,111", "1.", "-", "```\n",

@@ -80,7 +80,7 @@ for line in range(10_000):  # more than a pipe holds
 
 def test_console_shows_model_output_without_terminal_escapes(recorder, monkeypatch):
     output = console_output(recorder, monkeypatch, console_every=1)
-    assert "[/answer] list[int] [bold]x[/] red link" in output
+    assert r"[/answer] list[int] [bold]x[/] \x1b[31mred\x1b[0m" in output
     assert "<script>alert(1)</script>" in output
     assert "👩‍💻" in output
     assert "\\ud800" in output

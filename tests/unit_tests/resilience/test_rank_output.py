@@ -1,5 +1,6 @@
-"""What is printed: secrets are hidden in it, and nothing fails if nobody reads it."""
+"""What is printed: secrets and commands to the terminal are hidden in it, and nothing fails if nobody reads it."""
 
+import io
 import os
 
 from torchtitan_rl.resilience.rank_output import OutputStream
@@ -21,3 +22,9 @@ def test_secrets_are_hidden_and_user_code_cannot_close_the_stream(capsys):
     stream.close()
     print("the password is hunter-123", file=stream)
     assert capsys.readouterr().out == "the password is ***\n"
+
+
+def test_printed_text_commands_no_terminal_but_keeps_colours_and_progress_bars():
+    shown = io.StringIO()
+    print("\x1b[2J\x1b]0;evil\x07 \u202e \x1b[1;32mgreen\x1b[0m 50%\r100%", file=OutputStream(shown))
+    assert shown.getvalue() == r"\x1b[2J\x1b]0;evil\x07 \u202e " + "\x1b[1;32mgreen\x1b[0m 50%\r100%\n"

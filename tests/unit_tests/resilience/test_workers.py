@@ -36,3 +36,14 @@ def test_garbage_of_the_parent_is_not_destroyed_in_a_worker(tmp_path):
         gc.enable()
     gc.collect()
     assert [mark.name for mark in tmp_path.iterdir()] == [str(os.getpid())]
+
+
+def print_evil() -> None:
+    print("\x1b[2J\x1b[31m evil\rgood")
+
+
+def test_what_a_call_prints_commands_no_terminal(capsys):
+    pool = WorkerPool([print_evil], size=1)
+    pool.submit(0).result()
+    pool.close()
+    assert capsys.readouterr().out == "\\x1b[2J\\x1b[31m evil\\rgood\n"

@@ -72,6 +72,18 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
 
 
+def test_a_dry_run_shows_rows_without_commands_to_the_terminal(start, tmp_path, capsys):
+    rows = [{"prompt": f"\x1b[2J\x1b]0;evil\x07 \u202e Größe 数学 {i}", "answer": "3"} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = f"--task.path={tmp_path / 'rows.jsonl'}"
+    sizes = ["--prompts.max-prompt-tokens=256", "--generator.max-model-len=512"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "rows", "--hf-assets-path", str(start), path, *sizes])
+    shown = capsys.readouterr().out
+    assert r"\x1b[2J\x1b]0;evil\x07 \u202e Größe 数学" in shown
+    assert not set("\x1b\x07\u202e") & set(shown)
+
+
 def test_seconds_of_a_slow_step_are_shown_without_an_exponent():
     assert [two_digits(seconds) for seconds in (268.4, 1234.0, 1.06, 0.791)] == ["270", "1200", "1.1", "0.79"]
 
