@@ -16,6 +16,7 @@ from torchtitan_rl.core.algorithm.episodes import draft_episodes
 from torchtitan_rl.core.trainer.hf import hf_weights
 from torchtitan_rl.core.trainer.lora import LoraConfig
 from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
 from torchtitan_rl.core.types import Episode, Group
 from torchtitan_rl.library.frozen_models import Reference
 from torchtitan_rl.library.lora.adapters import Lora
@@ -38,13 +39,14 @@ def tiny_trainer(
 
     Args:
         model_spec: the folder's; None for the tiny Qwen3.
-        generator_dtype: "bfloat16" where samples are made up, because their log-probabilities are not the policy's.
+        generator_dtype: "bfloat16" where samples are made up. Their log-probabilities are not the policy's, so the gate is then off.
         config: fields of the trainer's.
     """
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor", fsdp_reshard_after_forward=reshard)
     set_spmd_backend(parallelism.spmd_backend)
     lora = lora or LoraConfig()
-    settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32} | config
+    gate = LogprobGateConfig(distribution=generator_dtype != "bfloat16")
+    settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32, "logprob_gate": gate} | config
     return build_trainer(
         Trainer.Config(parallelism=parallelism, lora=lora, **settings),
         model_spec=model_spec or tiny_spec(),
