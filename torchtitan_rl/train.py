@@ -24,7 +24,7 @@ from torchtitan_rl.core import (
     events,
 )
 from torchtitan_rl.core.errors import TrainingStopped, UserError
-from torchtitan_rl.library.references import users_frames
+from torchtitan_rl.library.references import users_frames, users_line
 from torchtitan_rl.observability.machine import MemorySampler
 from torchtitan_rl.observability.terminal import Terminal
 from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
@@ -87,6 +87,8 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
         return f"error: {error}", WRONG_INPUT
     if isinstance(error, TrainingStopped):
         return f"stopped: {error}", STOPPED
+    if isinstance(error, KeyboardInterrupt):  # raised by the user's code: Ctrl-C ends the process or stops the run
+        return f"interrupted{users_line(error)}", 128 + signal.SIGINT
     return _error_message(error), 1
 
 

@@ -1,5 +1,6 @@
 """The rows of wrong_inputs.py that need a file or a folder."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl.common.field_limits import check_fields
 from torchtitan_rl.core.grading import Grader
 from torchtitan_rl.core.types import Prompt
+from torchtitan_rl.library.engine.end_tokens import folder_end_token_ids
 from torchtitan_rl.library.models import small_qwen3
 from torchtitan_rl.library.references import load_class
 from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
@@ -24,7 +26,7 @@ from torchtitan_rl.library.tasks import Rows, SumDigits, Task
 from torchtitan_rl.setup import teacher_folder
 from torchtitan_rl.setup.build_grader import build_grader, find_scorers
 from torchtitan_rl.setup.dump_folder import check_dump_folder, create
-from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.setup.registry import load_config, parse_args
 from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.setup.teacher_folder import prepare_teacher
 from torchtitan_rl.setup.validation import check_model, check_task, validate
@@ -61,6 +63,33 @@ def _spoiled(file: str, content: str | int | None) -> Cause:
         _start(folder)
 
     return cause
+
+
+def _entry(name: str, value: Any) -> Cause:
+    """A checkpoint whose config.json has another value of an entry."""
+
+    def cause(folder: Path) -> None:
+        file = _checkpoint(folder) / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+        _start(folder)
+
+    return cause
+
+
+def _ends(value: str) -> Cause:
+    def cause(folder: Path) -> None:
+        _checkpoint(folder)
+        (folder / "config.json").write_text(f'{{"eos_token_id": {value}}}')
+        folder_end_token_ids(folder, load_tokenizer(str(folder)))
+
+    return cause
+
+
+def _with_code(folder: Path) -> None:
+    own = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}
+    (_checkpoint(folder) / "config.json").write_text(json.dumps(own))
+    (folder / "mine.py").write_text("raise RuntimeError")
+    _start(folder)
 
 
 def _as_bin(folder: Path) -> None:
@@ -304,12 +333,16 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _config_file("def mine():\n    pass\n")),
         row("c.sampling = None in a config function", "sampling = None: expected SamplingConfig. Use SamplingConfig().",
             _assigned("c.sampling = None")),
+        row("del c.num_steps in a config function", "num_steps: expected a field of the returned config, but:",
+            _assigned("del c.num_steps")),
         row("a text in the place of a loss", "algorithm.loss = 'dapo': expected Loss.Config. Use Clip.Config().",
             _assigned("c.algorithm.loss = 'dapo'")),
         row("c.num_steps = 50.0", "num_steps = 50.0: expected a whole number. Use 50 or more.", _assigned("c.num_steps = 50.0")),
         row("grader.rewards of functions", ": expected list[str]. Name each in a text, as \"path/to/file.py:function\".",
             _assigned("c.grader.rewards = [len]")),
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
+        row("--dump-folder of 300 letters", "expected names of at most 255 bytes, 4095 in all. Shorten it.",
+            lambda f: parse_args(["--dump-folder", str(f / ("a" * 300))])),
         row("--dump-folder s3://bucket/run", "'s3://bucket/run': expected a path, no URL", lambda _: check_dump_folder("s3://bucket/run")),
         row("--dump-folder of a model's folder", "new, empty or a run's own, but it is a model's folder, with", _in_model),
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
@@ -322,6 +355,10 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             ("the hub's cache", "snapshots/5e0f. Pass that folder.", "snapshots/5e0f/config.json"))),
         row("a checkpoint without safetensors", "it has no *.safetensors", _spoiled("model.safetensors", None)),
         row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),
+        row("num_key_value_heads 3 of 4 heads", "but its config.json has 4 heads and num_key_value_heads 3. Correct it.",
+            _entry("num_key_value_heads", 3)),
+        row("eos_token_id [[1]]", "a token id or a list of them as eos_token_id, but its config.json has [[1]]", _ends("[[1]]")),
+        row("a config.json with code for the model", "Code in a checkpoint's folder is not run. Correct it.", _with_code),
         row("tokenizer.json is cut off", "its tokenizer.json cannot be read", _spoiled("tokenizer.json", 100)),
         row("model.safetensors is cut off", "its model.safetensors cannot be read", _spoiled("model.safetensors", 5000)),
         row("weights in the format .bin alone", "it has no *.safetensors: its weights are in the older format .bin. Load it with",

@@ -118,6 +118,13 @@ def test_config_that_exits_fails_the_run(run, tmp_path, code):
     assert "it calls sys.exit(0)" in said
 
 
+def test_keyboard_interrupt_in_a_config_function_ends_as_ctrl_c_does(run, tmp_path):
+    (tmp_path / "mine.py").write_text("def f():\n    raise KeyboardInterrupt\n")
+    code, said = run(None, ["--config", f"{tmp_path}/mine.py:f"])
+    assert code == 130
+    assert said == f"interrupted ({tmp_path}/mine.py, line 2)\n"
+
+
 @pytest.mark.parametrize("shown", ["1", "none"])
 def test_a_rank_to_show_that_does_not_exist_is_wrong_input(run, monkeypatch, shown):
     monkeypatch.setenv("LOG_RANK", shown)

@@ -59,13 +59,8 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def visible(text: str) -> str:
-    """The text with the characters that a terminal obeys as escapes such as \\x1b, but for newlines and tabs.
-
-    All text of models, data rows and users' functions passes through it on its way to a terminal. Letters, signs and joiners of
-    every language stay as they are.
-    """
-    escaped = text.replace("\r\n", "\n")
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), escaped)
+    """Untrusted text for a terminal: characters that it obeys become escapes such as \\x1b, but for newlines and tabs."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
 
 
 def head_and_tail(text: str, most: int) -> str:
@@ -79,6 +74,13 @@ def head_and_tail(text: str, most: int) -> str:
     kept = max(most - len(note), 0)
     tail = kept // 3
     return f"{text[: kept - tail]} [... {len(text) - kept:,} characters ...] {text[len(text) - tail :]}"[:most]
+
+
+def without_code_advice(message: str) -> str:
+    """An error message of transformers in one line, without its advice to let a checkpoint's code run, for which there is no option."""
+    return re.sub(
+        r"[^.!?]*\btrust_remote_code\b[^.!?]*", " Code in a checkpoint's folder is not run", " ".join(message.split())
+    )
 
 
 def with_spaces(items: str) -> str:

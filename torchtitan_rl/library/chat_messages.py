@@ -1,5 +1,7 @@
 """What a chat template leaves out of the messages and tools that it is given. Templates do so without an error."""
 
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +18,25 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields with an assistant's thinking. Each template reads its own."""
 
 END_OF_THINKING = "</think>"
+
+RENDER_LIMIT_S = 20.0
+"""Seconds of computing that a chat template may take for one text. It is a program, which may loop."""
+
+
+def render_chat(tokenizer: Any, messages: list[Message], **options: Any) -> str:
+    """Returns what the chat template writes. In the main thread, which renders all prompts, TimeoutError ends it at the limit."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it takes more than {RENDER_LIMIT_S:g} s of computing")
+
+    if threading.current_thread() is not threading.main_thread():
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_LIMIT_S)  # it stands still while the process is paused
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def left_out(

@@ -135,8 +135,9 @@ def returned(function: Callable[[], Any], field: str, value: str, expected: str,
         made = function()
     if inspect.iscoroutine(made):
         made.close()  # otherwise Python warns about it
-    call = " Call it: add ()." if inspect.isfunction(made) else ""
-    expect(isinstance(made, kind), field, value, expected, f"It returned {made!r:.200}.{call}")
+    if not isinstance(made, kind):  # a config that lacks a field has no repr
+        call = " Call it: add ()." if inspect.isfunction(made) else ""
+        expect(False, field, value, expected, f"It returned {made!r:.200}.{call}")
     return made
 
 
@@ -221,7 +222,9 @@ def caller_folder() -> str:
 
 
 def from_caller(path: str) -> str:
-    """Resolves a relative path against the folder the user called from, or else against the checkout."""
+    """Resolves a relative path against the folder the user called from, or else against the checkout. Raises UserError if too long."""
+    longest = max(map(len, os.fsencode(path).split(b"/")))
+    expect(longest < 256 and len(path) < 4096, "path", path, "names of at most 255 bytes, 4095 in all", "Shorten it.")
     caller, path = caller_folder(), os.path.expanduser(path)  # the shell does not expand ~ in --option=~/x
     there = Path(caller, path)
     here = Path(caller).resolve() == Path.cwd() or (os.path.exists(path) and not os.path.exists(there))

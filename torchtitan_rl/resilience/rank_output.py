@@ -115,10 +115,7 @@ class RankOutput:
 
 
 class OutputStream(io.TextIOBase):
-    """Passes what is printed through `mask` and `visible`, but keeps colours and the returns of progress bars.
-
-    If it cannot be written, as after `| head` or on a full disk, training continues.
-    """
+    """Passes what is printed through `mask` and `visible`. A text that cannot be written, as after `| head`, is lost in silence."""
 
     def __init__(self, stream: TextIO, mask: Callable[[str], str] = str) -> None:
         self._stream, self._mask = stream, mask

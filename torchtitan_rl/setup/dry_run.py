@@ -23,7 +23,7 @@ from torchtitan_rl.observability.tokens import pieces
 from torchtitan_rl.setup.auto_dtype import choose_dtypes
 from torchtitan_rl.setup.build_grader import build_grader
 from torchtitan_rl.setup.build_task import build_prompts, check_parts
-from torchtitan_rl.setup.dump_folder import lock_existing
+from torchtitan_rl.setup.dump_folder import check_can_be_made, lock_existing
 from torchtitan_rl.setup.memory import (
     choose_by_memory,
     fsdp_shards,
@@ -126,6 +126,7 @@ def _run_folder(config: "RunConfig") -> str:
     folder = Path(config.dump_folder or "outputs/NAME-TIME")
     if config.dump_folder and (lock := lock_existing(folder)):
         lock.close()
+    check_can_be_made(folder.absolute())
     found = choose_resume(config, folder)
     if found is None:
         return f"{folder}: a new run"

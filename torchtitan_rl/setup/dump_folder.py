@@ -96,6 +96,14 @@ def create(folder: Path) -> IO[str]:
     return _locked(folder)
 
 
+def check_can_be_made(folder: Path) -> None:
+    """Raise UserError if the folder cannot be made. Makes and removes the first folder of it that is missing."""
+    for missing in [each for each in (folder, *folder.parents) if not os.path.lexists(each)][-1:]:
+        with explained(folder):
+            missing.mkdir()
+            missing.rmdir()
+
+
 def _locked(folder: Path) -> IO[str]:
     with explained(folder):
         lock = open(folder / LOCK, "a")  # noqa: SIM115  (held until the process ends)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from torchtitan_rl.common.text import without_code_advice
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.setup.hub import folder_of, is_hub_name
 
@@ -114,7 +115,7 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # many types, for files that are missing, empty or of another form
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        said = f"{type(error).__name__}: {without_code_advice(str(error))}"
         problem = "it has no tokenizer.json, nor files that transformers makes one of" if lacks else said
         raise UserError(
             f"hf_assets_path = {folder!r}: expected a tokenizer that transformers can load, but {problem}. {remedy}"

@@ -15,6 +15,7 @@ from torchtitan_rl.core.trainer.score import score
 from torchtitan_rl.core.types import SegmentLayout
 from torchtitan_rl.library.models import spec_from_folder
 from torchtitan_rl.library.models.hf_decoder import HFDecoder
+from torchtitan_rl.setup.start_checkpoint import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -139,3 +140,14 @@ def test_models_unknown_to_torchtitan_run_with_transformers_layers(tmp_path, fam
     assert isinstance(spec.model, HFDecoder.Config)
     assert spec.model.windows == (settings.get("sliding_window"),) * 3
     assert policy_figures(tmp_path)["transformers"] <= BOUNDS["transformers"]
+
+
+def test_advice_to_let_a_checkpoints_code_run_is_not_repeated(tmp_path):
+    maps = {"AutoConfig": "mine.Config", "AutoTokenizer": ["mine.Tokenizer", None]}
+    own = json.dumps({"model_type": "mine", "architectures": ["Mine"], "auto_map": maps})
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        (tmp_path / name).write_text(own)
+    for read in (spec_from_folder, load_tokenizer):
+        with pytest.raises(UserError, match="Code in a checkpoint's folder is not run") as raised:
+            read(tmp_path)
+        assert "trust_remote_code" not in str(raised.value)

@@ -172,6 +172,15 @@ def test_a_dry_run_finds_a_wrong_environment(member, said, start, tmp_path):
         parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine", "--hf-assets-path", str(start)])
 
 
+def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made_and_leaves_none_behind(start, tmp_path):
+    options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start), "--dump-folder"]
+    with pytest.raises(UserError, match="dump_folder: cannot write to /proc/x: No such file or directory"):
+        parse_args([*options, "/proc/x"])
+    with pytest.raises(SystemExit, match="0"):
+        parse_args([*options, str(tmp_path / "new" / "run")])
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(start, tmp_path, capsys):
     options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start)]
     run = tmp_path / "run"

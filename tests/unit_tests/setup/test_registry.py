@@ -182,3 +182,14 @@ def test_a_name_that_an_option_of_pairs_has_twice_is_refused(given):
 def test_a_name_and_a_value_of_a_pair_may_be_alike():
     _, config = parse_args(["--config", "debug", "--more_teachers", "a", "/b", "/b", "/b", "--num-steps", "4"])
     assert (config.more_teachers, config.num_steps) == ({"a": "/b", "/b": "/b"}, 4)
+
+
+@pytest.mark.parametrize(
+    "option", ["--dump-folder", "--hf-assets-path", "--teacher", "--resume", "--config", "--task.path"]
+)
+@pytest.mark.parametrize("name", ["a" * 300, "ä" * 150, "a/" * 2100])
+def test_a_path_that_no_file_system_takes_is_wrong_input(option, name, tmp_path):
+    path = f"{tmp_path}/{name}" + ".py:f" * (option == "--config")
+    config = ["--config", "rows"] * (option != "--config")
+    with pytest.raises(UserError, match="path = .*: expected names of at most 255 bytes, 4095 in all. Shorten it."):
+        parse_args([*config, option, path])[1].task.build()

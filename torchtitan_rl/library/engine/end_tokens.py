@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtitan_rl.core.errors import expect
+from torchtitan_rl.library.chat_messages import render_chat
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -43,7 +46,7 @@ def _special_token_ids(tokenizer: "PreTrainedTokenizerBase", conversation: list[
     if not tokenizer.chat_template:
         return []
     try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False)
+        text = render_chat(tokenizer, conversation)
     except Exception:  # a template is a program; what it raises is named where prompts are made
         return []
     after = text.partition("x7q")[2].partition("r3z")[0]
@@ -64,6 +67,9 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
         entries = json.loads(file.read_text()) if file.is_file() else {}
         found = entries.get("eos_token_id")
         listed = found if isinstance(found, list) else [found]
+        are_ids = all(token is None or isinstance(token, int) for token in listed)
+        form = f"a token id or a list of them as eos_token_id, but its {name} has {found!r:.200}"
+        expect(are_ids, "hf_assets_path", str(folder), form, "Correct it.")
         named = named or [token for token in listed if token is not None]
     ends = {*named, tokenizer.eos_token_id}
     return sorted(ends - {None})

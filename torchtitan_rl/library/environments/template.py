@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.common.text import mapped
 from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.chat_messages import Message, Render, Tools, left_out
+from torchtitan_rl.library.chat_messages import Message, Render, Tools, left_out, render_chat
 from torchtitan_rl.library.environments.checks import BREAK
 from torchtitan_rl.library.environments.tool_calls import opened_thinking
 
@@ -116,9 +116,8 @@ class ChatTemplate:
         return answer
 
     def _render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
-        return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, tools=tools or self._tools, **self._options
-        )
+        tools = tools or self._tools
+        return render_chat(self.tokenizer, list(messages), add_generation_prompt=True, tools=tools, **self._options)
 
     def _with_calls(self, message: Message) -> Message:
         """Writes an assistant's calls into its text, if the template would leave them out."""

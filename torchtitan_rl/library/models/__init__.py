@@ -19,6 +19,7 @@ from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3 import Qwen3TransformerBlock
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl.common.text import without_code_advice
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.library.models.families import (
     FAMILIES,
@@ -79,7 +80,7 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     rope = found.rope_parameters
     return _spec(
         family,
-        **_sizes(found),
+        **_sizes(found, folder),
         rms_norm_eps=found.rms_norm_eps,
         rope_theta=rope["rope_theta"],
         rope_scaling=rope if rope["rope_type"] == "llama3" else None,
@@ -94,20 +95,23 @@ def _config_of(folder: Path) -> "PretrainedConfig":
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # many types, for unknown model types and for wrong types of values
-        said = " ".join(str(error).strip().split("\n\n")[0].split()) or type(error).__name__
+        said = without_code_advice(str(error).strip().split("\n\n")[0]) or type(error).__name__
         raise UserError(
             f"hf_assets_path = {str(folder)!r}: transformers cannot read its config.json: {said.rstrip('.')}. Correct it."
         ) from error
 
 
-def _sizes(found: "PretrainedConfig") -> dict[str, Any]:
-    """Returns a decoder's sizes as arguments of `_spec`."""
+def _sizes(found: "PretrainedConfig", folder: Path) -> dict[str, Any]:
+    """Returns a decoder's sizes as arguments of `_spec`. Raises UserError for heads that cannot be."""
     keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     keys += ("tie_word_embeddings", "max_position_embeddings")
     heads = found.num_attention_heads
+    key_value_heads = getattr(found, "num_key_value_heads", None) or heads
+    said = f"heads that num_key_value_heads divides, but its config.json has {heads} heads and num_key_value_heads {key_value_heads}"
+    expect(key_value_heads > 0 and heads % key_value_heads == 0, "hf_assets_path", str(folder), said, "Correct it.")
     return {
         **{key: getattr(found, key) for key in keys},
-        "num_key_value_heads": getattr(found, "num_key_value_heads", None) or heads,
+        "num_key_value_heads": key_value_heads,
         "head_dim": getattr(found, "head_dim", None) or found.hidden_size // heads,
     }
 
@@ -130,7 +134,7 @@ def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: st
         parallelize=parallelize_hf,
         adapter=HFStateDictAdapter,
     )
-    spec = _spec(family, **_sizes(found), rms_norm_eps=0.0, rope_theta=1.0)
+    spec = _spec(family, **_sizes(found, folder), rms_norm_eps=0.0, rope_theta=1.0)
     config = dataclasses.replace(spec.model, hf=found, part_of=part_of, **dataclasses.asdict(examined))
     return dataclasses.replace(spec, model=config)
 

@@ -17,7 +17,7 @@ from torchtitan_rl.common.text import strings
 from torchtitan_rl.core.config import MANY, number
 from torchtitan_rl.core.errors import UserError, expect
 from torchtitan_rl.core.types import Completion, Prompt
-from torchtitan_rl.library.chat_messages import Message, Tools, left_out
+from torchtitan_rl.library.chat_messages import Message, Tools, left_out, render_chat
 from torchtitan_rl.library.environments.template import special_tokens
 from torchtitan_rl.library.environments.tools import tool_schemas
 from torchtitan_rl.library.prompts.demonstration import (
@@ -212,7 +212,7 @@ class PromptRenderer(Configurable):
             lost = left_out(render, [*messages, *following], self._tools_of(example), self._template)
             if lost:
                 problem, fault = f"it leaves out {lost}", f"of which the chat template leaves out {lost}"
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, TimeoutError) as error:
             problem = f"for the roles {roles} it raises: {error}"
         if problem:
             return Refused(
@@ -265,13 +265,8 @@ class PromptRenderer(Configurable):
         return "\n\n".join([*system, *(question + answer for question, answer in self.config.few_shot), example.text])
 
     def _chat_text(self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            **self._options,
-        )
+        options = {"add_generation_prompt": add_generation_prompt, "tools": tools, **self._options}
+        return render_chat(self.tokenizer, messages, **options)
 
     def _check_template(self) -> None:
         """Raises UserError unless the template renders and opens the assistant's turn. What it leaves out is found in each prompt."""
