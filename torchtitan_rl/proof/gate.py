@@ -158,10 +158,9 @@ class LogprobGate:
             mine.add(diff, logit_scale(log_mu, self._dtype), surprise)
         diffs = mine.merged()
         limit = self.config.max_diff
+        scaled = _scaled(diffs)
         if limit is not None and not diffs.largest <= limit:
-            raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}")
-        if self.config.distribution:
-            self._check_scale(diffs)
+            raise _error("max", diffs.largest, f"trainer.logprob_gate.max_diff {limit:.3g}", scaled)
         number = diffs.counts.sum()
         for name, value in diffs.summary().items():
             if name not in self._before or number < QUANTILE_TOKENS.get(name, 1):
@@ -171,17 +170,10 @@ class LogprobGate:
             if name == "mean":
                 highest += ONE_TOKEN[self._dtype] / number
             if self.config.distribution and value > highest:
-                raise _error(name + self._unit, value, bound)
+                raise _error(name + self._unit, value, bound, scaled)
             before.append(value)
-
-    def _check_scale(self, diffs: LogprobDiffs) -> None:
-        slope, error = diffs.slope()
-        if abs(slope) > LARGEST_SCALE and abs(slope) > SCALE_ERRORS * error:
-            raise LogprobGateError(
-                f"log pi - log mu grows by {slope:+.3f} with log pi + entropy ({abs(slope) / error:.0f} standard errors; the limit is "
-                f"{LARGEST_SCALE:g}), as if the sampler multiplied the logits by {max(1 - slope, 0):.2f}: by a temperature or a scale of "
-                "logits that the trainer does not mirror. The update was not applied."
-            )
+        if self.config.distribution and scaled:
+            raise _error("slope", diffs.slope()[0], f"{LARGEST_SCALE:g}", scaled)
 
     def _limit(self, name: str) -> tuple[float, str]:
         """Returns the limit on the mean or a quantile of the next step, and what it is, for the error."""
@@ -210,9 +202,20 @@ def logit_scale(log_mu: FloatArray, dtype: str) -> FloatArray | float:
     return 1 - np.exp(np.minimum(log_mu, 0)) + CERTAIN
 
 
-def _error(which: str, value: float, bound: str) -> LogprobGateError:
+def _scaled(diffs: LogprobDiffs) -> str:
+    """Says by how much the sampler seems to multiply the logits; "" within LARGEST_SCALE, or where no such factor explains the slope."""
+    slope, error = diffs.slope()
+    if not LARGEST_SCALE < abs(slope) < 1 or abs(slope) <= SCALE_ERRORS * error:
+        return ""
+    return (
+        f" log pi - log mu grows by {slope:+.3f} with log pi + entropy ({abs(slope) / error:.0f} standard errors), as if the sampler "
+        f"multiplied the logits by {1 - slope:.2f}."
+    )
+
+
+def _error(which: str, value: float, bound: str, scaled: str) -> LogprobGateError:
     return LogprobGateError(
         f"sampler/logprob_diff/{which} is {value:.3g}, over {bound}: the sampler did not sample from the policy "
-        "that is being trained. Likely causes: stale weights, a stale prefix cache, a temperature that the trainer "
+        f"that is being trained.{scaled} Likely causes: stale weights, a stale prefix cache, a temperature that the trainer "
         "does not mirror, or other tokens kept by top_p, top_k, min_p or a grammar than were recorded. The update was not applied."
     )
