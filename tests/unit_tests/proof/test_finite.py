@@ -9,6 +9,9 @@ from torchtitan_rl.proof import finite
 from torchtitan_rl.proof.finite import FiniteUpdates, NonFiniteLossError, fault_in
 
 
+pytestmark = pytest.mark.usefixtures("one_rank")
+
+
 @pytest.fixture
 def parts(monkeypatch):
     """A model and its optimizer after a step, on one rank."""

@@ -43,7 +43,7 @@ def raised(error: BaseException) -> BaseException:
         (UserError("grader.limit = 3: expected 4"), "failed", 2, "grader.limit = 3: expected 4"),
         (TrainingStopped("the log-probs differ"), "stopped", 3, "the log-probs differ"),
         (ZeroDivisionError("in a reward"), "failed", 1, "ZeroDivisionError: in a reward"),
-        (KeyboardInterrupt(), "failed", 1, "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "failed", 130, "interrupted"),
     ],
 )
 def test_error_is_written_with_its_phase_and_shown_in_the_report(run, error, outcome, code, said):
