@@ -17,6 +17,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl.core.config import number
 from torchtitan_rl.observability import collector as collecting
 from torchtitan_rl.observability.collector import Collection, Collector
+from torchtitan_rl.observability.filters import sink_filters
 from torchtitan_rl.observability.line_file import LineFile
 from torchtitan_rl.observability.sample_rows import Row, Schema
 from torchtitan_rl.observability.select import Selection
@@ -65,6 +66,10 @@ class Recorder(Configurable):
         """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store (samples.jsonl) is always written.
         A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
         ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
+
+        filters: list[str] = field(default_factory=list)
+        """Series and tables of a sink, as "sink=pattern,pattern". The last pattern that matches decides: "x" takes, "!x"
+        leaves out, "x:10" takes every 10 steps. A list that begins with "!" takes all else. Example: "wandb=!*/samples"."""
 
         select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
         """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
@@ -144,6 +149,7 @@ class Recorder(Configurable):
         self._failed: set[str] = set()
         names = config.sinks if "local" in config.sinks else [*config.sinks, "local"]
         chosen = chosen_sinks(names, own_sinks)
+        self._filters = sink_filters(config.filters, chosen)
         num_traces = config.max_traces_per_step if "trackio" in chosen else 0
 
         def complete(row: Row) -> Row:
@@ -206,7 +212,10 @@ class Recorder(Configurable):
             return
         path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
         file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
+        kept = self._filters.get("local")
         for row in self.collector.plain_rows(rows):
+            if kept is not None and not kept.takes(row["table"], 0):  # 0: a failed step is never between two
+                continue
             if file.size < min(self.config.store_bytes, UNFINISHED_BYTES):
                 file.append(row["step"], [{"run_id": run_id, **with_written_tokens(row, self._decode)}])
         file.close()
@@ -244,9 +253,12 @@ class Recorder(Configurable):
             most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
             sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
             if streams:
-                self.collector.listeners.append(
-                    lambda key, value, sink_thread=sink_thread: sink_thread.stream(key, value, self._next_step)
-                )
+                self.collector.listeners.append(functools.partial(self._stream, sink_thread))
+
+    def _stream(self, sink_thread: SinkThread, key: str, value: Any) -> None:
+        found = self._filters.get(sink_thread.name)
+        if found is None or found.takes(key, self._next_step):
+            sink_thread.stream(key, value, self._next_step)
 
     def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
         """Merges the collections, passes the step to the sinks of `mode`, and returns the step's values.
@@ -272,10 +284,11 @@ class Recorder(Configurable):
             traces=[row for table in selected.values() for row in table.traces],
             distributions=collection.distributions(),
         )
-        for sink_thread in sinks:
+        traces = {key: table.traces for key, table in selected.items()}
+        for name, sink_thread in self.sinks.items():
             if sink_thread.mode == mode:
                 sink_thread.begin(step)
-                sink_thread.submit(record)
+                sink_thread.submit(self._filters[name].part(record, traces) if name in self._filters else record)
         return dict(values)
 
     def _or_after_error(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:

@@ -84,3 +84,36 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
     assert "xyzzy" not in stream.getvalue()
     named = [record.getMessage() for record in caplog.records if "leave_out_columns" in record.getMessage()]
     assert named == ["metrics.leave_out_columns 'messages': no table has had such a column so far"]
+
+
+def test_filters_thin_the_series_and_keep_sample_texts_off_one_sink_alone(recorder, tmp_path):
+    filters = ["jsonl=!*/p[0-9]*,reward/mean:2,!obs/*", "local=!rollout/*"]
+    run = recorder(sinks=["jsonl"], filters=filters)
+    for step in (1, 2):
+        record_metric("reward/mean", 0.5)
+        record_metric("reward", [0.0, 1.0], Reduce.DISTRIBUTION)
+        record_metric("mine", 1.0)
+        record_metric("rollout/samples", {"score": 1}, Reduce.TABLE)
+        record_metric("other/samples", {"score": 2}, Reduce.TABLE)
+        run.flush(step)
+    run.close()
+    found = [line.keys() - {"step", "time"} for line in lines(tmp_path / "metrics.jsonl")]
+    assert [sorted(key for key in keys if key.startswith(("mine", "reward", "obs"))) for keys in found] == [
+        ["mine"],
+        ["mine", "reward/mean"],
+    ]
+    assert {row["table"] for row in read_rows(tmp_path)} == {"other/samples"}
+
+
+def test_a_filter_governs_streamed_values_too(ranks, tmp_path):
+    world = ranks(1, sinks=["jsonl:per_rank_no_reduce"], filters=["jsonl=x"])
+    for key in ("x", "y"):
+        world.record(0, key, 1.0)
+    world.recorders[0].close()
+    assert [line["key"] for line in lines(tmp_path / "metrics.rank0.jsonl")] == ["x"]
+
+
+@pytest.mark.parametrize("entry", ["wandb=x", "jsonl", "jsonl=", "jsonl=x,,y"])
+def test_a_filter_without_patterns_or_of_a_sink_that_is_not_there_is_refused(recorder, entry):
+    with pytest.raises(UserError, match="metrics.filters"):
+        recorder(sinks=["jsonl"], filters=[entry])
