@@ -26,6 +26,11 @@ def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
     return [episode.reward for episode in episodes if episode.reward is not None and math.isfinite(episode.reward)]
 
 
+def has_quantiles(values: Sequence[float]) -> bool:
+    """Whether quantiles add to the mean: there are more than two different values."""
+    return len(set(values)) > 2
+
+
 def judgements(episodes: Sequence[Episode]) -> list[bool]:
     """The task's judgement of each answer that it judged."""
     return [episode.scored.correct for episode in episodes if episode.scored.correct is not None]
@@ -46,7 +51,8 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
     for function in sorted({function for episode in episodes for function in episode.scored.reward_breakdown}):
         values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
-        metrics |= describe(f"reward/{function}", numbers, ("mean", "std", "p0", *QUANTILES, "p100"))
+        quantiles = ("p0", *QUANTILES, "p100") if has_quantiles(numbers) else ()
+        metrics |= describe(f"reward/{function}", numbers, ("mean", "std", *quantiles))
     shaped = [episode.credit.shaped_reward for episode in episodes if episode.credit.shaped_reward is not None]
     bonuses = [e.credit.columns["entropy_bonus"] for e in episodes if "entropy_bonus" in e.credit.columns]
     if bonuses:

@@ -78,7 +78,8 @@ def record_step(
     )
     mine = groups[rank::world_size]
     episodes = flat(mine)
-    record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
+    if reward_stats.has_quantiles(finite_rewards(flat(groups))):  # of all groups: each rank decides alike
+        record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
     record_metric("completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION)
     rows = episode_rows(mine, step=state.step, split="train", policy_step=state.step - 1)
     record_metric("rollout/samples", rows, Reduce.TABLE)

@@ -74,6 +74,11 @@ def test_reward_metrics_over_rollouts_groups_and_functions():
     assert "reward/shaped_mean" not in found
 
 
+def test_a_function_of_two_values_has_no_quantiles_which_its_mean_says_already():
+    found = values(reward_metrics([group(0, *(sample(i, 1.0, breakdown={"right": float(i % 2)}) for i in range(4)))]))
+    assert {key for key in found if key.startswith("reward/right/")} == {"reward/right/mean", "reward/right/std"}
+
+
 def test_correctness_metrics_use_the_task_and_not_the_reward_sign():
     bonus = {"reward": 0.2}
     groups = [judged(True, True), judged(False, False, **bonus), judged(True, False, **bonus), judged(False, None)]
