@@ -106,3 +106,15 @@ def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream)
     record_run(recorder(sinks=["console"], console_every=1))
     assert b"\\U0001f469" in raw.getvalue()
+
+
+def test_an_evaluation_line_shows_percent_for_shares_alone_and_a_user_s_measures_last(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"])
+    measures = {"extra/right/accuracy": 120.0, "accuracy": 0.5, "mine_rate": 3.0, "format_rate": 1.0}
+    for name, value in measures.items():
+        record_metric(f"evaluation/{name}", value)
+    run.flush(1)
+    run.close()
+    [line] = [line for line in stream.getvalue().splitlines() if "evaluation" in line]
+    assert line.split("  ")[2:] == ["accuracy 50.0%", "mine rate 3", "format rate 100.0%", "extra/right/accuracy 120"]

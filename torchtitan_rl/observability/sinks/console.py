@@ -75,6 +75,8 @@ REMEDIES = {"last completions": "in_flight.prompts carries them over"}
 """Settings against a loss, by its name."""
 
 EVALUATION_PREFIX = "evaluation/"
+SHARES = ("accuracy", "format_rate", "clipped_fraction")
+"""Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
 MAX_SAMPLES = 6
 """Samples of one table printed in a step."""
 
@@ -187,7 +189,7 @@ class ConsoleSink(Sink):
         """The evaluation's measures, those of right answers first and with their intervals, in lines that fit."""
         prefix, lines = "  evaluation", []
         names = [key.removeprefix(EVALUATION_PREFIX) for key in values if key.startswith(EVALUATION_PREFIX)]
-        for name in sorted(names, key=lambda name: not _of_right_answers(name)):
+        for name in sorted(names, key=lambda name: (_is_own(name), not _of_right_answers(name))):
             base, _, end = name.rpartition("_")
             if name.endswith("/seconds") or (end in ("low", "high") and base in names):
                 continue
@@ -202,10 +204,16 @@ def _of_right_answers(name: str) -> bool:
     return any(part in name for part in ("accuracy", "pass@", "mean@"))
 
 
+def _is_own(name: str) -> bool:
+    """Whether a reward function logged the measure. Its unit is not known."""
+    return "extra" in name.split("/")
+
+
 def _measure(name: str, values: dict[str, float | None]) -> Text:
     """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.5 to 67.7)"."""
     value, low, high = values[""], values["_low"], values["_high"]
-    share = _of_right_answers(name) or "rate" in name or "fraction" in name
+    last = name.rpartition("/")[2]
+    share = not _is_own(name) and (last in SHARES or last.startswith(("pass@", "mean@")))
     text = Text().append(f"{name.replace('_', ' ')} ", style="dim")
     text.append(percent(value) if share else f"{value:.4g}", style="cyan")
     if share and low is not None and high is not None:
