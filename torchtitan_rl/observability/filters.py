@@ -20,12 +20,8 @@ class Filter:
         self._rules: list[tuple[str, int]] = []  # pattern, and the steps between two values; 0: never
         for pattern in patterns:
             start, _, every = pattern.rpartition(":")
-            if pattern.startswith("!"):
-                self._rules.append((pattern[1:], 0))
-            elif start and every.isdigit():
-                self._rules.append((start, int(every)))
-            else:
-                self._rules.append((pattern, 1))
+            rule = (start, int(every)) if start and every.isdigit() else (pattern, 1)
+            self._rules.append((pattern[1:], 0) if pattern.startswith("!") else rule)
 
     def takes(self, key: str, step: int) -> bool:
         every = int(self._takes_others)

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
+from tests.parts.metric_pages import RUN, documented_keys
 from tests.parts.observability import record_run
 from torchtitan_rl.observability import record_metric
-from torchtitan_rl.observability.sinks.console import lost
+from torchtitan_rl.observability.sinks.console import BUILT_IN_GROUPS, lost
 
 
 def console_output(recorder, monkeypatch, stream=None, **config):
@@ -118,3 +119,20 @@ def test_an_evaluation_line_shows_percent_for_shares_alone_and_a_user_s_measures
     run.close()
     [line] = [line for line in stream.getvalue().splitlines() if "evaluation" in line]
     assert line.split("  ")[2:] == ["accuracy 50.0%", "mine rate 3", "format rate 100.0%", "extra/right/accuracy 120"]
+
+
+def test_a_user_s_own_metrics_are_on_the_panel(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"], console_every=1)
+    for name in ("extra/right/characters", "mine/depth", "ratio/unlisted"):
+        record_metric(name, 7.0)
+    run.flush(1)
+    run.close()
+    output = stream.getvalue()
+    assert re.search(r"extra +right/characters 7", output)
+    assert re.search(r"mine +depth 7", output)
+    assert "unlisted" not in output
+
+
+def test_every_documented_group_of_keys_is_known_to_the_panel():
+    assert {key.partition("/")[0] for key in documented_keys(RUN)} - {"extra"} <= set(BUILT_IN_GROUPS)

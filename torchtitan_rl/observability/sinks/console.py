@@ -75,6 +75,13 @@ REMEDIES = {"last completions": "in_flight.prompts carries them over"}
 """Settings against a loss, by its name."""
 
 EVALUATION_PREFIX = "evaluation/"
+BUILT_IN_GROUPS = (
+    "advantage", "completions", "conversations", "diversity", "efficiency", "entropy", "evaluation", "generator",
+    "groups", "in_flight", "loss", "lost", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
+    "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "sync",
+    "teacher", "time", "top_entropy", "train",
+)  # fmt: skip
+"""First parts of the built-in keys. A key of another group is a user's own, `extra/*` too."""
 SHARES = ("accuracy", "format_rate", "clipped_fraction")
 """Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
 MAX_SAMPLES = 6
@@ -131,10 +138,11 @@ class ConsoleSink(Sink):
                 self._print_samples(key, rows)
 
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
-        """The values that match the patterns, in the patterns' order, without those of the evaluation's line."""
+        """The values that match the patterns, in their order, then the user's own; without the evaluation's."""
         others = [name for name in values if not name.startswith(EVALUATION_PREFIX)]
         names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(others, pattern)]
-        return {name: values[name] for name in dict.fromkeys(names)}
+        own = [name for name in others if name.partition("/")[0] not in BUILT_IN_GROUPS]
+        return {name: values[name] for name in dict.fromkeys([*names, *own])}
 
     def _print_samples(self, key: str, rows: list[Row]) -> None:
         self._console.print(Text(f"{key}: {len(rows)} row{'s' * (len(rows) != 1)}", style="bold"))
