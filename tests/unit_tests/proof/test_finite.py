@@ -8,7 +8,6 @@ from torchtitan_rl.core import comm
 from torchtitan_rl.proof import finite
 from torchtitan_rl.proof.finite import FiniteUpdates, NonFiniteLossError, fault_in
 
-
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
