@@ -76,8 +76,8 @@ REMEDIES = {"last completions": "in_flight.prompts carries them over"}
 
 EVALUATION_PREFIX = "evaluation/"
 BUILT_IN_GROUPS = (
-    "advantage", "completions", "conversations", "diversity", "efficiency", "entropy", "evaluation", "generator",
-    "groups", "in_flight", "loss", "lost", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
+    "advantage", "completions", "conversations", "diversity", "efficiency", "entropy", "entropy_bonus", "evaluation",
+    "generator", "groups", "in_flight", "loss", "lost", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
     "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "sync",
     "teacher", "time", "top_entropy", "train",
 )  # fmt: skip
