@@ -11,4 +11,4 @@ export TORCHTITAN_RL_CALLER_FOLDER=${TORCHTITAN_RL_CALLER_FOLDER:-$PWD} # what r
 export TORCHTITAN_RL_PROGRAM=run_train.sh
 cd "$(dirname "${BASH_SOURCE[0]}")"
 scripts/setup.sh
-exec .venv/bin/python -m torchtitan_rl.setup.command train "$@"
+exec .venv/bin/python -m torchtitan_rl.command.command train "$@"

@@ -1,16 +1,16 @@
 """Runs for any machine, with or without a GPU. They need no download: the first run trains a 2.4M-parameter Qwen3."""
 
-from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.evaluation import Evaluation
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.optimizer import AdamW
-from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig, LRSchedule, TrainerConfig
-from torchtitan_rl.library.objectives import GroupMean
-from torchtitan_rl.library.prompts.stream import PromptStream
-from torchtitan_rl.library.tasks import SumDigits
-from torchtitan_rl.observability import Recorder
-from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.config import RunConfig
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.observe import Recorder
+from torchtitan_rl.trainer.optimizer import AdamW
+from torchtitan_rl.trainer.trainer_config import LogprobGateConfig, LRSchedule, TrainerConfig
 
 
 def debug() -> RunConfig:
@@ -50,5 +50,5 @@ def debug() -> RunConfig:
 def debug_moe() -> RunConfig:
     """debug with a mixture of experts: 8 in each layer, of which a token uses 2; docs/models.md has the details."""
     config = debug()
-    config.task.warm_start = "torchtitan_rl.library.starts.answer_recipes:expert_sums"
+    config.task.warm_start = "torchtitan_rl.data.starts.answer_recipes:expert_sums"
     return config

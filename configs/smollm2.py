@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from configs.debug import debug
-from torchtitan_rl.library.answers import KINDS
-from torchtitan_rl.library.objectives import TokenTruncate
-from torchtitan_rl.library.task import RewardFunction
-from torchtitan_rl.library.tasks.sum_digits import SumDigits
-from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
+from torchtitan_rl.config import RunConfig
+from torchtitan_rl.data.answers import KINDS
+from torchtitan_rl.data.task import RewardFunction
+from torchtitan_rl.data.tasks.sum_digits import SumDigits
 
 
 class PlainSums(SumDigits):

@@ -10,22 +10,22 @@ train.jsonl and test.jsonl. No GPU has run these configs.
   truncated importance sampling corrects the difference.
 """
 
-from torchtitan_rl.core import device
-from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.evaluation import Evaluation
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.optimizer import AdamW
-from torchtitan_rl.core.trainer.trainer_config import LRSchedule, TrainerConfig
-from torchtitan_rl.library.demonstrations import Nll
-from torchtitan_rl.library.objectives import GroupMean, TokenTruncate
-from torchtitan_rl.library.prompts.stream import PromptStream
-from torchtitan_rl.library.tasks import Rows, SumDigits, Task
-from torchtitan_rl.library.tasks.countdown import Countdown
-from torchtitan_rl.library.tasks.gsm8k import Gsm8k
-from torchtitan_rl.library.tasks.math_problems import Math
-from torchtitan_rl.library.tasks.reasoning_gym import ReasoningGym
-from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl import device
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm.losses.objectives import GroupMean, TokenTruncate
+from torchtitan_rl.config import RunConfig
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.data.tasks import Rows, SumDigits, Task
+from torchtitan_rl.data.tasks.countdown import Countdown
+from torchtitan_rl.data.tasks.gsm8k import Gsm8k
+from torchtitan_rl.data.tasks.math_problems import Math
+from torchtitan_rl.data.tasks.reasoning_gym import ReasoningGym
+from torchtitan_rl.evaluation import Evaluation
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.demonstrations import Nll
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.trainer.optimizer import AdamW
+from torchtitan_rl.trainer.trainer_config import LRSchedule, TrainerConfig
 
 
 def _on(task: Task.Config, *, max_prompt_tokens: int = 512, max_tokens: int = 1024, lr: float = 1e-6) -> RunConfig:

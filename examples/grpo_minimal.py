@@ -28,14 +28,14 @@ import torch
 from safetensors.torch import save_file
 
 from configs.debug import debug
-from torchtitan_rl.core import comm, events
-from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.errors import TrainingStopped, UserError
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.types import Episode, Group, Prompt, flat
-from torchtitan_rl.observability.terminal import Terminal
-from torchtitan_rl.setup.build_parts import Parts, build_parts
-from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl import comm, events
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.build.parts import Parts, build_parts
+from torchtitan_rl.config import RunConfig
+from torchtitan_rl.errors import TrainingStopped, UserError
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.observe.terminal import Terminal
+from torchtitan_rl.types import Episode, Group, Prompt, flat
 
 GREEDY = SamplingConfig(n=1, max_tokens=32, temperature=0)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
@@ -24,12 +24,12 @@ from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 from torchtitan.tools.utils import set_default_dtype  # noqa: E402
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
-from torchtitan_rl.library.models import new_hf_model  # noqa: E402
-from torchtitan_rl.library.models.experts import packed_qwen3  # noqa: E402
-from torchtitan_rl.library.models.families import QWEN3, QWEN3_MOE  # noqa: E402
-from torchtitan_rl.library.references import did_you_mean  # noqa: E402
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.data.tasks import SumDigits  # noqa: E402
+from torchtitan_rl.fields.references import did_you_mean  # noqa: E402
+from torchtitan_rl.models import new_hf_model  # noqa: E402
+from torchtitan_rl.models.experts import packed_qwen3  # noqa: E402
+from torchtitan_rl.models.families import QWEN3, QWEN3_MOE  # noqa: E402
 
 QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 

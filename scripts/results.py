@@ -25,7 +25,7 @@ from scipy.stats import ttest_ind
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = ROOT / "scripts" / "results_cells.py"
-TRAIN = [sys.executable, "-m", "torchtitan_rl.setup.command", "train"]
+TRAIN = [sys.executable, "-m", "torchtitan_rl.command.command", "train"]
 TARGET = 0.5
 """Held-out accuracy of counting to which steps and tokens are counted."""
 RANKS = {"ranks_2": 2, "ranks_4": 4}

@@ -7,10 +7,10 @@ Counting tells objectives apart, where the sums do not: it begins at about 20 % 
 import os
 
 from configs.debug_tasks import debug_in_flight
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, TokenMean
-from torchtitan_rl.library.maxent import MaxEnt, maxent_class_defaults
-from torchtitan_rl.library.modifiers import SquaredLogRatio
-from torchtitan_rl.library.objectives import (
+from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, TokenMean
+from torchtitan_rl.algorithm.losses.maxent import MaxEnt, maxent_class_defaults
+from torchtitan_rl.algorithm.losses.modifiers import SquaredLogRatio
+from torchtitan_rl.algorithm.losses.objectives import (
     Cispo,
     Dppo,
     Gdpo,
@@ -23,9 +23,9 @@ from torchtitan_rl.library.objectives import (
     SeqSumConst,
     TokenTruncate,
 )
-from torchtitan_rl.library.seed_grpo import SeedGrpo
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.config import RunConfig
 
 
 def _with(**objective) -> RunConfig:

@@ -20,7 +20,7 @@ processes() {
   local most=$(($(nproc) + 1)) megabytes
   for megabytes in \
     "$(awk '/^MemAvailable/ { print int($2 / 1000) }' /proc/meminfo)" \
-    "$(.venv/bin/python -c 'from torchtitan_rl.resilience.out_of_memory import usable_bytes as b; print(b() // 10**6)')"; do
+    "$(.venv/bin/python -c 'from torchtitan_rl.run.out_of_memory import usable_bytes as b; print(b() // 10**6)')"; do
     ((megabytes / 3000 < most)) && most=$((megabytes / 3000))
   done
   ((most > 4)) && most=4

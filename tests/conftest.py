@@ -19,12 +19,12 @@ if not os.access(Path.home(), os.W_OK):
     os.environ["HOME"] = tempfile.mkdtemp(prefix="home-")
     atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
-from torchtitan_rl.core import device  # noqa: F401
+from torchtitan_rl import device  # noqa: F401
 
 # isort: split
 from tests.parts.only_rank import only_rank
-from torchtitan_rl.core import events
-from torchtitan_rl.observability.terminal import Terminal
+from torchtitan_rl import events
+from torchtitan_rl.observe.terminal import Terminal
 
 events.listen(Terminal())
 

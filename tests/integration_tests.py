@@ -56,7 +56,7 @@ ANY_FOLDER = [
     "--sampling.n", "4", "--sampling.max-tokens", "24", "--evaluation.sampling.max-tokens", "24",
     "--generator.max-model-len", "512", "--generator.dtype", "float32",
     "--trainer.mixed-precision-param", "float32", "--trainer.logprob-gate.max-diff", "1e-3", "--weight-sync.max-diff", "1e-4",
-    "--grader.rewards", "torchtitan_rl.library.rewards:script(name='latin')",
+    "--grader.rewards", "torchtitan_rl.rewards:script(name='latin')",
 ]  # fmt: skip
 """Training whatever model is in the folder `start` of the test's data, in float32, on a reward that random text differs in."""
 HYBRID = [
@@ -68,7 +68,7 @@ HYBRID = [
 LEARNS = [
     "--generator.dtype", "bfloat16", "--weight-sync.max-diff", "None", "--trainer.logprob-gate.max-diff", "None",
     "--num-steps", "24", "--num-prompts-per-step", "16", "--trainer.optimizer.lr", "3e-3", "--trainer.lr-scheduler.warmup-steps", "0",
-    "--grader.rewards", "torchtitan_rl.library.rewards:regex('[0-9]')",
+    "--grader.rewards", "torchtitan_rl.rewards:regex('[0-9]')",
 ]  # fmt: skip
 LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
 TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
@@ -465,7 +465,7 @@ def launch(program: str, args: Sequence[str], ngpu: int, log: Path, cores: int, 
     Args:
         more: environment variables besides this process's own.
     """
-    command = [sys.executable, "-m", "torchtitan_rl.resilience.launch", "--standalone", f"--nproc_per_node={ngpu}"]
+    command = [sys.executable, "-m", "torchtitan_rl.run.launch", "--standalone", f"--nproc_per_node={ngpu}"]
     command += ["-m", program, *args]
     threads = str(max(1, cores // ngpu))
     environment = {

@@ -19,35 +19,32 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
 
-from torchtitan_rl.core import (
-    device,  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
-    events,
-)
-from torchtitan_rl.core.errors import TrainingStopped, UserError
-from torchtitan_rl.library.references import users_frames, users_line
-from torchtitan_rl.observability.machine import MemorySampler
-from torchtitan_rl.observability.terminal import Terminal
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.out_of_memory import MEMORY_REMEDY, has_no_memory
-from torchtitan_rl.resilience.rank_output import RankOutput
-from torchtitan_rl.resilience.rank_status import StatusFile, heartbeat_text
-from torchtitan_rl.resilience.run_end import REPORT, Phases, phase_of, write_end
-from torchtitan_rl.setup.rank_variables import be_only_rank
-from torchtitan_rl.setup.secrets import masked
+from torchtitan_rl import device, events  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
+from torchtitan_rl.build.rank_variables import be_only_rank
+from torchtitan_rl.errors import TrainingStopped, UserError
+from torchtitan_rl.fields.references import users_frames, users_line
+from torchtitan_rl.observe.machine import MemorySampler
+from torchtitan_rl.observe.terminal import Terminal
+from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.run.job_processes import die_with_parent
+from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY, has_no_memory
+from torchtitan_rl.run.rank_output import RankOutput
+from torchtitan_rl.run.rank_status import StatusFile, heartbeat_text
+from torchtitan_rl.run.run_end import REPORT, Phases, phase_of, write_end
+from torchtitan_rl.run.secrets import masked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.core.controller import Controller
-    from torchtitan_rl.core.services import Services
-    from torchtitan_rl.core.state import RunState
-    from torchtitan_rl.observability.recorder import Recorder
-    from torchtitan_rl.resilience.checkpoint_folder import Resume
-    from torchtitan_rl.resilience.checkpointer import Checkpointer
-    from torchtitan_rl.setup.build_parts import Parts
-    from torchtitan_rl.setup.build_task import Prepared
-    from torchtitan_rl.setup.run_config import RunConfig
+    from torchtitan_rl.build.parts import Parts
+    from torchtitan_rl.build.task_parts import Prepared
+    from torchtitan_rl.config import RunConfig
+    from torchtitan_rl.controller import Controller
+    from torchtitan_rl.observe.recorder import Recorder
+    from torchtitan_rl.run.checkpoint_folder import Resume
+    from torchtitan_rl.run.checkpointer import Checkpointer
+    from torchtitan_rl.services import Services
+    from torchtitan_rl.state import RunState
 
 WRONG_INPUT, STOPPED = 2, 3
 
@@ -65,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
-        from torchtitan_rl.setup.registry import parse_args
+        from torchtitan_rl.command.registry import parse_args
 
         # Only parse_args may exit: for --help, --list-configs and unknown options.
         name, config = parse_args(sys.argv[1:] if args is None else args)
@@ -125,10 +122,10 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     for listener in (Terminal(slowest=heartbeat_text), MemorySampler(), Phases()):
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
-        from torchtitan_rl.resilience.replicated import check_config
-        from torchtitan_rl.setup.build_parts import prepare
-        from torchtitan_rl.setup.resume import config_fields, prepare_resume, weights_digest
-        from torchtitan_rl.setup.run_folder import RunFolder
+        from torchtitan_rl.build.parts import prepare
+        from torchtitan_rl.run.replicated import check_config
+        from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
+        from torchtitan_rl.run.run_folder import RunFolder
     prepared = prepare(config)
     digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
     check_config(config_fields(config) | digests)
@@ -161,7 +158,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
 
 def _carry_out(controller: "Controller") -> int:
     """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
-    from torchtitan_rl.observability.evaluation_results import print_results_of
+    from torchtitan_rl.observe.evaluation_results import print_results_of
 
     try:
         if not controller.config.eval_only:
@@ -212,11 +209,11 @@ def build_run(
     Args:
         prepared: from `build_parts.prepare`; None: prepared here.
     """
-    from torchtitan_rl.core.controller import Controller
-    from torchtitan_rl.core.events import phase
-    from torchtitan_rl.core.state import RunState
-    from torchtitan_rl.library.demonstrations import Demonstrations
-    from torchtitan_rl.setup.build_parts import build_parts
+    from torchtitan_rl.build.parts import build_parts
+    from torchtitan_rl.controller import Controller
+    from torchtitan_rl.events import phase
+    from torchtitan_rl.generator.demonstrations import Demonstrations
+    from torchtitan_rl.state import RunState
 
     evaluation = config.evaluation.build()
     parts = build_parts(config, prepared, folder=run_folder)
@@ -254,10 +251,10 @@ def build_run(
 def build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
     import torch.distributed as dist
 
-    from torchtitan_rl.setup.identity import described
-    from torchtitan_rl.setup.own_sinks import load_own_sinks
-    from torchtitan_rl.setup.run_folder import code_version
-    from torchtitan_rl.setup.secrets import without_secrets
+    from torchtitan_rl.build.own_sinks import load_own_sinks
+    from torchtitan_rl.run.identity import described
+    from torchtitan_rl.run.run_folder import code_version
+    from torchtitan_rl.run.secrets import without_secrets
 
     return config.metrics.build(
         run_folder=run_folder,
@@ -282,10 +279,10 @@ def _gather(value: Any) -> list[Any] | None:
 
 
 def _build_checkpointer(config: "RunConfig", parts: "Parts", state: "RunState", run_folder: Path) -> "Checkpointer":
-    from torchtitan_rl.library.frozen_models import PolicyAverage
-    from torchtitan_rl.resilience.checkpointer import Checkpointer
-    from torchtitan_rl.setup.resume import config_fields
-    from torchtitan_rl.setup.run_folder import RunFolderCheck
+    from torchtitan_rl.run.checkpointer import Checkpointer
+    from torchtitan_rl.run.resume import config_fields
+    from torchtitan_rl.run.run_folder import RunFolderCheck
+    from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage
 
     return Checkpointer(
         config.checkpoint,
@@ -305,14 +302,14 @@ def _build_services(
     """The controller's services. From here on a signal lets the step finish."""
     import torch.distributed as dist
 
-    from torchtitan_rl.core.services import Services
-    from torchtitan_rl.library.frozen_models import held_out_measures
-    from torchtitan_rl.library.scoring.trainer_state import trainer_states
-    from torchtitan_rl.observability.observer import RunObserver
-    from torchtitan_rl.resilience.rank_output import failure_marker
-    from torchtitan_rl.resilience.replicated import check_replicated
-    from torchtitan_rl.resilience.stop_signal import StopSignal
-    from torchtitan_rl.setup.memory import footprint_of
+    from torchtitan_rl.build.memory import footprint_of
+    from torchtitan_rl.observe.observer import RunObserver
+    from torchtitan_rl.rewards.trainer_state import trainer_states
+    from torchtitan_rl.run.rank_output import failure_marker
+    from torchtitan_rl.run.replicated import check_replicated
+    from torchtitan_rl.run.stop_signal import StopSignal
+    from torchtitan_rl.services import Services
+    from torchtitan_rl.trainer.teachers.frozen_models import held_out_measures
 
     footprint = footprint_of(config, model=parts.trainer.model, world_size=dist.get_world_size())
     return Services(
@@ -341,12 +338,12 @@ def write_run_report(config: "RunConfig", run_folder: Path) -> None:
         return
     path = run_folder / REPORT
     try:
-        from torchtitan_rl import report  # only needed at the end of the run
+        from torchtitan_rl.observe import report  # only needed at the end of the run
 
         report.write_report(run_folder, path)
         events.progress(f"report: {path}")
     except Exception as error:
-        message = f"the report could not be written ({error}); python -m torchtitan_rl.report tries again"
+        message = f"the report could not be written ({error}); python -m torchtitan_rl.observe.report tries again"
         shown = None if isinstance(error, OSError) else error  # a full disk or a deleted folder needs none
         logging.getLogger(__name__).warning(message, exc_info=shown)
 

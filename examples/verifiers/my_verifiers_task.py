@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 from configs.debug_conversations import debug_guess
-from torchtitan_rl.library.agents import AgentEnvironment
-from torchtitan_rl.library.environments import environment_reward
-from torchtitan_rl.library.tasks import Example, Task
+from torchtitan_rl.data.tasks import Example, Task
+from torchtitan_rl.environments import environment_reward
+from torchtitan_rl.environments.agents import AgentEnvironment
 
 FOLDER = Path(__file__).parent
 PASSED_ON = ("SSL_CERT_FILE", "UV_INDEX_URL")  # for uv, which downloads the harness's packages once

@@ -25,8 +25,8 @@ from statistics import median
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
-from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.generator.start import start_generator  # noqa: E402
 
 # isort: split
 import torch  # noqa: E402
@@ -34,17 +34,20 @@ from safetensors.torch import load_file  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
 from scripts.bench.agent_server import slow_agent  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig, sampling_round  # noqa: E402
-from torchtitan_rl.core.generator import generator as generators  # noqa: E402
-from torchtitan_rl.core.types import Prompt, flat  # noqa: E402
-from torchtitan_rl.library.agents import AgentEnvironment  # noqa: E402
-from torchtitan_rl.library.agents.calculator_agent import openai_client  # noqa: E402
-from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
-from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
-from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.data.tasks import SumDigits  # noqa: E402
+from torchtitan_rl.environments import Environment, Turn  # noqa: E402
+from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
+from torchtitan_rl.environments.agents.calculator_agent import openai_client  # noqa: E402
+from torchtitan_rl.environments.factory import Conversations  # noqa: E402
+from torchtitan_rl.generator import (
+    SamplingConfig,
+    sampling_round,  # noqa: E402
+)
+from torchtitan_rl.generator import generator as generators  # noqa: E402
+from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.types import Prompt, flat  # noqa: E402
 
 TURNS = 4
 STOP_TOKENS = list(range(200, 210))

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 from scripts.bench.conversations import agent_apart  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.core.generator.conversation import Conversation, Sampled  # noqa: E402
-from torchtitan_rl.core.generator.rollout import roll_out  # noqa: E402
-from torchtitan_rl.core.types import Prompt  # noqa: E402
-from torchtitan_rl.library.agents import AgentEnvironment  # noqa: E402
-from torchtitan_rl.library.agents.gateway import gateway  # noqa: E402
-from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.library.tasks import SumDigits  # noqa: E402
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.data.tasks import SumDigits  # noqa: E402
+from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
+from torchtitan_rl.environments.agents.gateway import gateway  # noqa: E402
+from torchtitan_rl.environments.factory import Conversations  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.generator.conversation import Conversation, Sampled  # noqa: E402
+from torchtitan_rl.generator.rollout import roll_out  # noqa: E402
+from torchtitan_rl.types import Prompt  # noqa: E402
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Run a command.", "parameters": SCHEMA}}]

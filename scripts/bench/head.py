@@ -16,8 +16,8 @@ from scripts.bench.measure import alternate, extra_peak_bytes, machine_line  # n
 # isort: split
 import torch  # noqa: E402
 
-from torchtitan_rl.core.device import DEVICE_TYPE  # noqa: E402
-from torchtitan_rl.core.trainer.logprobs import chunked_logprobs, product, wide  # noqa: E402
+from torchtitan_rl.device import DEVICE_TYPE  # noqa: E402
+from torchtitan_rl.models.logprobs import chunked_logprobs, product, wide  # noqa: E402
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from torchtitan_rl.core.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 
 # isort: split
 import torch

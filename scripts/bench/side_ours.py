@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
 
-from torchtitan_rl.core.algorithm import Algorithm  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.setup.registry import load_config  # noqa: E402
-from torchtitan_rl.setup.run_config import RunConfig  # noqa: E402
+from torchtitan_rl.algorithm import Algorithm  # noqa: E402
+from torchtitan_rl.command.registry import load_config  # noqa: E402
+from torchtitan_rl.config import RunConfig  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.train import build_run  # noqa: E402
 
 

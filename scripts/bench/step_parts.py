@@ -15,19 +15,19 @@ from functools import wraps
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402  (before torchtitan and vLLM)
+from torchtitan_rl import device  # noqa: E402  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
-from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.core.trainer import trainer as trainer_module  # noqa: E402
-from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion  # noqa: E402
-from torchtitan_rl.setup.build_parts import Parts, build_parts  # noqa: E402
-from torchtitan_rl.setup.rank_variables import be_only_rank  # noqa: E402
-from torchtitan_rl.setup.registry import parse_args  # noqa: E402
+from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
+from torchtitan_rl.build.parts import Parts, build_parts  # noqa: E402
+from torchtitan_rl.build.rank_variables import be_only_rank  # noqa: E402
+from torchtitan_rl.command.registry import parse_args  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.trainer import trainer as trainer_module  # noqa: E402
+from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion  # noqa: E402
 
 PROFILED_TOKENS = 24
 """Tokens of each completion under the profiler."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 import torch  # noqa: E402
@@ -36,9 +36,9 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from scripts.bench.measure import machine_line  # noqa: E402
 from scripts.make_random_checkpoint import qwen3, save  # noqa: E402
-from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
-from torchtitan_rl.setup.packaged_model import folder_of  # noqa: E402
-from torchtitan_rl.setup.registry import load_config  # noqa: E402
+from torchtitan_rl.command.registry import load_config  # noqa: E402
+from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.run.packaged_model import folder_of  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

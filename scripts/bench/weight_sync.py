@@ -1,6 +1,6 @@
 """What the proof of a weight sync costs: the sync without it and with it, in turns, beside a plain copy of the same bytes.
 
-    .venv/bin/python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=1 -m scripts.bench.weight_sync [--dtype bfloat16]
+    .venv/bin/python -m torchtitan_rl.run.launch --standalone --nproc_per_node=1 -m scripts.bench.weight_sync [--dtype bfloat16]
 
 The model is debug's (2.4M parameters), or with --size one of 67M or 600M. Random weights; medians of `--repeats` turns.
 Processor time is not lengthened by other work that wants the cores.
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchtitan_rl.core import device  # noqa: F401
-from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
+from torchtitan_rl import device  # noqa: F401
+from torchtitan_rl.generator.start import start_generator  # noqa: E402
 
 # isort: split
 import torch  # noqa: E402
@@ -24,15 +24,15 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from scripts.make_random_checkpoint import qwen3  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
-from torchtitan_rl.library.models import new_hf_model, small_qwen3  # noqa: E402
-from torchtitan_rl.library.models.build import build_policy, load_hf_weights, model_config  # noqa: E402
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
-from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.models.hf import hf_weights  # noqa: E402
+from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
+from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl.trainer.build_trainer import build_policy, load_hf_weights, model_config  # noqa: E402
 
 SIZES = {
     "debug": lambda: small_qwen3(vocab_size=320),

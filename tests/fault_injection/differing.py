@@ -5,10 +5,10 @@ import random
 from dataclasses import dataclass
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import Algorithm, RewardedGroup
-from torchtitan_rl.library.objectives import GroupMean
-from torchtitan_rl.library.task import Example
-from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.algorithm import Algorithm, RewardedGroup
+from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.data.task import Example
+from torchtitan_rl.data.tasks import SumDigits
 
 
 def rank() -> int:

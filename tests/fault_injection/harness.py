@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.resilience.job_processes import WATCH_VARIABLE
-from torchtitan_rl.resilience.rank_status import RankStatus, read_statuses
+from torchtitan_rl.run.job_processes import WATCH_VARIABLE
+from torchtitan_rl.run.rank_status import RankStatus, read_statuses
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -142,7 +142,7 @@ def start(
     log: str = "run.log",
     launcher: Sequence[str] = (),
     prefix: Sequence[str] = (),
-    program: str = "torchtitan_rl.resilience.launch",
+    program: str = "torchtitan_rl.run.launch",
     base: Sequence[str] = tuple(QUICK),
     **env: str,
 ) -> Run:
@@ -181,8 +181,8 @@ def start(
 def make_start() -> None:
     """Make debug's starting checkpoint where it is missing, however long that takes: no test waits for it."""
     code = (
-        "from torchtitan_rl.core import device; from torchtitan_rl.setup.registry import load_config; "
-        "from torchtitan_rl.setup.start_checkpoint import prepare_start; prepare_start(load_config('debug'))"
+        "from torchtitan_rl import device; from torchtitan_rl.command.registry import load_config; "
+        "from torchtitan_rl.build.start_checkpoint import prepare_start; prepare_start(load_config('debug'))"
     )
     # As the launcher sets it: on a busy machine threads that spin while they wait take five times as long.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -230,9 +230,9 @@ def processes_with(entry: str) -> dict[int, dict[str, str]]:
 
 def weights_of(run: Path, step: int) -> dict[str, str]:
     """Digests of every value in a checkpoint, tensors and all: equal for equal bits, on one and the same layout."""
-    from torchtitan_rl.core import device  # noqa: F401, I001
+    from torchtitan_rl import device  # noqa: F401, I001
     import torch
-    from torchtitan_rl.resilience.safe_load import SafeReader
+    from torchtitan_rl.run.safe_load import SafeReader
 
     folder = run / "checkpoint" / f"step-{step}"
     found = {}

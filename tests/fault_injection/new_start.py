@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.debug import debug
-from torchtitan_rl.library.starts.answer_recipes import sums
-from torchtitan_rl.library.starts.warm_start import ensure_checkpoint
-from torchtitan_rl.library.tasks import SumDigits
+from torchtitan_rl.data.starts.answer_recipes import sums
+from torchtitan_rl.data.starts.warm_start import ensure_checkpoint
+from torchtitan_rl.data.tasks import SumDigits
 
 
 class LongStart(SumDigits):

@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from torchtitan_rl.resilience.job_processes import die_with_parent
-from torchtitan_rl.resilience.rank_status import StatusFile
-from torchtitan_rl.resilience.stop_signal import StopSignal
-from torchtitan_rl.resilience.watchdog import ENDING_LIMIT_S
+from torchtitan_rl.run.job_processes import die_with_parent
+from torchtitan_rl.run.rank_status import StatusFile
+from torchtitan_rl.run.stop_signal import StopSignal
+from torchtitan_rl.run.watchdog import ENDING_LIMIT_S
 
 
 def hang_here() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.fault_injection.harness import train
-from torchtitan_rl.observability import read_rows
+from torchtitan_rl.observe import read_rows
 
 RAISES = [
     "--num-steps",

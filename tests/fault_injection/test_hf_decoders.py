@@ -9,8 +9,8 @@ from tests.fault_injection.harness import metrics_of, start, steps_of, train, we
 from tests.integration.run_checks import sampler_agrees
 from tests.integration_tests import ANY_FOLDER, HYBRID, odd
 from tests.parts.multimodal import MULTIMODAL, save_multimodal
-from torchtitan_rl.library.models.multimodal import is_text, stored_tensors
-from torchtitan_rl.setup.export import export
+from torchtitan_rl.command.export import export
+from torchtitan_rl.models.multimodal import is_text, stored_tensors
 
 MIXED = 'layer_types=["sliding_attention", "full_attention", "sliding_attention"]'
 FAMILIES = {"gemma3_text": ["sliding_window=24", MIXED], "olmo2": [], "qwen3_5_text": HYBRID}

@@ -107,11 +107,11 @@ def test_killed_demonstrations_resume_bitwise(tmp_path, tmp_path_factory, ranks,
     assert found[12]["evaluation/loss"] == metrics_of(whole / "run")[12]["evaluation/loss"]
 
 
-@pytest.mark.parametrize("victim", ["torchtitan_rl.resilience.launch", "torchtitan_rl.resilience.agent"])
+@pytest.mark.parametrize("victim", ["torchtitan_rl.run.launch", "torchtitan_rl.run.agent"])
 def test_no_process_outlives_a_killed_launcher_or_agent(tmp_path, victim):
     run = start(tmp_path, "--num-steps", "500", ranks=2, log="orphans.log")
     run.wait_in("generate")
-    if victim == "torchtitan_rl.resilience.launch":
+    if victim == "torchtitan_rl.run.launch":
         run.signal(signal.SIGKILL)
     else:
         import os

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan_rl.common.left_processes import find_marked
+from torchtitan_rl.left_processes import find_marked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ class Job:
         command = [
             sys.executable,
             "-m",
-            "torchtitan_rl.resilience.launch",
+            "torchtitan_rl.run.launch",
             *(launcher or ["--standalone"]),
             f"--nproc_per_node={ranks}",
         ]

@@ -76,7 +76,7 @@ def test_rank_killed_for_out_of_memory_is_reported_with_settings_to_lower(tmp_pa
 
 
 WORKER = """
-from torchtitan_rl.resilience.workers import WorkerPool
+from torchtitan_rl.run.workers import WorkerPool
 pool = WorkerPool([lambda: len([b"x" * 2**26 for _ in range(64)])], 1)
 print(pool.submit(0).exception())
 """

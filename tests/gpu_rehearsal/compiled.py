@@ -17,8 +17,8 @@ from pathlib import Path
 from unittest import mock
 
 os.environ |= {"TORCH_COMPILE_DISABLE": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
-from torchtitan_rl.library.models.build import build_trainer  # noqa: E402
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl.trainer.build_trainer import build_trainer  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -33,17 +33,19 @@ from tests.gpu_rehearsal import cpu_kernels  # noqa: E402, F401
 from tests.gpu_rehearsal.case_names import CASE_NAMES  # noqa: E402
 from tests.parts.hf_decoders import save_hf_family  # noqa: E402
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint  # noqa: E402
-from torchtitan_rl.core.algorithm import KL, Algorithm  # noqa: E402
-from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.core.trainer import logprobs  # noqa: E402
-from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
-from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
-from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
-from torchtitan_rl.library import attention  # noqa: E402
-from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
-from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
-from torchtitan_rl.library.models import build as build_module  # noqa: E402
-from torchtitan_rl.library.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.algorithm import KL, Algorithm  # noqa: E402
+from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
+from torchtitan_rl.models import (
+    attention,  # noqa: E402
+    logprobs,  # noqa: E402
+    spec_from_folder,  # noqa: E402
+)
+from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
+from torchtitan_rl.trainer import build_trainer as build_module  # noqa: E402
+from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
+from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
 
 LONGEST = 64
 SIZES = [(4, 4, 3, 20), (2, 4, 10, 60), (6, 4, 3, 64), (1, 2, 3, 10), (3, 8, 20, 64), (5, 4, 1, 30)]

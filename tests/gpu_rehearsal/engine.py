@@ -24,7 +24,7 @@ import torch
 from tests.gpu_rehearsal import machine
 
 machine.answer_as_cuda()
-from torchtitan_rl.core import device  # noqa: E402, F401  (before vLLM)
+from torchtitan_rl import device  # noqa: E402, F401  (before vLLM)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -71,21 +71,20 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, ModelRunnerOu
 from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 
 from tests.gpu_rehearsal.shipped import shipped  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.generator.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
-from torchtitan_rl.core.types import Prompt  # noqa: E402
-from torchtitan_rl.library import models  # noqa: E402
-from torchtitan_rl.library.engine import start  # noqa: E402
-from torchtitan_rl.library.in_flight import InFlight  # noqa: E402
-from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
-from torchtitan_rl.library.lora.engine import EngineAdapter  # noqa: E402
-from torchtitan_rl.observability.engine_stats import EngineStats  # noqa: E402
-from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
-from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
-from torchtitan_rl.setup.memory import meta_model  # noqa: E402
-from torchtitan_rl.setup.registry import config_functions  # noqa: E402
+from torchtitan_rl import comm, models  # noqa: E402
+from torchtitan_rl.build.memory import meta_model  # noqa: E402
+from torchtitan_rl.command.registry import config_functions  # noqa: E402
+from torchtitan_rl.generator import start  # noqa: E402
+from torchtitan_rl.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
+from torchtitan_rl.models.hf import hf_weights  # noqa: E402
+from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
+from torchtitan_rl.observe.engine_stats import EngineStats  # noqa: E402
+from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
+from torchtitan_rl.sync.lora_engine import EngineAdapter  # noqa: E402
+from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl.types import Prompt  # noqa: E402
 
 END, LONGEST = 7, 48
 SPEC = models.small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)

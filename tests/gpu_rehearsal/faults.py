@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from torchtitan_rl.core.trainer import packing
-from torchtitan_rl.core.trainer import trainer as trainer_module
-from torchtitan_rl.core.trainer.trainer import Trainer
+from torchtitan_rl.trainer import packing
+from torchtitan_rl.trainer import trainer as trainer_module
+from torchtitan_rl.trainer.trainer import Trainer
 
 
 @contextmanager

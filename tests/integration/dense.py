@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
 
 # isort: split
 from tests.parts.random_update import BOUND, differences, random_case  # noqa: E402

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch.distributed as dist  # noqa: E402
@@ -23,7 +23,7 @@ from torchtitan.config import CommConfig  # noqa: E402
 
 from tests.parts.hf_decoders import engine_figures, policy_figures  # noqa: E402
 from tests.parts.tiny import save_odd_checkpoint  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
 
 BOUNDS = {"transformers": 1e-5, "sharded gradients": 1e-6, "engine": 1e-5, "engine after a change": 2e-5}
 

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch.distributed as dist  # noqa: E402
@@ -30,7 +30,7 @@ from tests.parts.hf_decoders import (  # noqa: E402
     policy_figures,
     save_hf_family,
 )
-from torchtitan_rl.core import comm  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
 
 # isort: split
 import torch  # noqa: E402
@@ -20,9 +20,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tests.parts.hf_decoders import BOUNDS, policy_figures  # noqa: E402
 from tests.parts.only_rank import only_rank  # noqa: E402
-from torchtitan_rl.core.errors import UserError  # noqa: E402
-from torchtitan_rl.library.models import FAMILIES, spec_from_folder  # noqa: E402
-from torchtitan_rl.library.models.multimodal import MULTIMODAL  # noqa: E402
+from torchtitan_rl.errors import UserError  # noqa: E402
+from torchtitan_rl.models import FAMILIES, spec_from_folder  # noqa: E402
+from torchtitan_rl.models.multimodal import MULTIMODAL  # noqa: E402
 
 SIZES = {
     "vocab_size": 130, "hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2,

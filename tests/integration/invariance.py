@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
-from torchtitan_rl.library.exact_teacher import ExactTeacher
-from torchtitan_rl.library.models.build import build_trainer  # noqa: E402
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.trainer.build_trainer import build_trainer  # noqa: E402
+from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -28,18 +28,25 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint, tiny_spec  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip
-from torchtitan_rl.core.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
-from torchtitan_rl.core.trainer.trainer import Trainer  # noqa: E402
-from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
-from torchtitan_rl.library.distillation import ExactDistill  # noqa: E402
-from torchtitan_rl.library.frozen_models import Reference  # noqa: E402
-from torchtitan_rl.library.lora.adapters import Lora  # noqa: E402
-from torchtitan_rl.library.maxent import MaxEnt, TauController
-from torchtitan_rl.library.objectives import Cispo, Gspo, Reinforce, SeqMeanTokenMean, SeqSumConst, TokenTruncate  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.algorithm import KL, Algorithm, Clip
+from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
+from torchtitan_rl.algorithm.losses.distillation import ExactDistill  # noqa: E402
+from torchtitan_rl.algorithm.losses.maxent import MaxEnt, TauController
+from torchtitan_rl.algorithm.losses.objectives import (  # noqa: E402
+    Cispo,
+    Gspo,
+    Reinforce,
+    SeqMeanTokenMean,
+    SeqSumConst,
+    TokenTruncate,
+)
+from torchtitan_rl.models.hf import hf_weights  # noqa: E402
+from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
+from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
+from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
 
 MAX_TOKENS = 12
 CASES = {

@@ -1,7 +1,7 @@
 """Adapters in trainer and engine, on any layout: equal after three pushes, and every wrong adapter is named at the first push.
 
-python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=2 -m tests.integration.lora_sync --generator-tp 2
-python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=1 -m tests.integration.lora_sync --family granite
+python -m torchtitan_rl.run.launch --standalone --nproc_per_node=2 -m tests.integration.lora_sync --generator-tp 2
+python -m torchtitan_rl.run.launch --standalone --nproc_per_node=1 -m tests.integration.lora_sync --family granite
 """
 
 import argparse
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torchtitan_rl.core import device  # noqa: F401
+from torchtitan_rl import device  # noqa: F401
 
 # isort: split
 import torch  # noqa: E402
@@ -21,10 +21,10 @@ from tests.integration.parity import BOUNDS  # noqa: E402
 from tests.parts.hf_decoders import HF_FAMILIES, save_hf_family  # noqa: E402
 from tests.parts.lora import LORA, A, AdapterPair, B  # noqa: E402
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.trainer.lora import LoraConfig  # noqa: E402
-from torchtitan_rl.proof.weight_proof import NOT_SENT, OTHER_VALUES  # noqa: E402
-from torchtitan_rl.proof.weight_sync import WeightSyncError  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
+from torchtitan_rl.sync.weight_proof import NOT_SENT, OTHER_VALUES  # noqa: E402
+from torchtitan_rl.sync.weight_sync import WeightSyncError  # noqa: E402
 
 Adapter = dict[str, torch.Tensor]
 BASE = "model.layers.1.mlp.down_proj.weight"

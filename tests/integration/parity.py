@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from torchtitan_rl.core import device  # noqa: E402, F401  (before torchtitan and vLLM)
-from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
+from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
+from torchtitan_rl.generator.start import start_generator  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -28,18 +28,18 @@ from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 
 from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.score import score  # noqa: E402
-from torchtitan_rl.core.types import Prompt, SegmentLayout  # noqa: E402
-from torchtitan_rl.library.environments import Environment, Turn  # noqa: E402
-from torchtitan_rl.library.environments.factory import Conversations  # noqa: E402
-from torchtitan_rl.library.models.build import load_hf_weights  # noqa: E402
-from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
-from torchtitan_rl.proof.weight_proof import WeightProof  # noqa: E402
-from torchtitan_rl.proof.weight_sync import WeightSync  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.environments import Environment, Turn  # noqa: E402
+from torchtitan_rl.environments.factory import Conversations  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.models.hf import hf_weights  # noqa: E402
+from torchtitan_rl.models.score import score  # noqa: E402
+from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
+from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl.sync.weight_sync import WeightSync  # noqa: E402
+from torchtitan_rl.trainer.build_trainer import load_hf_weights  # noqa: E402
+from torchtitan_rl.types import Prompt, SegmentLayout  # noqa: E402
 
 # Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).
 BOUNDS = {"float32": (1e-5, 1e-4, 1e-4), "bfloat16": (0.1, 0.3, 0.2)}

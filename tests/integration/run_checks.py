@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from tests.parts.metric_pages import undocumented
-from torchtitan_rl.observability.store import read_rows
-from torchtitan_rl.resilience.safe_load import SafeReader, load
+from torchtitan_rl.observe.store import read_rows
+from torchtitan_rl.run.safe_load import SafeReader, load
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -161,7 +161,7 @@ def exported_adapter_names_its_base(name: str) -> Callable[[Path], None]:
     def check(folder: Path) -> None:
         command = [
             "-m",
-            "torchtitan_rl.setup.export",
+            "torchtitan_rl.command.export",
             "--run",
             str(folder / name),
             "--output",
@@ -192,7 +192,7 @@ def parity_holds(folder: Path) -> None:
 def _exported(folder: Path) -> Path:
     """The run's policy, exported in float32."""
     to = folder / "exported"
-    command = ["-m", "torchtitan_rl.setup.export", "--run", str(folder), "--output", str(to), "--dtype", "float32"]
+    command = ["-m", "torchtitan_rl.command.export", "--run", str(folder), "--output", str(to), "--dtype", "float32"]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     return to
 
@@ -226,7 +226,7 @@ def evaluation_is_reproduced(folder: Path) -> None:
     fork = ["--dump-folder", str(folder / "alone"), "--resume", str(folder), "--eval-only"]
     launch = [
         "-m",
-        "torchtitan_rl.resilience.launch",
+        "torchtitan_rl.run.launch",
         "--standalone",
         "--nproc_per_node=2",
         "-m",

@@ -1,6 +1,6 @@
 """Each way in which an engine can come to other weights than the policy's: caught at the first push, with the tensor's name.
 
-    python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=2 -m tests.integration.sabotage --dtype bfloat16 --generator-tp 2
+    python -m torchtitan_rl.run.launch --standalone --nproc_per_node=2 -m tests.integration.sabotage --dtype bfloat16 --generator-tp 2
 
 Prints for each what the push said and by how much the log-probability probe alone would have moved.
 """
@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torchtitan_rl.core import device  # noqa: F401
-from torchtitan_rl.library.engine.start import start_generator  # noqa: E402
+from torchtitan_rl import device  # noqa: F401
+from torchtitan_rl.generator.start import start_generator  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -24,15 +24,15 @@ from torchtitan.config import CommConfig  # noqa: E402
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
-from torchtitan_rl.core import comm  # noqa: E402
-from torchtitan_rl.core.generator import SamplingConfig  # noqa: E402
-from torchtitan_rl.core.generator.generator import Generator  # noqa: E402
-from torchtitan_rl.core.trainer.hf import hf_weights  # noqa: E402
-from torchtitan_rl.core.trainer.score import score  # noqa: E402
-from torchtitan_rl.core.types import Prompt  # noqa: E402
-from torchtitan_rl.proof.shard_checksums import ShardChecksums  # noqa: E402
-from torchtitan_rl.proof.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
-from torchtitan_rl.proof.weight_sync import WeightSync, WeightSyncError  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.generator.generator import Generator  # noqa: E402
+from torchtitan_rl.models.hf import hf_weights  # noqa: E402
+from torchtitan_rl.models.score import score  # noqa: E402
+from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
+from torchtitan_rl.sync.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
+from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError  # noqa: E402
+from torchtitan_rl.types import Prompt  # noqa: E402
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchtitan_rl.core.algorithm import Algorithm, LossInputs, Sequences
-from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.types import (
+from torchtitan_rl.algorithm import Algorithm, LossInputs, Sequences
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.types import (
     Completion,
     Episode,
     Group,

@@ -7,15 +7,15 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tests.parts.only_rank import only_rank
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.conversation import Sampled
-from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.engine.start import start_generator
-from torchtitan_rl.library.environments import Environment, Turn
-from torchtitan_rl.library.environments.factory import Conversations
-from torchtitan_rl.library.tasks import SumDigits
-from torchtitan_rl.observability.engine_stats import EngineStats
+from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.environments import Environment, Turn
+from torchtitan_rl.environments.factory import Conversations
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.conversation import Sampled
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.start import start_generator
+from torchtitan_rl.observe.engine_stats import EngineStats
+from torchtitan_rl.types import Prompt
 
 
 class Says(Environment):

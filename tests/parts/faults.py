@@ -50,15 +50,15 @@ ranks come to other prompts, completions, rewards or advantages
 
 a run in which no completion ever has a reward
   stopped: no completion of 50 steps had a reward: every reward function failed or returned None, so nothing was learned.
-  3 unit_tests/observability/metrics/test_idle.py::test_run_without_any_reward_fails
+  3 unit_tests/observe/metrics/test_idle.py::test_run_without_any_reward_fails
 
 the other nodes never come, or have another address
   error: the 2 nodes did not meet (DistStoreError: ...). Start the same command on every node, with the same NNODES, ...
-  2 unit_tests/resilience/test_launch.py::test_nodes_that_do_not_meet_are_told_in_a_sentence
+  2 unit_tests/run/test_launch.py::test_nodes_that_do_not_meet_are_told_in_a_sentence
 
 a KL run is resumed with another start as its reference
   ... reference 5f0c... -> 81ab... (the KL term pulls towards other weights). ... accept it with --resume-changed.
-  2 unit_tests/setup/test_resume.py::test_kl_run_with_another_reference_is_refused
+  2 unit_tests/run/test_resume.py::test_kl_run_with_another_reference_is_refused
 
 a rank is stopped by a signal
   watchdog: rank 1 (node3) in step 3: train for 26 s; rank 0 (node3) waits in step 3: train; ... rank 1 is stopped by a
@@ -83,7 +83,7 @@ a reward function calls sys.exit(0)
 
 every reward fails, with on_failure none
   No completion got a reward: all 16 failed, such as ..., 3 times in a row
-  3 unit_tests/core/grading/test_calls.py::test_run_stops_after_repeated_steps_without_any_reward
+  3 unit_tests/rewards/test_calls.py::test_run_stops_after_repeated_steps_without_any_reward
 
 your own code raises
   a traceback, and: The last line of your own code in it: mine.py, line 7
@@ -92,7 +92,7 @@ your own code raises
 the disk is full
   step 2 is not saved: the disk of RUN/checkpoint lacks 9,412,608 bytes (0.01 GiB). ...; tried again after each step, until
   step 3
-  0, or 3 unit_tests/resilience/test_checkpointer.py::test_missing_disk_space_is_reported_in_bytes_before_writing
+  0, or 3 unit_tests/run/test_checkpointer.py::test_missing_disk_space_is_reported_in_bytes_before_writing
 
 the run folder is deleted
   stopped: the run folder RUN has vanished, with all that was saved.
@@ -100,7 +100,7 @@ the run folder is deleted
 
 the run folder is moved, and another run starts in its place
   stopped: the run folder RUN is another run's now: it was moved away, or its file system has no locks between nodes.
-  3 unit_tests/setup/test_run_folder.py::test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step
+  3 unit_tests/run/test_run_folder.py::test_a_folder_that_another_run_has_taken_ends_this_one_at_its_next_step
 
 a checkpoint's file is flipped, torn or lost
   skipped step-3: __0_0.distcp is damaged: its bytes are not those that were written
@@ -108,11 +108,11 @@ a checkpoint's file is flipped, torn or lost
 
 all checkpoints are damaged
   error: no checkpoint in RUN/checkpoint can be used: step-2: ...; step-1: ...
-  2 unit_tests/resilience/test_checkpoint_folder.py::test_without_a_complete_checkpoint_each_is_named_and_no_new_run_starts
+  2 unit_tests/run/test_checkpoint_folder.py::test_without_a_complete_checkpoint_each_is_named_and_no_new_run_starts
 
 a checkpoint's index or value names code
   the index names os.system, which no checkpoint of this program contains
-  2 unit_tests/resilience/test_checkpointer.py::test_checkpoint_index_with_code_is_refused_without_running_it
+  2 unit_tests/run/test_checkpointer.py::test_checkpoint_index_with_code_is_refused_without_running_it
 
 another seed, model, task or batch on resume
   this config is not the one of step-2: seed 0 -> 5 (...). ... accept it with --resume-changed.
@@ -120,19 +120,19 @@ another seed, model, task or batch on resume
 
 NaN in the weights
   the weights of layers.3.feed_forward.w2.weight not finite
-  3 unit_tests/proof/test_finite.py::test_non_finite_weights_always_stop_training
+  3 unit_tests/trainer/test_finite.py::test_non_finite_weights_always_stop_training
 
 NaN in the gradient
   loss nan, gradient norm nan: the gradients not finite; the update was not applied. It is number 1 in a row
-  3 unit_tests/proof/test_finite.py::test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one
+  3 unit_tests/trainer/test_finite.py::test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one
 
 NaN in a reward
   the prompt, the sample and the function, by name
-  3 unit_tests/core/algorithm/test_nonfinite.py::test_non_finite_reward_is_reported_with_prompt_sample_and_function
+  3 unit_tests/algorithm/test_nonfinite.py::test_non_finite_reward_is_reported_with_prompt_sample_and_function
 
 NaN in the sampler's log-probabilities
   the prompt and the token
-  3 unit_tests/core/algorithm/test_nonfinite.py::test_non_finite_sampler_logprob_is_reported_or_masked
+  3 unit_tests/algorithm/test_nonfinite.py::test_non_finite_sampler_logprob_is_reported_or_masked
 
 a push leaves wrong weights in the engine
   Weight sync 16 left the engine with other weights than the policy's: model.layers.1.mlp.down_proj.weight arrived with other
@@ -141,7 +141,7 @@ a push leaves wrong weights in the engine
 
 sampler and trainer disagree
   sampler/logprob_diff/max is 0.2, over trainer.logprob_gate.max_diff 0.001: the sampler did not sample from the policy
-  3 unit_tests/proof/test_gate.py::test_gate_stops_with_the_likely_causes
+  3 unit_tests/trainer/test_gate.py::test_gate_stops_with_the_likely_causes
 """
 
 FAULTS = [_read(paragraph) for paragraph in PARAGRAPHS.strip().split("\n\n")]

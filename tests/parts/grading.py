@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 
-from torchtitan_rl.core.grading import Grader
-from torchtitan_rl.core.types import Completion, Group, Metric, Prompt, ScoredCompletion
-from torchtitan_rl.library.tasks import SumDigits
-from torchtitan_rl.setup.build_grader import build_grader
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.rewards import Grader
+from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
 
 
 class TaskOf(SumDigits):

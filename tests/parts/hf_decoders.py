@@ -16,20 +16,20 @@ from transformers import AutoConfig
 from scripts.make_random_checkpoint import small_model
 from tests.integration.parity import TokenizerStandIn
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.hf import gather, hf_weights
-from torchtitan_rl.core.trainer.score import forget_forwards, score
-from torchtitan_rl.core.types import SegmentLayout
-from torchtitan_rl.library.engine.start import start_generator
-from torchtitan_rl.library.models import spec_from_folder
-from torchtitan_rl.library.models.build import model_config
-from torchtitan_rl.library.models.multimodal import engine_folder
-from torchtitan_rl.proof.shard_checksums import ShardChecksums
-from torchtitan_rl.proof.weight_proof import WeightProof
-from torchtitan_rl.proof.weight_sync import WeightSync
-from torchtitan_rl.resilience import safe_load
-from torchtitan_rl.setup.memory import meta_model
+from torchtitan_rl.build.memory import meta_model
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.start import start_generator
+from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf import gather, hf_weights
+from torchtitan_rl.models.multimodal import engine_folder
+from torchtitan_rl.models.score import forget_forwards, score
+from torchtitan_rl.models.shard_checksums import ShardChecksums
+from torchtitan_rl.run import safe_load
+from torchtitan_rl.sync.weight_proof import WeightProof
+from torchtitan_rl.sync.weight_sync import WeightSync
+from torchtitan_rl.trainer.build_trainer import model_config
+from torchtitan_rl.types import SegmentLayout
 
 WINDOW = 12
 """Shorter than the longest of LENGTHS."""

@@ -8,19 +8,19 @@ from torchtitan.config import TORCH_DTYPE_MAP
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed
 from tests.parts.tiny import sampled, sharded_policy
-from torchtitan_rl.core import comm
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.generator import Generator
-from torchtitan_rl.core.trainer.hf import hf_weights
-from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.core.trainer.score import score
-from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.engine.start import start_generator
-from torchtitan_rl.library.lora.adapters import Lora
-from torchtitan_rl.library.lora.engine import EngineAdapter
-from torchtitan_rl.proof.shard_checksums import ShardChecksums
-from torchtitan_rl.proof.weight_proof import WeightProof
-from torchtitan_rl.proof.weight_sync import WeightSync
+from torchtitan_rl import comm
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.start import start_generator
+from torchtitan_rl.models.hf import hf_weights
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.lora.lora_config import LoraConfig
+from torchtitan_rl.models.score import score
+from torchtitan_rl.models.shard_checksums import ShardChecksums
+from torchtitan_rl.sync.lora_engine import EngineAdapter
+from torchtitan_rl.sync.weight_proof import WeightProof
+from torchtitan_rl.sync.weight_sync import WeightSync
+from torchtitan_rl.types import Prompt
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
 LORA = LoraConfig(rank=6, alpha=9.0)  # vLLM pads it to 8

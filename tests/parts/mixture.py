@@ -5,10 +5,10 @@ import tempfile
 from pathlib import Path
 
 from configs.debug import debug
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.library.tasks import Rows
-from torchtitan_rl.library.tasks.mixture import Mixture, Share
-from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl.config import RunConfig
+from torchtitan_rl.data.tasks import Rows
+from torchtitan_rl.data.tasks.mixture import Mixture, Share
+from torchtitan_rl.generator import SamplingConfig
 
 
 def two_tasks() -> RunConfig:

@@ -4,8 +4,8 @@ import multiprocessing
 
 import numpy as np
 
-from torchtitan_rl.core.types import Completion, Credit, Episode, Group, Prompt, ScoredCompletion, flat
-from torchtitan_rl.observability import Reduce, episode_rows, record_metric
+from torchtitan_rl.observe import Reduce, episode_rows, record_metric
+from torchtitan_rl.types import Completion, Credit, Episode, Group, Prompt, ScoredCompletion, flat
 
 FORK = multiprocessing.get_context("fork")
 """Processes that need no second import of torch."""

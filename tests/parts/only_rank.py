@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 
-from torchtitan_rl.core.device import DEVICE_TYPE
+from torchtitan_rl.device import DEVICE_TYPE
 
 
 @contextmanager

@@ -12,16 +12,11 @@ import numpy as np
 import torch
 
 from tests.parts.dense_update import Tensors, dense_updates, logits_of
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, NoCorrection, TokenMean, Truncation
-from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.device import DEVICE_TYPE
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.trainer.logprobs import chunked_logprobs
-from torchtitan_rl.core.trainer.minibatches import Batcher, split_groups
-from torchtitan_rl.core.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch, TurnRecord
-from torchtitan_rl.library.maxent import MaxEnt
-from torchtitan_rl.library.modifiers import OffPolicyMask, RoleBaseline, SquaredLogRatio, TargetEntropy
-from torchtitan_rl.library.objectives import (
+from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, NoCorrection, TokenMean, Truncation
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.algorithm.losses.maxent import MaxEnt
+from torchtitan_rl.algorithm.losses.modifiers import OffPolicyMask, RoleBaseline, SquaredLogRatio, TargetEntropy
+from torchtitan_rl.algorithm.losses.objectives import (
     BatchStd,
     Cispo,
     Dppo,
@@ -41,8 +36,13 @@ from torchtitan_rl.library.objectives import (
     TokenTruncate,
     Vespo,
 )
-from torchtitan_rl.library.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
-from torchtitan_rl.library.seed_grpo import SeedGrpo
+from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
+from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
+from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.models.logprobs import chunked_logprobs
+from torchtitan_rl.trainer.minibatches import Batcher, split_groups
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch, TurnRecord
 
 VOCABULARY, WIDTH, LONGEST = 11, 6, 12
 """Tokens of the vocabulary, size of the hidden state, longest completion."""

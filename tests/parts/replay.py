@@ -6,7 +6,7 @@ It shares no code with the gateway: what a trace must hold is written here a sec
 import json
 from typing import Any, NamedTuple
 
-from torchtitan_rl.core.types import Completion, Prompt
+from torchtitan_rl.types import Completion, Prompt
 
 
 class Exchange(NamedTuple):

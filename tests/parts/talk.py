@@ -1,6 +1,6 @@
 """A run that needs no warm start: a random small policy plays a guessing game badly, in turns, and the run is all there is to see.
 
-.venv/bin/python -m torchtitan_rl.resilience.launch --standalone --nproc_per_node=1 -m torchtitan_rl.train --config tests/parts/talk.py:talk
+.venv/bin/python -m torchtitan_rl.run.launch --standalone --nproc_per_node=1 -m torchtitan_rl.train --config tests/parts/talk.py:talk
 
 `talk_dapo` and `talk_maxent` put around it what else a step may have: groups that are replaced, a length penalty, a reference.
 """
@@ -12,15 +12,15 @@ from pathlib import Path
 import torch
 
 from configs.debug_conversations import debug_guess
-from torchtitan_rl.core.algorithm import KL, Algorithm, Clip, Grpo, Truncation
-from torchtitan_rl.library.agents import AgentEnvironment
-from torchtitan_rl.library.agents.calculator_agent import openai_client
-from torchtitan_rl.library.environments import Context, Environment, Turn
-from torchtitan_rl.library.maxent import MaxEnt, TauController
-from torchtitan_rl.library.models import new_hf_model, small_qwen3
-from torchtitan_rl.library.objectives import SeqMeanTokenMean
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import GuessNumber
+from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, Truncation
+from torchtitan_rl.algorithm.losses.maxent import MaxEnt, TauController
+from torchtitan_rl.algorithm.losses.objectives import SeqMeanTokenMean
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.data.tasks import GuessNumber
+from torchtitan_rl.environments import Context, Environment, Turn
+from torchtitan_rl.environments.agents import AgentEnvironment
+from torchtitan_rl.environments.agents.calculator_agent import openai_client
+from torchtitan_rl.models import new_hf_model, small_qwen3
 
 END_TOKENS = list(range(40, 90))
 """Besides the tokenizer's: so many that a random policy ends its turns."""
@@ -47,7 +47,7 @@ def talk():
     config.hf_assets_path = str(save_talker(Path(tempfile.mkdtemp())))
     config.task.warm_start = ""
     # Random guesses never find the number: without another reward there would be nothing to learn.
-    config.grader.rewards = ["torchtitan_rl.library.rewards:script(name='latin')"]
+    config.grader.rewards = ["torchtitan_rl.rewards:script(name='latin')"]
     config.num_prompts_per_step = 4
     config.trainer.optimizer.lr = 1e-4
     config.trainer.lr_scheduler.warmup_steps = 0

@@ -11,16 +11,16 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import tiny_spec
-from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.trainer.hf import hf_weights
-from torchtitan_rl.core.trainer.lora import LoraConfig
-from torchtitan_rl.core.trainer.trainer import Trainer
-from torchtitan_rl.core.trainer.trainer_config import LogprobGateConfig
-from torchtitan_rl.core.types import Episode, Group
-from torchtitan_rl.library.frozen_models import Reference
-from torchtitan_rl.library.lora.adapters import Lora
-from torchtitan_rl.library.models.build import build_trainer
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.models.hf import hf_weights
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.lora.lora_config import LoraConfig
+from torchtitan_rl.trainer.build_trainer import build_trainer
+from torchtitan_rl.trainer.teachers.frozen_models import Reference
+from torchtitan_rl.trainer.trainer import Trainer
+from torchtitan_rl.trainer.trainer_config import LogprobGateConfig
+from torchtitan_rl.types import Episode, Group
 
 
 def tiny_trainer(

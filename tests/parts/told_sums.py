@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from configs.debug import debug
-from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.core.config import number
-from torchtitan_rl.library.distillation import ExactDistill
-from torchtitan_rl.library.starts.answer_recipes import sum_in_columns, sums
-from torchtitan_rl.library.starts.warm_start import Recipe, ensure_checkpoint
-from torchtitan_rl.library.task import Example
-from torchtitan_rl.library.tasks.sum_digits import SumDigits
-from torchtitan_rl.setup.run_config import RunConfig
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm.losses.distillation import ExactDistill
+from torchtitan_rl.config import RunConfig
+from torchtitan_rl.data.starts.answer_recipes import sum_in_columns, sums
+from torchtitan_rl.data.starts.warm_start import Recipe, ensure_checkpoint
+from torchtitan_rl.data.task import Example
+from torchtitan_rl.data.tasks.sum_digits import SumDigits
+from torchtitan_rl.fields.number import number
 
 HINT = "Carry."
 

@@ -14,27 +14,27 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from tests.parts.tiny import save_tiny_checkpoint
-from torchtitan_rl.common.field_limits import check_fields
-from torchtitan_rl.core.grading import Grader
-from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.engine.end_tokens import folder_end_token_ids
-from torchtitan_rl.library.models import small_qwen3
-from torchtitan_rl.library.references import load_class
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.starts.warm_start import start_of
-from torchtitan_rl.library.tasks import Rows, SumDigits, Task
-from torchtitan_rl.setup import teacher_folder
-from torchtitan_rl.setup.build_grader import build_grader, find_scorers
-from torchtitan_rl.setup.dump_folder import check_dump_folder, create
-from torchtitan_rl.setup.registry import load_config, parse_args
-from torchtitan_rl.setup.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
-from torchtitan_rl.setup.teacher_folder import prepare_teacher
-from torchtitan_rl.setup.validation import check_model, check_task, validate
+from torchtitan_rl.build import teacher_folder
+from torchtitan_rl.build.grader_parts import build_grader, find_scorers
+from torchtitan_rl.build.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
+from torchtitan_rl.build.teacher_folder import prepare_teacher
+from torchtitan_rl.build.validation import check_model, check_task, validate
+from torchtitan_rl.command.registry import load_config, parse_args
+from torchtitan_rl.data.end_tokens import folder_end_token_ids
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.data.starts.warm_start import start_of
+from torchtitan_rl.data.tasks import Rows, SumDigits, Task
+from torchtitan_rl.fields.field_limits import check_fields
+from torchtitan_rl.fields.references import load_class
+from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.rewards import Grader
+from torchtitan_rl.run.dump_folder import check_dump_folder, create
+from torchtitan_rl.types import Prompt
 
 Cause = Callable[[Path], object]
 
 
-_LIBRARY = "torchtitan_rl.library.rewards"
+_LIBRARY = "torchtitan_rl.rewards"
 _ROW = '{"prompt": "a", "answer": "1"}\n'
 
 
@@ -189,7 +189,7 @@ def _config_file(text: str) -> Cause:
 
 def _assigned(line: str) -> Cause:
     """A config function that assigns this to debug's config `c`."""
-    before = "from configs.debug import debug\nfrom torchtitan_rl.library.objectives import GroupMean\n"
+    before = "from configs.debug import debug\nfrom torchtitan_rl.algorithm.losses.objectives import GroupMean\n"
 
     def cause(folder: Path) -> None:
         file = folder / "my_configs.py"
@@ -207,9 +207,9 @@ def _unanswered(folder: Path) -> None:
 def _own_environment(made: str) -> Cause:
     """A user's task with this environment."""
     text = (
-        "from torchtitan_rl.library.agents import AgentEnvironment\nfrom torchtitan_rl.library.environments import ToolEnvironment\n"
-        "from torchtitan_rl.library.environments.python_tool import ProgramLimits, python_tool\n"
-        "from torchtitan_rl.library.tasks import SumDigits\nclass Mine(SumDigits):\n    def environment(self, prompt):\n"
+        "from torchtitan_rl.environments.agents import AgentEnvironment\nfrom torchtitan_rl.environments import ToolEnvironment\n"
+        "from torchtitan_rl.environments.python_tool import ProgramLimits, python_tool\n"
+        "from torchtitan_rl.data.tasks import SumDigits\nclass Mine(SumDigits):\n    def environment(self, prompt):\n"
         f"        return {made}\n"
     )
 
@@ -242,7 +242,7 @@ def _recipe(start: Cause, worked: str = "5", **settings: Any) -> Cause:
     settings = {"name": "five"} | settings
 
     def cause(folder: Path) -> None:
-        recipe = "from torchtitan_rl.library.starts.warm_start import Recipe\n"
+        recipe = "from torchtitan_rl.data.starts.warm_start import Recipe\n"
         (folder / "mine.py").write_text(
             f"{recipe}def f():\n    return Recipe(worked=lambda *_: {worked}, **{settings!r})\n"
         )
@@ -401,11 +401,11 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("answer_kind number, and an answer without one", "no answer that can be read in 'answer': expected a number alone",
             _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
         row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",
-            _assigned("from torchtitan_rl.library.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
+            _assigned("from torchtitan_rl.data.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
         row("--task.warm-start of another task's recipe", "the recipe arrivals: expected one whose `worked` returns a text for examples of",
-            lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.library.starts.answer_recipes:arrivals"), path)),
+            lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.data.starts.answer_recipes:arrivals"), path)),
         row("a group filter without left_out", "algorithm: building its parts raised TypeError: Can't instantiate abstract class M with abstract method left_out. Correct it.",
-            _assigned("from torchtitan_rl.core.algorithm import GroupFilter; c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()")),
+            _assigned("from torchtitan_rl.algorithm import GroupFilter; c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()")),
         row("--task.warm-start of a recipe with steps=0", "task.warm_start.steps = 0: expected at least 1. Use 280.",
             _recipe(lambda path: start_of(SumDigits.Config(warm_start=f"{path}/mine.py:f"), path), steps=0)),
         row("--teacher of a recipe with another vocabulary", "expected the policy's vocabulary, but token ",
@@ -425,7 +425,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             )
         ),
         row("a loss whose Config is not inside its class", "algorithm.loss = 'M': expected a Config inside the class that it builds, as this one builds Clip",
-            _assigned("from torchtitan_rl.core.algorithm import Clip; from dataclasses import dataclass; "
+            _assigned("from torchtitan_rl.algorithm import Clip; from dataclasses import dataclass; "
                       "c.algorithm.loss = dataclass(kw_only=True, slots=True)(type('M', (Clip.Config,), {'__annotations__': {'beta': float}, 'beta': 1.0}))()")),
         row("rows whose answers are in a column Answer", "expected a reward function, as the task has none: its rows have no answer column. Name one",
             _unanswered),

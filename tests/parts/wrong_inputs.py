@@ -11,13 +11,13 @@ from pathlib import Path
 
 from tests.parts import wrong_files, wrong_parts
 from tests.parts.faults import section
-from torchtitan_rl.library.models import small_qwen3
-from torchtitan_rl.library.prompts.stream import PromptStream
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import Example, SumDigits
-from torchtitan_rl.setup.build_task import build_task
-from torchtitan_rl.setup.registry import parse_args
-from torchtitan_rl.setup.validation import check_model, validate
+from torchtitan_rl.build.task_parts import build_task
+from torchtitan_rl.build.validation import check_model, validate
+from torchtitan_rl.command.registry import parse_args
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.data.tasks import Example, SumDigits
+from torchtitan_rl.models import small_qwen3
 
 TP, GENERATOR_TP = "trainer.parallelism.tensor-parallel-degree", "generator.tensor-parallel-degree"
 

@@ -1,6 +1,6 @@
 """Faulty parts of an objective, as a researcher might write them, with what the message must say."""
 
-from torchtitan_rl.core.algorithm import (
+from torchtitan_rl.algorithm import (
     Advantage,
     Algorithm,
     Clip,
@@ -9,10 +9,10 @@ from torchtitan_rl.core.algorithm import (
     Mismatch,
     TokenLoss,
 )
-from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.maxent import ListwiseLoss
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.trial import try_objective
+from torchtitan_rl.algorithm.losses.maxent import ListwiseLoss
+from torchtitan_rl.build.trial import try_objective
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.types import Prompt
 
 
 class ScalarLoss(TokenLoss):

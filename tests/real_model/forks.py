@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
-from torchtitan_rl.core.controller import Controller
-from torchtitan_rl.core.errors import TrainingStopped
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.setup.rank_variables import be_only_rank
-from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl import device  # noqa: F401  (before torchtitan)
+from torchtitan_rl.build.rank_variables import be_only_rank
+from torchtitan_rl.command.registry import parse_args
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.train import build_run
 
 SMALL = [

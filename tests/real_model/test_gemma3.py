@@ -8,10 +8,10 @@ import pytest
 
 from tests.fault_injection.harness import ROOT, metrics_of, train
 from tests.integration.run_checks import sampler_agrees
-from torchtitan_rl.core import device  # noqa: F401
-from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.library.tasks import completion_text
-from torchtitan_rl.setup import packaged_model
+from torchtitan_rl import device  # noqa: F401
+from torchtitan_rl.data.tasks import completion_text
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.run import packaged_model
 
 EXAMPLES = "12 + 25 = 37\n41 + 33 = 74\n58 + 16 = 74\n"
 REAL = [

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from torchtitan_rl.core import device  # noqa: F401  (before torchtitan)
-from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.types import Completion, Episode, Group, ScoredCompletion
-from torchtitan_rl.proof.gate import LogprobGateError
-from torchtitan_rl.setup import packaged_model
-from torchtitan_rl.setup.rank_variables import be_only_rank
-from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl import device  # noqa: F401  (before torchtitan)
+from torchtitan_rl.build.rank_variables import be_only_rank
+from torchtitan_rl.command.registry import parse_args
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.run import packaged_model
 from torchtitan_rl.train import build_run
+from torchtitan_rl.trainer.gate import LogprobGateError
+from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion
 
 SMALL = [
     "--config", "smollm2", "--num-prompts-per-step", "8", "--sampling.n", "4", "--evaluation.every", "0",

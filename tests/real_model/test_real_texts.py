@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from tests.fault_injection.harness import ROOT
-from torchtitan_rl.core import device  # noqa: F401
-from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer.score import score
-from torchtitan_rl.core.types import SegmentLayout
-from torchtitan_rl.library.models import spec_from_folder
-from torchtitan_rl.setup import packaged_model
-from torchtitan_rl.setup.memory import meta_model
-from torchtitan_rl.setup.second_opinion import load_start
+from torchtitan_rl import device  # noqa: F401
+from torchtitan_rl.build.memory import meta_model
+from torchtitan_rl.build.second_opinion import load_start
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.score import score
+from torchtitan_rl.run import packaged_model
+from torchtitan_rl.types import SegmentLayout
 
 LONG = 640
 """Tokens of the longest text: more than Gemma 3's windows of 512."""

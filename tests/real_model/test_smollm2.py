@@ -3,9 +3,10 @@
 import pytest
 
 from tests.fault_injection.harness import ROOT, start, steps_of, train, weights_of
-from torchtitan_rl.core import device  # noqa: F401
-from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.setup import export, packaged_model
+from torchtitan_rl import device  # noqa: F401
+from torchtitan_rl.command import export
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.run import packaged_model
 
 REAL = [
     "--config", "smollm2", "--evaluation.every", "0", "--num-prompts-per-step", "4", "--sampling.n", "4", "--num-steps", "3",

@@ -160,7 +160,7 @@ def test_algorithm_imports_only_torch_numpy_and_types():
 
 
 @pytest.mark.parametrize(
-    "code", ["import torchtitan_rl.library.models", "def f():\n    from torchtitan_rl.setup import hub"]
+    "code", ["import torchtitan_rl.models", "def f():\n    from torchtitan_rl.build import hub"]
 )
 def test_outward_import_is_found(tmp_path, code):
     (tmp_path / "core").mkdir()

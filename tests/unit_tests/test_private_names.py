@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "torchtitan_rl"
-MAY_REPLACE = ("core/device.py", "library/engine/patches.py")
+MAY_REPLACE = ("device.py", "generator/patches.py")
 
 
 class Private(NamedTuple):
@@ -26,37 +26,37 @@ class Private(NamedTuple):
 
 ENGINE = "vllm.v1.engine.llm_engine:LLMEngine"
 NAMES = [
-    Private("torch._utils:_get_available_device_type", "core/device.py", "torchtitan reads its device from it and falls back to CUDA", True),
-    Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "proof/shard_checksums.py", "where a shard begins"),
-    Private("torch.distributed.checkpoint._nested_dict:set_element", "resilience/safe_load.py", "puts a loaded value into its place"),
-    Private("torch.distributed.checkpoint.filesystem:_StorageInfo", "resilience/safe_load.py", "in the index of a checkpoint"),
-    Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "resilience/safe_load.py", "in the index of a checkpoint"),
-    Private("torch.serialization:_get_layout", "resilience/safe_load.py", "in the index of a checkpoint"),
-    Private("torchtitan.models.common.attention:FusedQKVLinear._split_qkv_on_save", "core/trainer/hf.py", "splits query, key and value without gathering them in float32"),
-    Private("torchtitan.components.lora:_get_lora_cls#_lora_scaling", "library/lora/adapters.py, library/models/lora_layers.py", "turns adapters off for the reference"),
-    Private("transformers.modeling_utils:PreTrainedModel._init_weights", "library/models/hf_decoder.py", "computes a model's buffers, as `from_pretrained` does"),
-    Private("transformers.modeling_utils:PreTrainedModel._from_config", "library/models/hf_decoder.py", "builds a model of the policy's own classes"),
-    Private(f"{ENGINE}#logger_manager", "library/engine/patches.py", "statistics without Prometheus", True),
-    Private(f"{ENGINE}#output_processor", "library/engine/patches.py", "gets the run's tokenizer", True),
-    Private("vllm.v1.engine.input_processor:InputProcessor#structured_outputs_config", "library/engine/patches.py", "a grammar is checked where it is made", True),
-    Private("vllm.v1.structured_output:StructuredOutputManager#backend", "library/engine/patches.py", "compiles grammars", True),
-    Private(f"{ENGINE}#engine_core", "core/generator/generator.py", "to count cached blocks, and to stop the engine"),
-    Private("vllm.v1.engine.output_processor:OutputProcessor#request_states", "core/generator/turn_engine.py", "unfinished requests, with their tokens"),
-    Private("vllm.v1.engine.output_processor:RequestState.make_request_output", "core/generator/turn_engine.py", "the tokens so far"),
-    Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "core/generator/generator.py", "counts cached blocks"),
-    Private("vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase#moe_kernel", "library/engine/patches.py", "lets a CPU engine's reload pack experts anew", True),
-    Private("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.isa", "proof/expert_parts.py", "names the packing of experts on a CPU"),
-    Private("vllm._custom_ops:cpu_prepack_moe_weight", "proof/packed_order.py", "packs numbered elements, whose order undoes the packing of experts"),
-    Private("vllm._custom_ops:causal_conv1d_weight_pack", "proof/packed_order.py", "the same for convolutions"),
-    Private("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer", "library/engine/routing.py", "lets a CPU engine's routers say what they chose"),
-    Private("vllm.forward_context:ForwardContext#slot_mapping", "library/engine/routing.py", "the slots of the tokens that a CPU engine reads"),
-    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#requests", "library/engine/routing.py", "the blocks of a CPU engine's request"),
-    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#input_batch", "library/engine/routing.py", "whether a CPU engine's request is in the batch"),
-    Private("vllm.v1.worker.gpu_input_batch:CachedRequestState#block_ids", "library/engine/routing.py", "the blocks of a CPU engine's request"),
-    Private("vllm.v1.worker.gpu_input_batch:InputBatch#req_id_to_index", "library/engine/routing.py", "whether a CPU engine's request is in the batch"),
-    Private("vllm.lora.model_manager:LoRAModelManager#model.lora_manager", "library/lora/engine.py, library/lora/proof.py", "replaces the adapter in process"),
-    Private("vllm.lora.model_manager:LoRAModelManager#modules", "library/lora/proof.py", "the engine's adapted layers"),
-    Private("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA#lora_a_stacked", "library/lora/proof.py", "the buffer of an adapter, for its checksum"),
+    Private("torch._utils:_get_available_device_type", "device.py", "torchtitan reads its device from it and falls back to CUDA", True),
+    Private("torch.distributed.tensor:DTensor.__create_chunk_list__", "models/shard_checksums.py", "where a shard begins"),
+    Private("torch.distributed.checkpoint._nested_dict:set_element", "run/safe_load.py", "puts a loaded value into its place"),
+    Private("torch.distributed.checkpoint.filesystem:_StorageInfo", "run/safe_load.py", "in the index of a checkpoint"),
+    Private("torch.distributed.checkpoint.metadata:_MEM_FORMAT_ENCODING", "run/safe_load.py", "in the index of a checkpoint"),
+    Private("torch.serialization:_get_layout", "run/safe_load.py", "in the index of a checkpoint"),
+    Private("torchtitan.models.common.attention:FusedQKVLinear._split_qkv_on_save", "models/hf.py", "splits query, key and value without gathering them in float32"),
+    Private("torchtitan.components.lora:_get_lora_cls#_lora_scaling", "models/lora/adapters.py, models/lora/lora_layers.py", "turns adapters off for the reference"),
+    Private("transformers.modeling_utils:PreTrainedModel._init_weights", "models/hf_decoder.py", "computes a model's buffers, as `from_pretrained` does"),
+    Private("transformers.modeling_utils:PreTrainedModel._from_config", "models/hf_decoder.py", "builds a model of the policy's own classes"),
+    Private(f"{ENGINE}#logger_manager", "generator/patches.py", "statistics without Prometheus", True),
+    Private(f"{ENGINE}#output_processor", "generator/patches.py", "gets the run's tokenizer", True),
+    Private("vllm.v1.engine.input_processor:InputProcessor#structured_outputs_config", "generator/patches.py", "a grammar is checked where it is made", True),
+    Private("vllm.v1.structured_output:StructuredOutputManager#backend", "generator/patches.py", "compiles grammars", True),
+    Private(f"{ENGINE}#engine_core", "generator/generator.py", "to count cached blocks, and to stop the engine"),
+    Private("vllm.v1.engine.output_processor:OutputProcessor#request_states", "generator/turn_engine.py", "unfinished requests, with their tokens"),
+    Private("vllm.v1.engine.output_processor:RequestState.make_request_output", "generator/turn_engine.py", "the tokens so far"),
+    Private("vllm.v1.core.block_pool:BlockPool#cached_block_hash_to_block", "generator/generator.py", "counts cached blocks"),
+    Private("vllm.model_executor.layers.fused_moe.fused_moe_method_base:FusedMoEMethodBase#moe_kernel", "generator/patches.py", "lets a CPU engine's reload pack experts anew", True),
+    Private("vllm.model_executor.layers.fused_moe.experts.cpu_moe:CPUUnquantizedExperts.isa", "sync/expert_parts.py", "names the packing of experts on a CPU"),
+    Private("vllm._custom_ops:cpu_prepack_moe_weight", "sync/packed_order.py", "packs numbered elements, whose order undoes the packing of experts"),
+    Private("vllm._custom_ops:causal_conv1d_weight_pack", "sync/packed_order.py", "the same for convolutions"),
+    Private("vllm.model_executor.layers.fused_moe.routed_experts_capturer:bind_routed_experts_capturer", "generator/routing.py", "lets a CPU engine's routers say what they chose"),
+    Private("vllm.forward_context:ForwardContext#slot_mapping", "generator/routing.py", "the slots of the tokens that a CPU engine reads"),
+    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#requests", "generator/routing.py", "the blocks of a CPU engine's request"),
+    Private("vllm.v1.worker.gpu_model_runner:GPUModelRunner#input_batch", "generator/routing.py", "whether a CPU engine's request is in the batch"),
+    Private("vllm.v1.worker.gpu_input_batch:CachedRequestState#block_ids", "generator/routing.py", "the blocks of a CPU engine's request"),
+    Private("vllm.v1.worker.gpu_input_batch:InputBatch#req_id_to_index", "generator/routing.py", "whether a CPU engine's request is in the batch"),
+    Private("vllm.lora.model_manager:LoRAModelManager#model.lora_manager", "sync/lora_engine.py, sync/lora_proof.py", "replaces the adapter in process"),
+    Private("vllm.lora.model_manager:LoRAModelManager#modules", "sync/lora_proof.py", "the engine's adapted layers"),
+    Private("vllm.lora.layers.base_linear:BaseLinearLayerWithLoRA#lora_a_stacked", "sync/lora_proof.py", "the buffer of an adapter, for its checksum"),
 ]  # fmt: skip
 
 

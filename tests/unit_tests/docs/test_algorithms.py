@@ -11,9 +11,9 @@ from tests.parts.algorithm import (
     run_loss,
 )
 from tests.parts.metric_pages import OF_ALGORITHM
-from tests.unit_tests.core.algorithm.test_invariants import ALGORITHMS
-from torchtitan_rl.core.algorithm import Algorithm
-from torchtitan_rl.library.maxent import BetaController, MaxEnt, MetaController, TauController
+from tests.unit_tests.algorithm.test_invariants import ALGORITHMS
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm.losses.maxent import BetaController, MaxEnt, MetaController, TauController
 
 
 def documented() -> dict[re.Pattern, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = re.compile(r"(?:\./)?((?:scripts|tests|examples)/[\w/]+\.(?:py|sh|slurm))")
-OF_A_RUN = ("torchtitan_rl.train", "torchtitan_rl.resilience.launch", "scripts/multinode_train.slurm")
+OF_A_RUN = ("torchtitan_rl.train", "torchtitan_rl.run.launch", "scripts/multinode_train.slurm")
 
 
 def code_of_pages() -> Iterator[tuple[str, str]]:

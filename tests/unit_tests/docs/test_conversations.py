@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.parts.talk import chat_tokenizer
-from torchtitan_rl.core.generator import SamplingConfig
-from torchtitan_rl.core.generator.conversation import Conversation, Sampled
-from torchtitan_rl.core.generator.rollout import roll_out
-from torchtitan_rl.core.types import Group
-from torchtitan_rl.library.prompts.stream import PromptStream
-from torchtitan_rl.library.references import load_function
-from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.fields.references import load_function
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.conversation import Conversation, Sampled
+from torchtitan_rl.generator.rollout import roll_out
+from torchtitan_rl.types import Group
 
 PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
 MODULES = ("my_tools", "my_environment", "my_start")
@@ -98,7 +98,7 @@ def test_documented_warm_start_uses_the_text_that_a_run_renders(files):
 def test_the_table_of_finish_reasons_is_complete():
     from typing import get_args
 
-    from torchtitan_rl.core.types import FinishReason
+    from torchtitan_rl.types import FinishReason
 
     table = re.search(r"\| finish reason .*?\n\n", PAGE.read_text(), re.DOTALL)[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(get_args(FinishReason))

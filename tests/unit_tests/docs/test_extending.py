@@ -23,21 +23,21 @@ from tests.parts.algorithm import (
 from tests.parts.grading import drained, score
 from tests.parts.report_runs import write_run
 from tests.parts.tiny import save_tiny_checkpoint
-from tests.unit_tests.report.test_page import data_of
-from torchtitan_rl.core.algorithm import Algorithm, Sequences
-from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.core.trainer import packing
-from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import SumDigits
-from torchtitan_rl.observability import Recorder, record_metric
-from torchtitan_rl.observability.metrics.reward_stats import group_metrics, participation_metrics
-from torchtitan_rl.report import write_report
-from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.own_sinks import load_own_sinks
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.trial import try_objective
-from torchtitan_rl.setup.validation import validate
+from tests.unit_tests.observe.report.test_page import data_of
+from torchtitan_rl.algorithm import Algorithm, Sequences
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.build.own_sinks import load_own_sinks
+from torchtitan_rl.build.trial import try_objective
+from torchtitan_rl.build.validation import validate
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.observe import Recorder, record_metric
+from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics
+from torchtitan_rl.observe.report import write_report
+from torchtitan_rl.trainer import packing
+from torchtitan_rl.types import Prompt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL))
@@ -291,8 +291,8 @@ def test_schedule_returns_to_its_peak():
 def test_model_family_of_another_name_is_read_from_its_folder(tmp_path):
     from vllm import ModelRegistry
 
-    from torchtitan_rl.library.models import spec_from_folder
-    from torchtitan_rl.library.models.families import FAMILIES, QWEN3
+    from torchtitan_rl.models import spec_from_folder
+    from torchtitan_rl.models.families import FAMILIES, QWEN3
 
     save_tiny_checkpoint(tmp_path / "own")
     config = (tmp_path / "own" / "config.json").read_text()

@@ -12,25 +12,18 @@ import pytest
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import tiny_trainer, weights
-from torchtitan_rl.core import algorithm as core_algorithm
-from torchtitan_rl.core.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
-from torchtitan_rl.core.algorithm.advantages import GroupScale
-from torchtitan_rl.core.algorithm.episodes import draft_episodes
-from torchtitan_rl.core.types import flat
-from torchtitan_rl.library import (
-    demonstrations,
-    distillation,
-    maxent,
-    modifiers,
-    objectives,
-    optimal_baseline,
-    seed_grpo,
-)
-from torchtitan_rl.library.distillation import Teacher
-from torchtitan_rl.library.exact_teacher import ExactTeacher
-from torchtitan_rl.library.frozen_models import Reference
-from torchtitan_rl.setup.registry import load_config
-from torchtitan_rl.setup.validation import validate
+from torchtitan_rl import algorithm as core_algorithm
+from torchtitan_rl.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
+from torchtitan_rl.algorithm.advantages import GroupScale
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.algorithm.losses import distillation, maxent, modifiers, objectives, optimal_baseline, seed_grpo
+from torchtitan_rl.algorithm.losses.distillation import Teacher
+from torchtitan_rl.build.validation import validate
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.generator import demonstrations
+from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
+from torchtitan_rl.trainer.teachers.frozen_models import Reference
+from torchtitan_rl.types import flat
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers.md").read_text()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan_rl.core import types
-from torchtitan_rl.setup.registry import config_functions, load_config, parse_args
+from torchtitan_rl import types
+from torchtitan_rl.command.registry import config_functions, load_config, parse_args
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()

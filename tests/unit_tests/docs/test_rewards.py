@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.parts.grading import TaskOf, logged, score
-from torchtitan_rl.core.grading import Grader
-from torchtitan_rl.library.prompts.stream import PromptStream
-from torchtitan_rl.library.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.library.tasks import SumDigits
-from torchtitan_rl.setup.build_grader import build_grader
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.rewards import Grader
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 MODULES = ("my_rewards", "my_task")

@@ -8,10 +8,10 @@ import pytest
 
 from scripts.make_arrivals import rows
 from tests.parts.grading import drained
-from torchtitan_rl.core.types import Completion, Group, Prompt
-from torchtitan_rl.library.starts.answer_recipes import arrivals
-from torchtitan_rl.setup.build_grader import build_grader
-from torchtitan_rl.setup.registry import load_config
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.data.starts.answer_recipes import arrivals
+from torchtitan_rl.types import Completion, Group, Prompt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()
 

@@ -66,7 +66,7 @@ def test_introduced_fault_is_detected(reports, fault):
 
 def test_excess_device_synchronizations_are_reported_with_their_lines(reports):
     [told] = [s for s in reports["trainer"]["faults"]["item() in a loop"] if "host synchronisations" in s]
-    assert "core/trainer/trainer.py:" in told
+    assert "trainer/trainer.py:" in told
 
 
 def test_simulated_gpu_engine_completes_prompts_through_sleeps_and_preemptions(reports):

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
-from torchtitan_rl.setup.registry import parse_args
+from torchtitan_rl.command.registry import parse_args
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "examples" / "clusters"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from torchtitan_rl.core.errors import UserError
-from torchtitan_rl.resilience.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.setup import export as script
+from torchtitan_rl.command import export as script
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 
 
 def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from scripts import make_arrivals, make_random_checkpoint, plot_run
-from torchtitan_rl.report.__main__ import main as report
-from torchtitan_rl.setup import export
+from torchtitan_rl.command import export
+from torchtitan_rl.observe.report.__main__ import main as report
 
 MAINS = {
     "export": export.main,

@@ -9,10 +9,10 @@ import pytest
 
 from scripts import results
 from tests.parts.report_runs import write_run
-from torchtitan_rl.core.types import Prompt
-from torchtitan_rl.setup.registry import load_config, parse_args
-from torchtitan_rl.setup.trial import try_objective
-from torchtitan_rl.setup.validation import validate
+from torchtitan_rl.build.trial import try_objective
+from torchtitan_rl.build.validation import validate
+from torchtitan_rl.command.registry import load_config, parse_args
+from torchtitan_rl.types import Prompt
 
 PROMPT = Prompt(prompt_idx=0, text="Count", token_ids=[1, 2, 3], expected_answer="2")
 

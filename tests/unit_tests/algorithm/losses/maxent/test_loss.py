@@ -1,0 +1,195 @@
+"""MaxEnt-GRPO's listwise loss through `Algorithm`."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    merge,
+    normalizers_of,
+    pack,
+    policy_like,
+    run_loss,
+    spread_logprobs,
+)
+from torchtitan_rl.algorithm import KL, Algorithm, Clip
+from torchtitan_rl.algorithm.losses.distillation import Distill
+from torchtitan_rl.algorithm.losses.maxent import MaxEnt, MetaController, maxent_class_defaults
+from torchtitan_rl.algorithm.losses.objectives import GroupMean, Reinforce, SeqMeanTokenMean, TokenTruncate
+from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
+from torchtitan_rl.observe.metrics.reward_stats import advantage_metrics
+
+SIGMOID_1 = math.e / (math.e + 1)
+
+
+def maxent(**kwargs) -> Algorithm:
+    """The defaults of the authors' class, with `kwargs`."""
+    loss = replace(maxent_class_defaults(), **{"q_floor": 0.0, "neutral": "skip"} | kwargs)
+    return Algorithm.Config(loss=loss).build(max_completion_tokens=MAX_TOKENS)
+
+
+def packed(algorithm, episodes, **kwargs):
+    return pack(episodes, normalizers_of(algorithm, episodes), **kwargs)
+
+
+def test_maxent_gradient_agrees_with_finite_differences():
+    algorithm = maxent(clip_coef=0.3, tau=0.5)
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0, 0.5]), group(1, [3.0, 0.0]))
+    batch = packed(algorithm, episodes, old=[episode.completion.sampler_logprobs for episode in episodes])
+    values = [value.detach().requires_grad_() for value in policy_like(episodes, 0.1)]
+
+    def function(*values):
+        logprobs = spread_logprobs(batch, episodes, list(values))
+        return algorithm.loss(batch, logprobs, torch.zeros_like(logprobs)).loss
+
+    assert torch.autograd.gradcheck(function, tuple(values))
+
+
+def test_reference_contributes_its_logprob_per_token():
+    scored_group = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)])
+    reference = [[-3.0, -1.0], [-1.0]]  # per token -2 and -1; in sum -4 and -1
+    by_length = episodes_of(maxent(beta=1.0), scored_group, reference=reference)
+    assert by_length[0].credit.columns["mass"] == pytest.approx(0.5, abs=1e-12)  # 1 - 2 against 0 - 1
+    in_sum = episodes_of(maxent(beta=1.0, normalize_reference=False), scored_group, reference=reference)
+    assert in_sum[0].credit.columns["mass"] == pytest.approx(1 / (1 + math.e**2), abs=1e-12)  # 1 - 4 against 0 - 1
+    assert maxent(beta=1.0).needs_reference
+    assert not maxent().needs_reference
+    with pytest.raises(ValueError, match="sample 0: reference_logprobs = None"):
+        episodes_of(maxent(beta=1.0), scored_group)
+
+
+def test_equal_rewards_have_no_gradient_by_default():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [0.1] * 3), group(1, [1.0, 0.0]))
+    assert [episode.credit.columns["mass"] for episode in episodes[:3]] == [1 / 3] * 3
+    assert [episode.credit.left_out for episode in episodes] == ["no preference"] * 3 + [None] * 2
+    values = policy_like(episodes, 0.5)
+    run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss.backward()
+    assert all(not value.grad.any() for value in values[:3])
+    uniform = maxent(neutral="uniform")
+    episodes = episodes_of(uniform, group(0, [0.1] * 3))
+    values = policy_like(episodes, 0.5)
+    run_loss(uniform, episodes, values, packed(uniform, episodes)).loss.backward()
+    assert any(value.grad.any() for value in values)
+
+
+def test_equal_rewards_pull_to_the_uniform_distribution_with_the_class_s_defaults():
+    algorithm = Algorithm.Config(loss=maxent_class_defaults()).build(max_completion_tokens=MAX_TOKENS)
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
+    assert [(e.credit.left_out, e.credit.columns["mass"]) for e in episodes] == [(None, 0.5)] * 2
+
+
+def test_losses_of_whole_group_micro_batches_add_up_and_a_split_group_is_an_error():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 1.0, 2.0]))
+    values = policy_like(episodes, 0.4)
+    whole = run_loss(algorithm, episodes, values, packed(algorithm, episodes))
+    parts = [
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=o, padding=2))
+        for o in ([3, 2, 4], [1, 0])
+    ]
+    assert sum(part.loss.item() for part in parts) == pytest.approx(whole.loss.item(), abs=1e-12)
+    assert merge([part.metrics for part in parts]) == pytest.approx(merge([whole.metrics]), abs=1e-12)
+    assert algorithm.policy_loss.whole_groups
+    with pytest.raises(ValueError, match=r"prompt 1: its masses sum to 0\.\d+ in this micro-batch, expected 1"):
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, order=[0, 1, 2]))
+
+
+def test_a_step_without_any_preference_gives_a_finite_loss_with_zero_gradient():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
+    values = policy_like(episodes)
+    loss = run_loss(algorithm, episodes, values, packed(algorithm, episodes)).loss
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all(torch.equal(value.grad, torch.zeros_like(value)) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kl": KL.Config(coef=0.1)}, r"algorithm\.kl\.coef = 0\.1: expected 0 with a listwise loss"),
+        ({"seed_grpo": SeedGrpo.Config()}, r"algorithm\.seed_grpo = .*: expected None with a listwise loss"),
+        ({"advantage": GroupMean.Config()}, r"algorithm\.advantage = .*Set Grpo\.Config"),
+        (
+            {"aggregation": SeqMeanTokenMean.Config()},
+            r"algorithm\.aggregation = .*expected the default with a listwise",
+        ),
+        ({"mismatch": TokenTruncate.Config()}, r"algorithm\.mismatch = .*clip_coef > 0"),
+    ],
+)
+def test_settings_without_effect_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        Algorithm.Config(loss=maxent_class_defaults(), **config)
+    Algorithm.Config(loss=Reinforce.Config(), **config)
+
+
+def test_another_loss_as_the_clip_loss_is_refused():
+    with pytest.raises(ValueError, match=r"algorithm\.loss\.clip = Distill.*: expected Clip\.Config"):
+        MaxEnt.Config(clip=Distill.Config())
+
+
+def test_controller_entropy_includes_neutral_groups_that_the_loss_skips():
+    algorithm = maxent(meta_controller=MetaController.Config(target_entropy=0.5))
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [0.0, 1.0, 2.0]))
+    assert episodes[2].credit.left_out == "no preference"
+    (key,) = algorithm.controller_inputs
+    w = torch.softmax(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64), 0)
+    pair = -SIGMOID_1 * math.log(SIGMOID_1) - (1 - SIGMOID_1) * math.log(1 - SIGMOID_1)
+    triple = -(w * w.log()).sum().item()
+    metrics = algorithm.group_metrics(episodes.groups)
+    assert metrics[key].value == pytest.approx((pair + math.log(2) + triple) / 3, abs=1e-12)
+    assert metrics["maxent/weight_entropy/mean"].value == pytest.approx((pair + triple) / 2, abs=1e-12)
+
+
+def test_weight_metrics_of_a_step():
+    algorithm = maxent()
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [0.0, 0.0]))
+    recorded = algorithm.group_metrics(episodes.groups) | advantage_metrics(episodes.groups)
+    metrics = {key: metric.value for key, metric in recorded.items()}
+    h = -(SIGMOID_1 * math.log(SIGMOID_1) + (1 - SIGMOID_1) * math.log(1 - SIGMOID_1))
+    expected = {
+        "maxent/tau": 1.0,
+        "maxent/beta": 0.0,
+        "maxent/neutral_fraction": 0.5,
+        "maxent/weight_entropy/min": h,  # the neutral group is left out
+        "maxent/weight_entropy/max": h,
+        "maxent/weight_entropy_with_neutral/mean": (h + math.log(2)) / 2,
+        "maxent/weight_entropy_with_neutral/min": h,
+        "maxent/weight_entropy_with_neutral/max": math.log(2),
+        "maxent/weight_entropy_normalized/mean": h / math.log(2),
+        "maxent/q_entropy/min": h,
+        "maxent/q_entropy/max": math.log(2),
+        "groups/effective_rollouts": (math.exp(h) + 2) / 2,
+        "groups/incorrect_mass": ((1 - SIGMOID_1) + 1.0) / 2,
+    }
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_clip_loss_of_sequences_is_summed_over_the_group():
+    clip = {"clip_coef": 0.5, "clip": Clip.Config(eps_high=0.1)}
+    listwise, both = maxent(), maxent(clip_ratio="sequence", **clip)
+    groups = group(0, [1.0, 0.0], logprobs=[(-1.0, -1.0), (-1.0,)]), group(1, [1.0, 0.0], logprobs=[(-1.0,)] * 2)
+    episodes = episodes_of(both, *groups)
+    old = [[-1.0, -1.0], [-1.0], [-1.0], [-1.0]]
+    # sequence ratios 1.2 * 1.25 = 1.5 (clipped at 1.1), 0.9, and 1 in the second group
+    rows = [[1.2, 1.25], [0.9], [1.0], [1.0]]
+    values = [torch.tensor([-1 + math.log(r) for r in row], dtype=torch.float64, requires_grad=True) for row in rows]
+    outputs = [
+        run_loss(algorithm, episodes, values, packed(algorithm, episodes, old=old)) for algorithm in (listwise, both)
+    ]
+    advantage = SIGMOID_1 - 0.5
+    clip_loss = 0.5 * (-1.1 * advantage + 0.9 * advantage) / 2  # of two groups; the second sums to 0
+    assert outputs[1].loss.item() - outputs[0].loss.item() == pytest.approx(clip_loss, abs=1e-12)
+    metrics = outputs[1].metrics
+    assert metrics["loss/clip"].value == pytest.approx(clip_loss, abs=1e-12)
+    assert metrics["loss/listwise"].value == pytest.approx(outputs[0].loss.item(), abs=1e-12)
+    assert metrics["ratio/max"].value == pytest.approx(1.5, abs=1e-12)
+    (outputs[1].loss - outputs[0].loss).backward()
+    assert values[0].grad.tolist() == pytest.approx([0.0, 0.0], abs=1e-12)
+    assert values[1].grad.tolist() == pytest.approx([0.5 * 0.9 * advantage / 2], abs=1e-12)

@@ -1,0 +1,110 @@
+"""From rewards to advantages: truncation, zero variance, SEED-GRPO, None."""
+
+import math
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    normalizers_of,
+)
+from torchtitan_rl.algorithm import Advantage, Algorithm, GroupFilter, Truncation
+from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo, semantic_entropy
+
+
+class ArrayAdvantage(Advantage):
+    def of_group(self, group):
+        return torch.tensor(group.rewards, dtype=torch.float64) - 1
+
+
+def test_advantages_may_be_returned_as_a_tensor():
+    algorithm = Algorithm.Config(advantage=ArrayAdvantage.Config()).build(max_completion_tokens=MAX_TOKENS)
+    episodes = episodes_of(algorithm, group(0, [1.0, None, 4.0]))
+    assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, 3.0]
+    assert all(type(episode.credit.advantage) is float for episode in episodes)
+
+
+class Easy(GroupFilter):
+    def left_out(self, group):
+        return all(sample.reward > 2 for sample in group.samples)
+
+
+def test_a_filter_may_answer_false_for_a_group_that_is_kept():
+    algorithm = Algorithm.Config(group_filter=Easy.Config()).build(max_completion_tokens=MAX_TOKENS)
+    assert [episode.in_loss for episode in episodes_of(algorithm, group(0, [1.0, 4.0]))] == [True, True]
+
+
+def tokens(length: int) -> tuple[float, ...]:
+    return (-1.0,) * length
+
+
+def test_penalty_interval_is_at_most_the_length_limit_of_a_mixture_member():
+    truncation = Truncation.Config(mode="penalty", cache_tokens=10).build()
+    assert [truncation.penalty(length, 8) for length in (0, 4, 8)] == [0.0, -0.5, -1.0]
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**20])
+def test_rewards_equal_up_to_summation_order_give_no_advantage(scale):
+    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
+    sums = [scale * ((0.1 + 0.2) + 0.3), scale * ((0.3 + 0.2) + 0.1)]
+    assert sums[0] != sums[1]
+    cancelled = [(0.1 + 0.2) - 0.3, 0.0]
+    for pair in (sums, [-sums[0], -sums[1]], cancelled):
+        episodes = episodes_of(algorithm, group(0, pair))
+        assert [episode.credit.left_out for episode in episodes] == ["zero variance"] * 2
+        assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0]
+    close = episodes_of(algorithm, group(0, [scale, scale * (1 + 1e-7)]))
+    assert [episode.in_loss for episode in close] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("answers", "means", "expected"),
+    [
+        (["4", "4", "4"], [-1.0, -2.0, -3.0], 0.0),
+        (["4", "5", "6", "7"], [-1.0] * 4, math.log(4)),
+        (["4", "4", "5", "5"], [-1.0] * 4, math.log(2)),
+        # unparsable answers are clusters of their own
+        ([None, None], [-1.0, -1.0], math.log(2)),
+        # masses 3 : 1
+        (["4", "5"], [math.log(3), 0.0], -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))),
+        # far below the smallest float the shares are still 1/2
+        (["4", "5"], [-1e6, -1e6], math.log(2)),
+    ],
+)
+def test_semantic_entropy_in_closed_form(answers, means, expected):
+    assert semantic_entropy(answers, means) == pytest.approx(expected, abs=1e-12)
+
+
+def test_seed_grpo_scales_all_advantages_of_a_group_alike():
+    plain = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
+    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
+    # the mean log-probability is -1 for both lengths: shares 1/4 each
+    scored_group = group(
+        0, [1.0, 0.0, 0.0, 0.0], answer=["4", "5", "5", None], logprobs=[tokens(n) for n in (1, 2, 3, 4)]
+    )
+    entropy = -(0.25 * math.log(0.25) * 2 + 0.5 * math.log(0.5))
+    factor = 1 / (1 + 0.5 / math.log(4) * entropy)
+    expected = [episode.credit.advantage * factor for episode in episodes_of(plain, scored_group)]
+    assert [episode.credit.advantage for episode in episodes_of(seed, scored_group)] == pytest.approx(
+        expected, abs=1e-12
+    )
+
+
+def test_length_and_likelihood_count_only_sampled_tokens():
+    algorithm = Algorithm.Config(
+        advantage=GroupMean.Config(),
+        seed_grpo=SeedGrpo.Config(alpha=1.0),
+        truncation=Truncation.Config(mode="penalty", cache_tokens=8),
+    ).build(max_completion_tokens=MAX_TOKENS)
+    tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
+    lists = {"logprobs": [tokens(2) + (0.0,) * 10, tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))
+    assert [episode.credit.shaped_reward for episode in episodes] == [1.0, 0.0]
+    assert episodes[0].credit.advantage == pytest.approx(0.25, abs=1e-15)  # shares 1/2 and 1/2
+    assert normalizers_of(algorithm, episodes).num_tokens == 4

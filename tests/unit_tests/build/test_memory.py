@@ -1,0 +1,118 @@
+"""The computed memory of the shipped configs: their docstrings are true, and what cannot fit says so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import configs.qwen3 as qwen3_configs
+from configs.tasks import sums
+from scripts.make_random_checkpoint import qwen3
+from tests.gpu_rehearsal.shipped import shipped
+from tests.parts.tiny import save_tiny_checkpoint
+from torchtitan_rl import device
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.build.memory import (
+    GIB,
+    ROOMY,
+    STATE,
+    check_memory,
+    choose_by_memory,
+    memory_need,
+    memory_warning,
+    meta_model,
+    teacher_spec,
+)
+from torchtitan_rl.command.registry import config_functions
+
+H100 = int(79.2 * GIB)
+
+
+@pytest.fixture(autouse=True)
+def on_a_gpu(monkeypatch):
+    """Configs are sized for a GPU."""
+    monkeypatch.setattr(device, "ON_CPU", False)
+
+
+def sized(size, *, rank=0):
+    """sums for a model of that size, and with LoRA if `rank` is not 0."""
+    config = sums()
+    config.model_spec = qwen3(size)
+    config.trainer.lora.rank = rank
+    return config
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_8b", 4), ("qwen3_30b_a3b", 8)])
+def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
+    function, config = getattr(qwen3_configs, name), shipped(name)
+    check_memory(config, world_size=gpus, gpu_bytes=H100)
+    choose_by_memory(config, world_size=gpus, gpu_bytes=H100)
+    assert not memory_warning(config, world_size=gpus, gpu_bytes=H100)
+    need = memory_need(config, world_size=gpus, gpu_bytes=H100)
+    stated = re.search(r"(\d+) GiB awake, (\d+) in an update", function.__doc__)
+    assert stated is not None
+    assert [int(part) for part in stated.groups()] == [
+        round(sum(parts.values()) / GIB) for parts in (need.awake, need.updating)
+    ]
+
+
+@pytest.mark.parametrize("name", config_functions())
+def test_every_shipped_config_has_an_estimate(name):
+    config = shipped(name)
+    choose_by_memory(config, world_size=8, gpu_bytes=H100)
+    assert memory_need(config, world_size=8, gpu_bytes=H100).peak > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "gib", "checkpointing", "sleep"),
+    [
+        ("0.6B", 1, 79.2, "none", False),
+        ("0.6B", 1, 24, "full", True),
+        ("1.7B", 1, 79.2, "none", True),
+        ("1.7B", 8, 79.2, "none", True),
+    ],
+)
+def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, gib, checkpointing, sleep):
+    config = sized(size)
+    on = {"world_size": gpus, "gpu_bytes": int(gib * GIB)}
+    said = choose_by_memory(config, **on)
+    assert (config.trainer.activation_checkpoint, config.generator.sleep) == (checkpointing, sleep)
+    assert f"trainer.activation_checkpoint {checkpointing}, generator.sleep {sleep}; the KV cache holds" in said
+    assert memory_need(config, **on).peak <= ROOMY * gib * GIB
+
+
+def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_base(tmp_path):
+    save_tiny_checkpoint(tmp_path)
+    config = shipped("qwen3_0_6b")
+    on = {"world_size": 2, "gpu_bytes": H100}
+    alone = memory_need(config, **on)
+    config.teacher = str(tmp_path)
+    parameters = sum(p.numel() for p in meta_model(teacher_spec(config)).parameters())
+    with_teacher = memory_need(config, **on)
+    assert with_teacher.updating[STATE] - alone.updating[STATE] == pytest.approx(2 * parameters / 2)
+    assert with_teacher.peak - alone.peak == pytest.approx(2 * parameters / 2)
+    config.trainer.lora.rank, config.hf_assets_path = 16, str(tmp_path)
+    shared = memory_need(config, **on)
+    config.teacher = ""
+    assert shared == memory_need(config, **on)
+
+
+def test_a_float32_state_larger_than_the_gpu_is_refused():
+    config = shipped("qwen3_8b")
+    with pytest.raises(UserError, match=r"qwen3 8B on 1 GPUs of 79 GiB cannot fit: .* take 122\.1 GiB on each.*NGPU"):
+        check_memory(config, world_size=1, gpu_bytes=H100)
+    check_memory(config, world_size=2, gpu_bytes=H100)
+
+
+LORA_PAGE = (Path(__file__).parents[3] / "docs/lora.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("size", "full", "lora", "full_state", "lora_state"),
+    re.findall(r"^\| ([\d.]+B) \| (\d+ / \d+).* \| (\d+ / \d+) \| ([\d.]+) \| ([\d.]+) \|$", LORA_PAGE, re.MULTILINE),
+)
+def test_the_memory_table_of_lora_is_computed(size, full, lora, full_state, lora_state):
+    for config, stated, state in ((sized(size), full, full_state), (sized(size, rank=32), lora, lora_state)):
+        need = memory_need(config, world_size=1, gpu_bytes=80 * GIB)
+        assert stated == " / ".join(f"{sum(parts.values()) / GIB:.0f}" for parts in (need.awake, need.updating))
+        assert state == f"{need.updating[STATE] / GIB:.1f}"

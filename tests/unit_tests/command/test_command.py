@@ -1,0 +1,142 @@
+"""The command torchtitan-rl: what it starts, and how many processes of it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from torchtitan_rl.command import command
+from torchtitan_rl.errors import UserError
+
+LAUNCHED = (
+    "NGPU",
+    "NNODES",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "LOG_RANK",
+    "PYTHONUNBUFFERED",
+)
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """A node of the given kind, GPUs and cores, with no variable of the launcher set. Returns a function that sets these."""
+    for name in (*LAUNCHED, "TORCH_CPP_LOG_LEVEL", "TORCHTITAN_RL_PROGRAM"):
+        monkeypatch.setenv(name, "")  # so that what the command sets is undone
+        monkeypatch.delenv(name)
+
+    def is_like(kind="cpu", gpus=0, cores=8, **variables):
+        monkeypatch.setattr(command, "environment_kind", lambda: kind)
+        monkeypatch.setattr(command, "gpu_count", lambda: gpus)
+        monkeypatch.setattr(command, "check_build_tools", lambda: None)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return is_like
+
+
+def processes(arguments):
+    return next(arg.partition("=")[2] for arg in arguments if arg.startswith("--nproc_per_node="))
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "variables", "expected"),
+    [
+        ("cpu", 0, {}, "1"),
+        ("cpu", 8, {}, "1"),
+        ("gpu", 8, {}, "8"),
+        ("gpu", 0, {}, "1"),
+        ("gpu", 8, {"NGPU": "2"}, "2"),
+        ("cpu", 0, {"NGPU": "4"}, "4"),
+    ],
+)
+def test_a_process_for_each_gpu_of_the_gpu_kind_or_one(node, kind, gpus, variables, expected):
+    node(kind, gpus, **variables)
+    assert processes(command.training([])) == expected
+
+
+def test_ranks_on_one_cpu_share_its_cores(node):
+    node(cores=8, NGPU="4")
+    command.training([])
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+    node(cores=8, NGPU="16")
+    del os.environ["OMP_NUM_THREADS"]
+    command.training([])
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
+def test_several_nodes_meet_at_the_first(node):
+    node(NNODES="2", NODE_RANK="1", MASTER_ADDR="node0")
+    arguments = command.training(["--config", "debug"])
+    assert arguments[1:5] == ["--nnodes=2", "--node_rank=1", "--master_addr=node0", "--master_port=29500"]
+    assert arguments[-4:] == ["-m", "torchtitan_rl.train", "--config", "debug"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"NNODES": "two"}, "NNODES = 'two'"),
+        ({"NNODES": "0"}, "NNODES = '0'"),
+        ({"NNODES": "2", "MASTER_ADDR": "node0"}, "NODE_RANK"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "http://node0"}, "MASTER_ADDR = 'http://node0'"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "abc"}, "MASTER_PORT = 'abc'"),
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "node0", "MASTER_PORT": "99999"}, "MASTER_PORT = '99999'"),
+        ({"NNODES": "2", "NODE_RANK": "one", "MASTER_ADDR": "node0"}, "NODE_RANK = 'one'"),
+        ({"NODE_RANK": "1"}, "NODE_RANK = '1': expected 0, as NNODES is 1"),
+        ({"NGPU": "abc"}, "NGPU = 'abc'"),
+    ],
+)
+def test_a_wrong_number_of_nodes_or_a_missing_address_is_refused(node, variables, message):
+    node(**variables)
+    with pytest.raises(UserError, match=message):
+        command.training([])
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--dry_run"])
+def test_a_dry_run_refuses_a_wrong_number_of_the_node_as_the_run_does(node, option):
+    node(NODE_RANK="1")
+    with pytest.raises(UserError, match="NODE_RANK = '1': expected 0, as NNODES is 1"):
+        command.training([option])
+    assert command.training(["--help"]) == ["torchtitan_rl.train", "--help"]
+
+
+def run(*arguments, folder):
+    line = [sys.executable, "-m", "torchtitan_rl.command.command", *arguments]
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(line, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+
+
+def test_help_names_every_command_and_another_one_is_refused(tmp_path):
+    assert all(f"torchtitan-rl {name}" in run("--help", folder=tmp_path).stdout for name in ("train", *command.READERS))
+    refused = run("trian", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "one of train, report, export" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "question", ["--help", "--list-configs", "--print-config", "--dry-run", "--dry_run", "--help=all"]
+)
+def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(node, monkeypatch, question):
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOG_RANK", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that what the command sets is undone
+    monkeypatch.setenv("RANK", "3")  # left from another program: rank 3 would say nothing
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    node(NGPU="4", NNODES="2")
+    assert command.training(["--config", "debug", question]) == ["torchtitan_rl.train", "--config", "debug", question]
+    assert (os.environ["WORLD_SIZE"], os.environ["RANK"]) == ("8", "0")
+    assert (
+        os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    )  # spinning threads make a warm start a third longer beside other work
+
+
+def test_a_wrong_flag_is_said_once_after_a_sign_of_life_and_ends_with_2(tmp_path):
+    result = run("train", "--config", "debug", "--no-such-field", "3", folder=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout.startswith("start 1 rank ...")
+    assert result.stderr.count("no-such-field") == 1
+    assert "import torchtitan" not in result.stdout

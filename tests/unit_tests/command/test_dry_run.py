@@ -1,0 +1,206 @@
+"""--print-config shows the config; --dry-run shows what a run would do and starts nothing."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from torchtitan_rl.build.start_checkpoint import prepare_start
+from torchtitan_rl.build.step_time import cpu_shares, two_digits
+from torchtitan_rl.command.registry import parse_args
+from torchtitan_rl.data.starts.answer_recipes import sums
+from torchtitan_rl.data.starts.warm_start import make_checkpoint
+from torchtitan_rl.data.tasks.sum_digits import debug_task
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.observe.machine import Speeds
+from torchtitan_rl.run import manifest
+from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.run.dump_folder import create
+from torchtitan_rl.run.resume import config_fields
+
+
+def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_values(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("from configs.debug import debug\n\n\ndef small():\n    return debug()\n")
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--config", f"{tmp_path / 'mine.py'}:small", "--print-config", "--num-steps", "7"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["num_steps"] == 7
+    assert told["algorithm"]["loss"]["class"] == "torchtitan_rl.algorithm.losses.loss:Clip"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("starts") / "start"
+    make_checkpoint(folder, debug_task().build(), 0, dataclasses.replace(sums(), steps=1, batch_size=2))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flops_per_s", "bytes_per_s", "least", "most"),
+    [(1386e9, 24e9, 0.12, 0.16), (349e9, 26e9, 0.27, 0.41), (395e9, 27e9, 0.25, 0.26), (81e9, 20e9, 0.63, 0.86)],
+)
+def test_share_of_a_cpus_peak_in_an_update_is_that_of_smollm2(flops_per_s, bytes_per_s, least, most):
+    speeds = Speeds(flops_per_s={"float32": flops_per_s}, memory_bytes_per_s=bytes_per_s)
+    assert least / 1.5 < cpu_shares(speeds, "float32")["train"] < most * 1.5
+
+
+def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "debug", "--hf-assets-path", str(start)])
+    shown = capsys.readouterr().out
+    assert "4 ranks: the policy is sharded FSDP 4 x TP 1, in 1 replica; 4 engines on 1 rank each" in shown
+    assert "a step: 16 prompts x 8 completions = 128 sequences of up to 32 + 32 tokens" in shown
+    assert re.search(
+        r"memory of this machine \d+ GiB, there is no GPU; estimated for each rank besides Python: ", shown
+    )
+    assert "engine's weights 0.0, KV cache 1.0)" in shown
+    assert "each GPU" not in shown
+    step = re.search(r"a step: about (\S+) s if all completions have 32 tokens, (\S+) s if they have a quarter", shown)
+    assert 0 < float(step[2]) < float(step[1]) < 60
+    most = re.search(r"what changes it most: --\S+ (\d+), (\S+) s; --\S+ (\d+), (\S+) s\n", shown)
+    assert {most[1], most[3]} <= {"4", "8", "16"}  # halves of 8 completions, 16 prompts, 32 tokens
+    assert float(most[2]) <= float(most[4]) < float(step[1])
+    assert "--- model\nthe policy's log-probabilities of 31 random tokens are those of transformers to " in shown
+    assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
+    lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
+    assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
+    assert "reward -0.8 (correct -1, format 0.2); judged False" in lines["wrong"]
+    assert "'': reward -1 (correct -1, format 0); judged False" in lines["empty"]
+
+
+def test_a_dry_run_shows_rows_without_commands_to_the_terminal(start, tmp_path, capsys):
+    rows = [{"prompt": f"\x1b[2J\x1b]0;evil\x07 \u202e Größe 数学 {i}", "answer": "3"} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path = f"--task.path={tmp_path / 'rows.jsonl'}"
+    sizes = ["--prompts.max-prompt-tokens=256", "--generator.max-model-len=512"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "rows", "--hf-assets-path", str(start), path, *sizes])
+    shown = capsys.readouterr().out
+    assert r"\x1b[2J\x1b]0;evil\x07 \u202e Größe 数学" in shown
+    assert not set("\x1b\x07\u202e") & set(shown)
+
+
+def test_seconds_of_a_slow_step_are_shown_without_an_exponent():
+    assert [two_digits(seconds) for seconds in (268.4, 1234.0, 1.06, 0.791)] == ["270", "1200", "1.1", "0.79"]
+
+
+def test_a_dry_run_shows_what_the_teacher_reads(start, capsys):
+    told = ["--dry-run", "--config", "tests/parts/told_sums.py:self_taught", "--hf-assets-path", str(start)]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(told)
+    assert "--- prompt 1 as the teacher reads it\nHint: Carry.\n\nWhat is " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"^teacher_hint = 'advise': expected a column .* They have \['advice', "):
+        parse_args([*told, "--teacher-hint", "advise"])
+
+
+def test_a_dry_run_of_demonstrations_shows_what_is_learned_and_its_loss(start, tmp_path, capsys):
+    """Without samples there is no answer to show, and none to reward."""
+    rows = [{"prompt": f"{i} + 1?", "completion": f"It is {i + 1}."} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--hf-assets-path", str(start), "--task.path", str(tmp_path / "rows.jsonl")]
+    lengths = ["--prompts.max-prompt-tokens", "32", "--sampling.max-tokens", "32", "--generator.max-model-len", "64"]
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(["--dry-run", "--config", "sft", *options, *lengths, "--num-prompts-per-step", "4"])
+    out = capsys.readouterr().out
+    assert "expected answer" not in out
+    assert "--- rewards" not in out
+    shown = out.partition("--- prompt 1 and its demonstration as tokens\n")[2].partition("\n\n")[0].splitlines()
+    parts = [line.split(maxsplit=1) for line in shown[:2]]
+    texts = {kind: "".join(re.findall("'(.*?)'", tokens)) for kind, tokens in parts}
+    assert texts["learned"].startswith("It")
+    assert texts["learned"].endswith(".<|endoftext|>")
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    read, learned = (tokenizer(texts[kind], return_tensors="pt")["input_ids"][0] for kind in ("read", "learned"))
+    assert shown[2] == f"{len(learned)} tokens to learn of {len(read) + len(learned)}"
+    ids = torch.cat([read, learned])
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[-len(learned) :]
+    assert float(shown[3].split()[-3]) == pytest.approx(-logprobs.mean().item(), abs=1e-3)
+
+
+@pytest.mark.parametrize(("weight", "said"), [("1", False), ("-1", True)])
+def test_a_dry_run_says_that_the_right_answer_gets_no_more_than_the_wrong_one(start, capsys, weight, said):
+    with pytest.raises(SystemExit, match="0"):
+        parse_args(
+            ["--dry-run", "--config", "debug", "--hf-assets-path", str(start), "--grader.weights", "correct", weight]
+        )
+    assert ("the right answer gets no more than the wrong one" in capsys.readouterr().out) == said
+
+
+def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_path):
+    (tmp_path / "my_rewards.py").write_text("def fails(completions, **_):\n    return completions[0]['role']\n")
+    options = ["--hf-assets-path", str(start), "--grader.rewards", f"{tmp_path}/my_rewards.py:fails"]
+    with pytest.raises(UserError, match=r"Reward function 'fails' failed on prompt .*: TypeError: .* line 2"):
+        parse_args(["--dry-run", "--config", "debug", *options])
+
+
+_TASK = """
+from dataclasses import dataclass
+from configs.debug import debug
+from torchtitan_rl.data.tasks import SumDigits
+
+class Answered(SumDigits):
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        pass
+
+    {member}
+
+def mine():
+    config = debug()
+    config.task = Answered.Config(max_integers=2, instruction="")
+    return config
+"""
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        ("def tools(self): return [lambda x: x]", "expected a function with type hints"),
+        ("def environment(self, prompt): raise KeyError('x')", "Answered.environment raised KeyError: 'x'"),
+        ("def environment(self, prompt): return object()", "expected an Environment"),
+        ("def environment(self, prompt): return dict", "returned the class dict itself; expected an Environment"),
+    ],
+)
+def test_a_dry_run_finds_a_wrong_environment(member, said, start, tmp_path):
+    (tmp_path / "mine.py").write_text(_TASK.format(member=member))
+    with pytest.raises(UserError, match=said):
+        parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine", "--hf-assets-path", str(start)])
+
+
+def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made_and_leaves_none_behind(start, tmp_path):
+    options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start), "--dump-folder"]
+    with pytest.raises(UserError, match="dump_folder: cannot write to /proc/x: No such file or directory"):
+        parse_args([*options, "/proc/x"])
+    with pytest.raises(SystemExit, match="0"):
+        parse_args([*options, str(tmp_path / "new" / "run")])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(start, tmp_path, capsys):
+    options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start)]
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match="dump_folder = .* but it is a model's folder, with "):
+        parse_args([*options, "--dump-folder", str(start)])
+    with pytest.raises(UserError, match="resume = 77: expected a step with a checkpoint in .*run/checkpoint: none yet"):
+        parse_args([*options, "--dump-folder", str(run), "--resume", "77"])
+    assert not run.exists()
+    _, config = parse_args(options[1:])
+    prepare_start(config)
+    folder = CheckpointFolder(run)
+    run.mkdir()
+    unfinished = folder.begin(20)
+    (unfinished / ".metadata").write_text("index")
+    folder.finish(20, manifest.describe(unfinished.iterdir()), {"config": config_fields(config)})
+    with pytest.raises(SystemExit, match="0"):
+        parse_args([*options, "--dump-folder", str(run)])
+    assert f"{run}: goes on from {run}/checkpoint/step-20" in capsys.readouterr().out
+    for wrong, says in {"--seed=5": "seed 0 -> 5", "--num-steps=3": "num_steps = 3: expected at least 20"}.items():
+        with pytest.raises(UserError, match=says):
+            parse_args([*options, "--dump-folder", str(run), wrong])
+    with create(run), pytest.raises(UserError, match="another run is using"):
+        parse_args([*options, "--dump-folder", str(run)])

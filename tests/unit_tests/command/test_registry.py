@@ -1,0 +1,195 @@
+import itertools
+import os
+
+import pytest
+
+from torchtitan_rl import device
+from torchtitan_rl.command.registry import load_config, parse_args
+from torchtitan_rl.errors import UserError
+
+
+@pytest.mark.parametrize("name", ["sums", "rows", "gsm8k", "math", "countdown", "reasoning_gym", "sft"])
+def test_a_task_is_sized_for_the_machine(name, monkeypatch):
+    sizes = []
+    for on_cpu in (True, False):
+        monkeypatch.setattr(device, "ON_CPU", on_cpu)
+        config = load_config(name)
+        longest = {one.max_tokens for one in (config.sampling, config.evaluation.sampling, config.evaluation.sampled)}
+        lengths = (max(longest), config.generator.max_model_len - config.prompts.max_prompt_tokens)
+        sizes.append((config.num_prompts_per_step, *lengths))
+    assert sizes[0] == (8, 256, 256)
+    assert all(small < large for small, large in zip(*sizes, strict=True))
+
+
+def test_a_run_to_resume_is_a_relative_path_too_but_no_step_and_no_choice(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    given = {"other/run": str(tmp_path / "other/run"), "~/run": f"{os.environ['HOME']}/run", "auto": "auto", "7": "7"}
+    assert {path: parse_args(["--config", "debug", f"--resume={path}"])[1].resume for path in given} == given
+
+
+@pytest.mark.parametrize("field", ["hf_assets_path", "teacher"])
+def test_a_name_on_the_hub_is_none_wherever_the_caller_is_unless_there_is_such_a_folder(tmp_path, monkeypatch, field):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    command = ["--config", "debug", f"--{field}", "Qwen/Qwen3-0.6B"]
+    assert getattr(parse_args(command)[1], field) == "Qwen/Qwen3-0.6B"
+    (tmp_path / "Qwen" / "Qwen3-0.6B").mkdir(parents=True)
+    assert getattr(parse_args(command)[1], field) == str(tmp_path / "Qwen/Qwen3-0.6B")
+
+
+@pytest.mark.parametrize(("name", "size"), [("qwen3_0_6b", "0.6B"), ("qwen3_8b", "8B"), ("qwen3_30b_a3b", "30B-A3B")])
+def test_a_qwen3_config_names_the_hub_unless_assets_has_the_folder(name, size, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    assert parse_args(["--config", name])[1].hf_assets_path == f"Qwen/Qwen3-{size}"
+    folder = tmp_path / "assets" / "hf" / f"Qwen3-{size}"
+    folder.mkdir(parents=True)
+    assert parse_args(["--config", name])[1].hf_assets_path == str(folder)
+
+
+def test_more_teachers_are_relative_paths_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    command = ["--config", "debug_distill", "--more-teachers", "code", "mine/coder/1", "math", "Qwen/Qwen3-8B"]
+    assert parse_args(command)[1].more_teachers == {"code": str(tmp_path / "mine/coder/1"), "math": "Qwen/Qwen3-8B"}
+
+
+def test_a_teacher_that_a_recipe_makes_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
+    recipe = "torchtitan_rl.data.starts.answer_recipes:right_sums"
+    assert parse_args(["--config", "debug_distill"])[1].teacher == recipe
+
+
+FILE = """
+from __future__ import annotations
+from dataclasses import dataclass
+from configs.debug import debug
+from beside import STEPS
+from torchtitan_rl.data.tasks import SumDigits
+
+
+class Task(SumDigits):
+    @dataclass(kw_only=True, slots=True)
+    class Config(SumDigits.Config):
+        upper: bool = False
+
+
+def mine():
+    config = debug()
+    config.num_steps, config.task = STEPS, Task.Config()
+    return config
+
+
+def nothing(): ...
+"""
+
+
+def test_a_function_in_a_file_with_a_task_of_its_own_and_a_module_beside_it(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    (tmp_path / "beside.py").write_text("STEPS = 7\n")
+    _, config = parse_args(["--config", f"{file}:mine", "--task.upper"])
+    assert (config.num_steps, config.task.upper) == (7, True)
+    for reference, message in {
+        f"{file}:mien": "expected a function of .*Did you mean mine",
+        f"{file}:nothing": "expected a function that returns a RunConfig. It returned None",
+        f"{tmp_path}/other.py:mine": "There is no file",
+        str(file): "expected path/to/file.py:function",
+        f"{tmp_path}/mine.txt:mine": "expected path/to/file.py:function or package.module:function",
+        "no_such_package.module:mine": "No module named",
+    }.items():
+        with pytest.raises(UserError, match=f"--config = .*{message}"):
+            load_config(reference)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with pytest.raises(UserError, match=r"--config = .*invalid syntax \(broken.py, line 1\)"):
+        load_config(f"{tmp_path}/broken.py:f")
+
+
+def test_dotted_overrides_reach_the_chosen_pieces():
+    name, config = parse_args(
+        [
+            "--config",
+            "scripts/results_cells.py:gspo",
+            "--algorithm.loss.eps-high",
+            "0.01",
+            "--trainer.optimizer.lr",
+            "1e-5",
+        ]
+        + ["--trainer.parallelism.tensor-parallel-degree", "2", "--evaluation.sampling.n", "4"]
+    )
+    assert name == "scripts/results_cells.py:gspo"
+    assert type(config.algorithm.loss).__qualname__ == "Gspo.Config"
+    assert config.algorithm.loss.eps_high == 0.01
+    assert config.trainer.optimizer.lr == 1e-5
+    assert config.trainer.parallelism.tensor_parallel_degree == 2
+    assert config.evaluation.sampling.n == 4
+
+
+def test_an_unknown_key_is_an_error_with_a_suggestion():
+    expected = (
+        r"--trainer\.optimizer\.lrr: expected a field of trainer\.optimizer, here AdamW with .* Did you mean lr\?"
+    )
+    with pytest.raises(UserError, match=expected):
+        parse_args(["--config", "debug", "--trainer.optimizer.lrr", "3"])
+
+
+@pytest.mark.parametrize("option", ["--num-step", "--foo", "--data.path"])
+def test_an_option_like_none_or_spelled_alike_is_left_to_tyro(option, capsys):
+    with pytest.raises(SystemExit):
+        parse_args([option, "3"])
+    said = "".join(capsys.readouterr())
+    assert ("Perhaps you meant" in said) == (option == "--num-step")
+
+
+SWITCHES = ["--list-configs", "--print-config", "--dry-run", "--preview", "--help"]
+
+
+@pytest.mark.parametrize("pair", itertools.combinations(SWITCHES, 2), ids=" ".join)
+def test_two_questions_in_one_command_are_refused_by_name(pair):
+    with pytest.raises(UserError, match=f"command = '{' '.join(pair)}': expected one of these"):
+        parse_args(["--config", "debug", *reversed(pair)])
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        (["--num-steps", "3", "--num-steps", "4"], "--num-steps"),
+        (["--num_steps=3", "--num-steps", "4"], "--num-steps"),
+        (["--prompts.no-enable-thinking", "--prompts.no_enable_thinking"], "--prompts.enable-thinking"),
+        (["--generator.router-replay", "--generator.no-router-replay"], "--generator.router-replay"),
+        (["--resume-changed", "--no-resume-changed"], "--resume-changed"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_said(given, option, capsys):
+    _, config = parse_args(["--config", "debug", *given])
+    assert capsys.readouterr().err == f"{option} is given 2 times: the last one counts\n"
+    assert config.num_steps == 4 or "num" not in option
+    parse_args(["--config", "debug", given[0].partition("=")[0].replace("steps", "steps=3")])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--grader.weights", "correct", "1", "brevity", "2", "correct", "3"],
+        ["--grader.weights=correct", "1", "correct", "3"],
+        ["--more_teachers", "correct", "a", "correct", "a"],
+    ],
+)
+def test_a_name_that_an_option_of_pairs_has_twice_is_refused(given):
+    option = given[0].partition("=")[0]
+    with pytest.raises(UserError, match=f"{option} = 'correct': expected each name once, and not 2 times"):
+        parse_args(["--config", "debug", *given])
+
+
+def test_a_name_and_a_value_of_a_pair_may_be_alike():
+    _, config = parse_args(["--config", "debug", "--more_teachers", "a", "/b", "/b", "/b", "--num-steps", "4"])
+    assert (config.more_teachers, config.num_steps) == ({"a": "/b", "/b": "/b"}, 4)
+
+
+@pytest.mark.parametrize(
+    "option", ["--dump-folder", "--hf-assets-path", "--teacher", "--resume", "--config", "--task.path"]
+)
+@pytest.mark.parametrize("name", ["a" * 300, "ä" * 150, "a/" * 2100])
+def test_a_path_that_no_file_system_takes_is_wrong_input(option, name, tmp_path):
+    path = f"{tmp_path}/{name}" + ".py:f" * (option == "--config")
+    config = ["--config", "rows"] * (option != "--config")
+    with pytest.raises(UserError, match="path = .*: expected names of at most 255 bytes, 4095 in all. Shorten it."):
+        parse_args([*config, option, path])[1].task.build()

@@ -1,0 +1,492 @@
+"""Right answers earn and wrong ones do not, as data sets and models write them, by every kind and reward that judges."""
+
+import random
+import time
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+
+from torchtitan_rl import rewards
+from torchtitan_rl.data.answers import KINDS, OR, as_number, equal_texts, final_answer, last_number
+from torchtitan_rl.data.math_answers import MathJudge
+from torchtitan_rl.data.rows import Rows
+from torchtitan_rl.data.tasks.countdown import reaches
+from torchtitan_rl.data.tasks.gsm8k import Gsm8k
+from torchtitan_rl.data.tasks.math_problems import Math
+
+
+@pytest.fixture(scope="module")
+def earns(tmp_path_factory):
+    """Returns a function that says whether a completion earns the reward, where the row's answer is `gold`."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{i}", "answer": "#### {i}", "gold": "{i}"}}\n' for i in range(9)))
+    same = {"path": str(path), "prompt_column": "prompt", "template": "{prompt}"}
+    tasks = {
+        "gsm8k": Gsm8k.Config(**same).build(),
+        "math": Math.Config(**same, answer_column="gold").build(),
+        **{kind: Rows.Config(**same, answer_column="gold", answer_kind=kind).build() for kind in KINDS},
+    }
+
+    def judge(kind, gold, completion):
+        if kind in tasks:
+            expected = [tasks[kind].expected_answer(one) for one in gold.split(OR)]
+            assert None not in expected, "the row's answer cannot be read"
+            [reward] = tasks[kind].correct(completions=[completion], expected_answer=[OR.join(expected)])
+        else:
+            [reward] = getattr(rewards, kind)(completions=[completion], expected_answer=[gold])
+        return reward == 1.0
+
+    return judge
+
+
+WRAPPED = {
+    "gsm8k": ("x\n#### {}", "so\n#### {}"),
+    "math": (r"It is $\boxed{{{}}}$.", r"so \boxed{{{}}}"),
+    "number": ("{}", "so it is {}."),
+    "numeric": ("{}", "The answer is {}."),
+    "math_answer": ("{}", r"\boxed{{{}}}"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize(
+    ("written", "plain", "other"),
+    [
+        ("-$5", "-5", "5"),
+        ("\u22125", "-5", "5"),
+        ("1.5e3", "1500", "3"),
+        ("3 1/2", "3.5", "0.5"),
+        ("12,34,567", "1234567", "567"),
+        (r"\frac{3}{4}", "0.75", "4"),
+        ("1e-05", "0.00001", "5"),
+        ("+7", "7", "-7"),
+        ("1/2", "0.5", "2"),
+        ("3 and 1/2", "3.5", "0.5"),
+        ("$5 million", "5000000", "5"),
+        (r"2.5\text{ thousand}", "2500", "2.5"),
+    ],
+)
+def test_number_is_the_same_as_gold_and_as_answer(earns, kind, written, plain, other):
+    gold, answer = WRAPPED[kind]
+    for expected, given in ((written, plain), (plain, written), (written, written)):
+        assert earns(kind, gold.format(expected), answer.format(given))
+    assert not earns(kind, gold.format(other), answer.format(written))
+    assert not earns(kind, gold.format(written), answer.format(other))
+
+
+COMPLETIONS = [
+    ("gsm8k", "9 * 2 = 18\n#### 18", "She makes 9 * 2 = $18\n#### 18", True),
+    ("gsm8k", "x\n#### 18", "... makes $18 every day.\n#### $18", True),
+    ("gsm8k", "x\n#### 18", "...\n#### 18 dollars", True),
+    ("gsm8k", "x\n#### 1,200", "so\n#### **1200**", True),
+    ("gsm8k", "x\n#### 70000", "profit\n#### $70,000.00", True),
+    ("gsm8k", "x\n#### 5", r"#### \boxed{5}", True),
+    ("gsm8k", "x\n#### 5", r"#### \boxed{5", False),
+    ("gsm8k", "x\n#### 3", "#### Step 3: we add\nand so on", False),
+    ("gsm8k", "x\n#### 20", "#### 15-20", False),
+    ("gsm8k", "x\n#### -20", "#### 15-20", False),
+    ("gsm8k", "x\n#### 25", "<think>\n#### 20 maybe\n</think>\n\nAdding up.\n#### 25", True),
+    ("gsm8k", "x\n#### 20", "<think>\n#### 20\n</think>\n\nI am not sure.", False),
+    ("gsm8k", "x\n#### 16", "#### 16%", True),
+    ("gsm8k", "x\n#### 42", "The answer is 42.", False),
+    ("math", r"Thus $\boxed 2$.", r"\[ \boxed{2} \]", True),
+    ("math", r"so $\fbox{7}$", r"\boxed{7}", True),
+    ("math", r"so $\boxed{7}$", r"so $\boxed 7$.", True),
+    ("math", r"$\boxed{10,\!080}$", r"$\boxed{10080}$", True),
+    ("math", r"$\boxed{\text{(E)}}$", r"The correct choice is $\boxed{E}$.", True),
+    ("math", r"$\boxed{\text{(E)}}$", r"$\boxed{\textbf{(E)}\ 12}$", True),
+    ("math", r"$\boxed{E}$", r"$\boxed{E: text}$", True),
+    ("math", r"$\boxed{E: text}$", r"$\boxed{E}$", True),
+    ("math", r"$\boxed{D}$", r"$\boxed{E: text}$", False),
+    ("math", r"$\boxed{\$18.90}$", r"$\boxed{18.90}$", True),
+    ("math", r"$\boxed{45^\circ}$", "\\boxed{45\u00b0}", True),
+    ("math", r"$\boxed{(3,4)}$", r"\boxed{(3, 4)}", True),
+    ("math", r"$\boxed{(3,4)}$", r"\boxed{(4, 3)}", False),
+    ("math", r"$\boxed{x^2+2x+1}$", r"\boxed{(x+1)^2}", True),
+    ("math", r"$\boxed{12}$", r"\boxed{12\text{ cm}^2}", True),
+    ("math", r"$\boxed{\text{Evelyn}}$", r"\boxed{Evelyn}", True),
+    ("math", r"$\boxed{50\%}$", r"\boxed{50}", True),
+    ("math", r"$\boxed{5}$", r"so we get \boxed{5", False),
+    ("math", r"$\boxed{5}$", r"first \boxed{5} and then \boxed{6", False),
+    ("math", r"$\boxed{6}$", "<think>Maybe \\boxed{5}.\n</think>\nThe answer is \\boxed{6}.", True),
+    ("math", r"$\boxed{5}$", "Hmm \\boxed{5}?\n</think>\nThe answer is 6.", False),
+    ("math", "033", r"\boxed{33}", True),
+    ("math", "204", "The answer is 204.", False),
+    ("math", "15-20", r"\boxed{-20}", False),
+    ("math", "18", r"\boxed{18 dollars}", True),
+    ("math", "18", r"\boxed{18 million}", False),
+    ("math", "1.0000001", r"\boxed{1.0000002}", False),
+    ("math", r"\frac{1}{2^{99}}", r"\boxed{\frac{1}{2^{98}}}", False),
+    ("math", r"\frac{1}{2004!}", r"\boxed{\frac{1}{2006!}}", False),
+    ("math", r"\frac{2^{2005}+1}{3 \cdot 2^{2006}}", r"\boxed{\frac{1}{3 \cdot 2^{2006}}}", False),
+    ("math", r"\frac{1}{2^{99}}", r"\boxed{2^{-99}}", True),
+    ("math", "0", r"\boxed{\sqrt{2}^2 - 2}", True),
+    ("math", "1331 and 1728", r"\boxed{1728}", False),
+    ("math", "1331 and 1728", r"\boxed{1728, 1331}", True),
+    ("math", "3x+4y+14=0", r"\boxed{3x-y+13=0}", False),
+    ("math", "4", r"\boxed{4\sqrt(2)}", False),
+    ("math", r"\pm 2021", r"\boxed{2021}", False),
+    ("math", "12:00", r"\boxed{1:00}", False),
+    ("math", r"[0,\infty)", r"\boxed{x \ge 0}", True),
+    ("math", r"[0,\infty)", r"\boxed{x > 0}", False),
+    ("math", r"(-\infty,2)\cup(2,\infty)", r"\boxed{\mathbb{R}}", False),
+    ("math", "50%", r"\boxed{0.5}", True),
+    ("math", "0.5", r"\boxed{50\%}", True),
+    ("math", "50%", r"\boxed{5}", False),
+    ("math", "5", "[THINK]It is \\boxed{4}.[/THINK]It is \\boxed{5}.", True),
+    ("math_answer", "204", "The answer is $204$. I hope it is correct.", True),
+    ("math_answer", "5", r"so we get \boxed{5", False),
+    ("numeric", "113", r"m + n = \boxed{113}. So the check takes 2 steps.", True),
+    ("numeric", "5", r"so we get \boxed{5", False),
+    ("numeric", "6", "<think>\\boxed{5}</think>The answer is 6", True),
+    ("numeric", "5", "The answer is 24,5", False),
+    ("exact_match", "B", "The answer is (B).", True),
+    ("exact_match", "B", "**Answer:** B", True),
+    ("exact_match", "B", "Answer: B. 4 apples", True),
+    ("exact_match", "E", r"\boxed{E: text}", True),
+    ("exact_match", "B", "The answer is B, C or D", False),
+    ("exact_match", "A", "A bird can fly", False),
+    ("exact_match", "A", "The answer is a bird", False),
+    ("exact_match", "B", "The answer is B. Note that A is a common distractor.", True),
+    ("exact_match", "C", "The answer is **C**, because I computed it.", True),
+    ("exact_match", "B", "The correct option is (B).", True),
+    ("exact_match", "D", "so \\boxed{\\langle H\\rangle \\ll \\Delta E}\n\n**Answer: D**", True),
+    ("exact_match", "E", "so \\boxed{\\langle H\\rangle \\ll \\Delta E}\n\n**Answer: D**", False),
+    ("math_answer", "5", "\\boxed{5} and the answer is x", True),
+    ("exact_match", "5", "Answer: 5. The best option is to stop here.", True),
+    ("exact_match", "Paris", "**Answer:** `Paris`", True),
+    ("exact_match", "x = 2", "so\n**$x = 2$.**", True),
+    ("math_answer", "42", "so\n`42`", True),
+    ("math_answer", r"\frac{1}{2}", "The answer is `$0.5$`.", True),
+    ("exact_match", "C", "<think>Answer: B</think>\nAnswer: C", True),
+    ("tag", "D", "<think>...</think><answer>D) all of these</answer>", True),
+    ("tag", "D", "<think><answer>D</answer></think> It is C", False),
+    ("text", "yes", "<think>no</think>\n\nyes", True),
+    ("number", "4", r"Hence it is $\frac{3}{4}$.", False),
+    ("number", "2", r"\boxed{\sqrt{2}}", False),
+    ("number", "4", "The ratio is 3:4", False),
+    ("number", "20", "between 15-20", False),
+    ("number", "-20", "between 15\u201320", False),
+    ("number", "12", "The area is 12 m^2.", True),
+    ("number", "12", "The area is 12 m\u00b2.", True),
+    ("number", "1500000", "about 1.5 \u00d7 10^6", True),
+    ("number", "5", "It has 24,5 m", False),
+    ("number", "10000", "Total: 10 000", True),
+    ("number", "5", r"so we get \boxed{5", False),
+    ("number", "5", r"$\boxed 5$ after 2 steps", True),
+    ("number", "5", "<think>it is 5</think>", False),
+    ("number", "500000", "It has 5 hundred thousand.", True),
+    ("number", "73", "\u2705 Final Answer: **73**", True),
+    ("number", "5", "It weighs 5 hundredths.", False),
+    ("number", "5", "It costs 5k.", False),
+    ("number", "5000", "It costs $5k.", True),
+    ("number", "5", "It is a $5 T-shirt.", True),
+    ("number", "5", "It costs $5k.", False),
+    ("number", "5000000", "It costs $5M in all.", True),
+    ("number", "5", "It is $5k$.", False),
+    ("number", "60", "It takes 5 dozen eggs.", True),
+    ("number", "5", "It takes 5 dozen eggs.", False),
+    ("number", "500000", "It costs 5 lakh rupees.", True),
+    ("number", "5", "It is 5m long.", True),
+    ("number", "5", "[THINK]It is 4.[/THINK]5", True),
+    ("number", "5", "It is 4.[/THINK]It is 5.", True),
+    ("number", "4", "[THINK]It is 4.", False),
+    ("number", "5", "<|START_THINKING|>4<|END_THINKING|>5", True),
+    ("text", "5", "<|channel|>analysis<|message|>It is 4.assistant<|channel|>final<|message|>5", True),
+    ("number", "4", "<|channel|>analysis<|message|>It is 4.", False),
+    ("gsm8k", "x\n#### -5", "#### \u20135", True),
+    ("gsm8k", "x\n#### 42", f"#### 42\n{'That is consistent. ' * 20}", True),
+    ("gsm8k", "x\n#### 2000000", "#### $2 million", True),
+    ("math", "10110_2", r"\boxed{10110_{2}}", True),
+    ("math", "10110_2", r"\boxed{10110_{\text{two}}}", True),
+    ("math", "10110_2", r"\boxed{10110}", True),
+    ("math", "10110_2", r"\boxed{10110_3}", False),
+    ("math", "10110_2", r"\boxed{22}", False),
+    ("math", "22", r"\boxed{10110_2}", False),
+    ("math", "2A_{16}", r"\boxed{2A}", True),
+    ("math", "x_1", r"\boxed{x_2}", False),
+    ("math", "2024-01-05", r"\boxed{2024/1/5}", True),
+    ("math", "2024-01-05", r"\boxed{2024-05-01}", False),
+    ("math", "2024-01-05", r"\boxed{2018}", False),
+    ("math", "42", r"\boxed{42 km/h}", True),
+    ("math", "42", r"\boxed{42 cm^2}", True),
+    ("math", "42", "\\boxed{42\u00b0C}", True),
+    ("math", "42", r"\boxed{42 USD}", True),
+    ("math", "\u20ac42", r"\boxed{42}", True),
+    ("math", "42", "\\boxed{42 \u20b9}", True),
+    ("math", "42 x", r"\boxed{42}", False),
+    ("math", r"5\text{ m}", r"\boxed{5\text{ km}}", False),
+    ("math", r"5\text{ m}", r"\boxed{5 m}", True),
+    ("math", "5 hr", r"\boxed{5\,\mathrm{h}}", True),
+    ("math", r"1 - \frac{1}{\mathrm{e}}", r"\boxed{1 - \frac{1}{e}}", True),
+    ("math", r"1 - \frac{1}{\mathrm{e}}", r"\boxed{1 + \frac{1}{e}}", False),
+    ("math", r"2x \text{ for any } x", r"\boxed{2x}", True),
+    ("math", r"2x \text{ for } x > 0", r"\boxed{2x \text{ for } x < 0}", False),
+    ("math", r"2x \text{ for any } x", r"\boxed{3x}", False),
+    ("math_answer", "70000", "So the profit is **$70,000**.", True),
+    ("math_answer", "42", "\\boxed{\u0664\u0662}", True),
+    ("exact_match", "B", "Answer: this asks for one\nso\nANSWER: b", True),
+    ("exact_match", "B", "Based on the image it is a bird.", False),
+    ("exact_match", "A, B", "Answer: A", False),
+    ("exact_match", "12", "<answer> 12 </answer> thanks", True),
+    ("exact_match", "4", "2 + 2\n#### 4", True),
+    ("exact_match", "last line", "first line\nlast line", True),
+    ("text", "yes", "yes, it is", True),
+    ("text", "yes", "it is, yes", False),
+    ("tag", "yes", "<answer>no</answer> so <answer> yes </answer>", True),
+    ("number", "12", "it is 12 or 13", False),
+    ("number", "12", "1e999999999", False),
+    ("number", "18", "一共18个苹果。", True),
+    ("number", "-7", "答案是-7。", True),
+    ("number", "7", "答案是-7。", False),
+    ("number", "7", r"\boxed{- 7}", False),
+    ("numeric", "-7", r"\boxed{x = - 7}", True),
+    ("number", "2500", "It costs 2'500 francs.", True),
+    ("gsm8k", "x\n#### 42", "so\n#### `42`", True),
+    ("tag", "B", r"<answer>\boxed{B}</answer>", True),
+    ("tag", "B", "<answer>`B`</answer>", True),
+    ("tag", "B", "<answer>`A`</answer>", False),
+    ("exact_match", "Yes", r"\boxed{\text{Yes}}", True),
+    ("exact_match", "Yes", r"\boxed{\text{No}}", False),
+    ("exact_match", "U.S.", "The answer is U.S.", True),
+    ("exact_match", "Zo\u00eb", "The answer is Zoe\u0308.", True),
+    ("exact_match", "Zo\u00eb", "The answer is Zoe.", False),
+    ("exact_match", "Paris", 'The answer is "Paris".', True),
+    ("exact_match", "B", "The answer is B, not A.", True),
+    ("exact_match", "A", "The answer is B, not A.", False),
+    ("exact_match", "B", "答案是B。", True),
+    ("exact_match", "北京", "答案：北京", True),
+    ("math_answer", r"\frac{5}{12}", r"So the probability is $\frac{5}{12}$.", True),
+    ("math_answer", r"\frac{5}{12}", r"It is $\frac{5}{12}$ or $\frac{7}{12}$.", False),
+    ("numeric", "5", "There are 5 such $n$.", True),
+    ("math", "a:b", r"\boxed{a}", False),
+    ("math", r"\pi r^2 h", r"\boxed{V = \pi h r^2}", True),
+    ("math", r"\pi r^2 h", r"\boxed{\pi r^2}", False),
+    ("math", "2t", r"\boxed{2}", False),
+    ("math", "6ab", r"\boxed{6}", False),
+    ("math", r"2\text{ hours }30\text{ minutes}", r"\boxed{2}", False),
+    ("math", r"\frac{3}{4}", r"\boxed{x = \frac{3}{4} m}", True),
+    ("math", r"24\pi", r"\boxed{24\pi \text{ cm}^2}", True),
+    ("math", r"\frac{R}{r}", r"\boxed{R/r}", True),
+    ("math", r"\frac{R}{r}", r"\boxed{1}", False),
+    ("math", r"R^2-2Rr", r"\boxed{R(R-2r)}", True),
+    ("math", r"\pi(R^2-r^2)", r"\boxed{\pi(r^2-R^2)}", False),
+    ("math", r"5\sqrt{13}", r"\boxed{5√13}", True),
+    ("math", r"5\sqrt{13}", r"\boxed{5√3}", False),
+    ("math", r"[2,\infty)", r"\boxed{[2,∞)}", True),
+    ("math", r"\emptyset", r"\boxed{\varnothing}", True),
+    ("math", "x^2+1", r"\boxed{x² + 1}", True),
+    ("number", "1200", "She earns $1,200/month.", True),
+    ("number", "3", "It is 3/x.", False),
+    ("tag", "A: knight, B: knave", "<answer>A: knave, B: knight</answer>", False),
+    ("tag", "A: knight, B: knave", "<answer>A</answer>", False),
+    ("math", r"4\text{ m/s}", r"\boxed{4 km/h}", False),
+    ("math", r"4\text{ m/s}", r"\boxed{4 m/s}", True),
+    ("math", r"\text{no solution}", r"\boxed{No solution}", True),
+    ("math", r"\text{Alice}, \text{Bob}", r"\boxed{\text{Alice}}", False),
+    ("math", r"\frac{k\pi}{2},k\in\mathbb{Z}", r"\boxed{\frac{k\pi}{2},\, k \in \mathbb{Z}}", True),
+    ("math", r"\frac{k\pi}{2},k\in\mathbb{Z}", r"\boxed{\frac{k\pi}{3}, k \in \mathbb{Z}}", False),
+    ("math", "3.14", r"\boxed{\approx 3.14}", True),
+    ("math", "10,080", r"\boxed{10, 080}", False),
+    ("tag", "Lewis\nor\nSinclair Lewis", "<answer>Sinclair Lewis</answer>", True),
+    ("tag", "Lewis\nor\nSinclair Lewis", "<answer>Upton Sinclair</answer>", False),
+    ("tag", "Lewis\nor\nSinclair Lewis", "<answer>Lewis or Sinclair Lewis</answer>", False),
+    ("number", "7\nor\n8", "It is 8.", True),
+    ("number", "7\nor\n8", "It is 9.", False),
+    ("math", "\\frac{1}{2}\nor\n50\\%", r"\boxed{0.5}", True),
+    ("math", "\\frac{1}{2}\nor\n3", r"\boxed{2}", False),
+    ("exact_match", "Lewis\nor\nSinclair Lewis", "Answer: Sinclair Lewis", True),
+    ("exact_match", "Lewis\nor\nSinclair Lewis", "Answer: Upton Sinclair", False),
+    ("numeric", "7\nor\nseven", "It is 7.", True),
+    ("math_answer", "7\nor\n\\frac{1}{2}", r"\boxed{0.5}", True),
+    ("tag", "yes", "<answer>Yes</answer>", True),
+    ("tag", "True", "<answer>yes</answer>", True),
+    ("tag", "True", "<answer>No</answer>", False),
+    ("exact_match", "false", "The answer is no.", True),
+    ("exact_match", "no", "The answer is true.", False),
+    ("exact_match", "yes", "Yes, because it can fly.", True),
+    ("exact_match", "yes", "Yes, but no.", False),
+    ("exact_match", "no", "No. It can swim, yes, but not fly.", True),
+    ("exact_match", "yes", "Yes and no.", False),
+    ("exact_match", "True", "So the statement is true.", True),
+    ("exact_match", "True", "So the statement is not true.", False),
+    ("exact_match", "valid", "The argument is invalid.", False),
+    ("exact_match", "valid", "The argument is valid.", True),
+    ("exact_match", "B", "I would choose B.", True),
+    ("exact_match", "A", "I choose B over A.", False),
+    ("exact_match", "B", "Therefore, option B is correct.", True),
+    ("exact_match", "B", "Therefore, option B is incorrect.", False),
+    ("exact_match", "B", "Die richtige Antwort ist B.", True),
+    ("exact_match", "B", "故选B。", True),
+    ("exact_match", "B", "The answer is B and not A.", True),
+    ("exact_match", "B", "The answer is B and C.", False),
+    ("exact_match", "B", "The answer is B. No, wait, it is C.", False),
+    ("numeric", "42", "The answer is 42. No wait, it is 43.", False),
+    ("numeric", "43", "The answer is 42. No wait, it is 43.", True),
+    ("exact_match", "Mt. Everest", "The answer is Mt. Everest.", True),
+    ("exact_match", "J. R. R. Tolkien", "Answer: J. R. R. Tolkien. He wrote it.", True),
+    ("number", "25", "It is 20 or 25.", False),
+    ("number", "25", "It takes 20 to 25 days.", False),
+    ("number", "13", "It is $12$ and $13$.", False),
+    ("number", "5", "It is 5, not 6.", True),
+    ("number", "5", "It is not 5.", False),
+    ("number", "5", "It is 5x.", False),
+    ("number", "17", "The answer isn't 17.", False),
+    ("number", "4", "It is neither 3 nor 4.", False),
+    ("number", "18", r"\boxed{17\text{ or }18}", False),
+    ("number", "3", "It is 1 + 2 + 3", False),
+    ("number", "6", "1 + 2 + 3 = 6", True),
+    ("math", r"12\text{ miles}", r"\boxed{12\text{ km}}", False),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x<2 \quad\text{or}\quad x>3}", True),
+    ("exact_match", "D", "The answer must be D.", True),
+    ("exact_match", "D", "The answer must not be D.", False),
+    ("exact_match", "D", "Let's go with D.", True),
+    ("exact_match", "D", "因此选D。", True),
+    ("exact_match", "D", "Option D is the correct answer.", True),
+    ("exact_match", "D", "I'll choose D", True),
+    ("exact_match", "yes", "Yes!", True),
+    ("math", "1:2:3", r"\boxed{1:3:2}", False),
+    ("math", "1:2:3", r"\boxed{1 : 2 : 3}", True),
+    ("math", "3:4", r"\boxed{6:8}", True),
+    ("number", "3", r"\boxed{5 \times 3}", False),
+    ("number", "3", "答案是3万。", False),
+    ("number", "15000", "答案是1.5万。", True),
+    ("number", "6", r"\boxed{5}, \boxed{6}", False),
+    ("math", "1.6e-19", r"\boxed{1.6 \times 10^{-19} \text{ C}}", True),
+    ("math", "-5.0", r"\boxed{-5.0 \, \text{kJ}\cdot\text{mol}^{-1}}", True),
+    ("math", "5.0", r"\boxed{-5.0 \, \text{kJ}\cdot\text{mol}^{-1}}", False),
+    ("math", "3.0e8", r"\boxed{3.0\times 10^8\ \mathrm{m\,s^{-1}}}", True),
+    ("math", "3.0e8", r"\boxed{3.0\times 10^7\ \mathrm{m\,s^{-1}}}", False),
+    ("math", r"6 \text{ minutes}", r"\boxed{6 \text{ hours}}", False),
+    ("math", r"6 \text{ minutes}", r"\boxed{6 min}", True),
+    ("math", r"6 \text{ minutes}", r"\boxed{6 hours}", False),
+    ("math", r"7:30\text{ AM}", r"\boxed{7:30\text{ PM}}", False),
+    ("math", r"7:30\text{ AM}", r"\boxed{7:30\text{ a.m.}}", True),
+    ("math", "5", r"\boxed{\text{5 dollars}}", True),
+    ("math", r"1.0000001\text{ m}", r"\boxed{1.0000002}", False),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x<2 or x>3}", True),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x > 3 \text{ or } x < 2}", True),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x \le 2 \text{ or } x \ge 3}", False),
+    ("math", r"(-\infty,2]\cup(3,\infty)", r"\boxed{x \leq 2 \text{ or } x > 3}", True),
+    ("math", r"x<2 \text{ or } x>3", r"\boxed{(-\infty,2)\cup(3,\infty)}", True),
+    ("math", r"x<2 \text{ or } x>3", r"\boxed{x<2}", False),
+    ("math", r"x<2 \text{ or } x>3", r"\boxed{x>2 \text{ or } x<3}", False),
+    ("math", "1,2", r"\boxed{1} and $\boxed{2}$", True),
+    ("math", "2", r"either \boxed{1} or \boxed{2}", False),
+    ("math", "2", r"\\boxed{1}\n\\boxed{2}", True),
+    ("math_answer", "3", "The roots are $x=2$ and $x=3$.", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "gold", "completion", "right"), COMPLETIONS)
+def test_completion_earns_if_it_is_right(earns, kind, gold, completion, right):
+    assert earns(kind, gold, completion) == right
+
+
+@pytest.mark.parametrize(
+    "piece", [r"\(", r"\(1", r"\boxed 1, ", r"\boxed{1}, ", "$1", "**1", r"\boxed{", "1,", '"', "1 million "]
+)
+def test_a_completion_that_repeats_itself_costs_little_time(piece):
+    began = time.monotonic()
+    for text in (piece * 10_000, f"{piece}x" * 10_000, piece * 5_000 + "1" + piece.replace("(", ")") * 5_000):
+        assert final_answer(text) != "B"
+        assert not equal_texts(text, "B")
+        assert as_number(last_number(text) or "") != 5
+    assert time.monotonic() - began < 5
+
+
+def test_think_tag_may_be_opened_by_the_chat_template():
+    tags = rewards.tags(["think", "answer"])
+    closed = "a</think> <answer>b</answer>"
+    assert tags(completions=[closed, f"<think>{closed}", f"</think>{closed}", "<answer>b</answer>"]) == [1, 1, 0, 0]
+    assert rewards.tags(["answer"])(completions=["b</answer>"]) == [0]
+
+
+@pytest.mark.parametrize("expression", ["(1 + 2) \u00d7 3", r"(1 + 2) \times 3", "3 * (1 \u2212 -2)"])
+def test_countdown_reads_other_signs(expression):
+    assert reaches(expression, [1, 2, 3], 9)
+
+
+def grouped(digits, separator, size):
+    head, tail = digits[:-3], digits[-3:]
+    parts = [head[max(0, end - size) : end] for end in range(len(head), 0, -size)][::-1]
+    return separator.join([*parts, tail])
+
+
+def forms(value: Fraction) -> list[str]:
+    """Returns at least 30 ways to write the number."""
+    sign, size = "-" * (value < 0), abs(value)
+    top, bottom = size.numerator, size.denominator
+    whole, rest = divmod(top, bottom)
+    written = []
+    for times in (1, 2, 3, 7):
+        a, b = times * top, times * bottom
+        written += [f"{sign}{a}/{b}", f"{sign}{a} / {b}", f"{sign}${a}/{b}"]
+        written += [rf"{sign}\{style}{{{a}}}{{{b}}}" for style in ("frac", "dfrac", "tfrac", "cfrac")]
+    written += [f"**{written[0]}**", f"${written[0]}$"]
+    if rest and whole:
+        written += [f"{sign}{whole} {rest}/{bottom}", rf"{sign}{whole}\frac{{{rest}}}{{{bottom}}}"]
+        written += [f"{sign}{whole} \\tfrac{{{rest}}}{{{bottom}}}", f"{sign}{whole} and {rest}/{bottom}"]
+    if Fraction(plain := f"{top / bottom:.6f}".rstrip("0").rstrip(".")) == size:
+        decimal = Decimal(plain)
+        written += [f"{sign}{plain}", f"{sign}${plain}", f"${sign}{plain}", f"{sign}\\${plain}", f"${sign}{plain}$"]
+        written += [f"{sign}\u20ac{plain}", f"{sign}{plain}%", f"{sign}{plain}\\%", f"{sign}0{plain}"]
+        written += [f"\u2212{plain}", f"\u2013{plain}"] if sign else [f"+{plain}"]
+        mantissa, exponent = f"{decimal:.12e}".split("e")
+        written += [f"{sign}{decimal:e}", f"{sign}{decimal:E}", rf"{sign}{mantissa} \times 10^{{{int(exponent)}}}"]
+        written += [f"{sign}{mantissa} \u00d7 10^{int(exponent)}", f"{sign}{mantissa}*10^{int(exponent)}"]
+        written += [f"{sign}{plain}" + ("0" if "." in plain else ".0"), f"{sign}{plain}" + "." * ("." not in plain)]
+        scaled = {"thousand": 3, "million": 6, "dozen": 0}
+        words = {word: format(decimal.scaleb(-places).normalize(), "f") for word, places in scaled.items() if places}
+        written += [f"{sign}{amount} {word}" for word, amount in words.items()]
+        written += [f"{sign}${words['thousand']}k", f"{sign}${words['million']}M", f"{sign}${words['million']} mn"]
+        if plain.startswith("0."):
+            written += [f"{sign}{plain[1:]}"]
+        if whole >= 1000:
+            point = plain.partition(".")[1] + plain.partition(".")[2]
+            groups = ((",", 3), (",", 2), (" ", 3), ("{,}", 3), (r"\,", 3), (r",\!", 3), ("\u202f", 3))
+            written += [f"{sign}{grouped(str(whole), *each)}{point}" for each in groups]
+    return written
+
+
+READ = {
+    "number": lambda form: KINDS["number"].extract(f"It is {form}."),
+    "gsm8k": lambda form: Gsm8k.extract_answer(None, f"so\n#### {form}"),
+    "math and math_answer": lambda form: final_answer(rf"so \boxed{{{form}}}"),
+    "numeric": lambda form: last_number(final_answer(f"The answer is {form}.")),
+}
+"""How each answer kind and reward reads a number in a completion."""
+
+
+def test_numbers_equal_their_written_forms_and_no_neighbour():
+    random.seed(0)
+    equals = [KINDS["number"].equal, MathJudge().equal]
+    for _ in range(2000):
+        bottom = random.choice((1, 1, 1, 2, 4, 10, 100, 1000, 10**6, 3, 7))
+        value = Fraction(random.choice((1, -1)) * random.randrange(1, 10 ** random.randint(1, 8)), bottom)
+        step = Fraction(1, 10**6)
+        neighbours = [str(n) for n in (value + step, value - step, value + 1, -value, value * 10, value / 10)]
+        written = forms(value)
+        assert len({*written}) >= 30
+        for form in written:
+            assert as_number(form) == value, form
+            assert equal_texts(form, form)
+            assert not any(equal_texts(form, other) for other in neighbours), form
+            for kind, read in READ.items():
+                assert as_number(read(form)) == value, (kind, form)
+            for equal in equals:
+                assert equal(form, str(value)), form
+                assert equal(str(value), form), form
+                assert equal(form, form)
+                for other in neighbours:
+                    assert not equal(form, other), (form, other)
+                    assert not equal(other, form), (form, other)
+
+
+def test_choices_equal_their_written_forms_and_no_neighbour():
+    forms = ("{}", "({})", "{}.", "{}: text", "{}) text", "{}. text", r"\text{{{}}}", r"\textbf{{({})}} 5", "**{}**", "$\\mathrm{{{}}}$", "Option {}")  # fmt: skip
+    for letter in "ABCDEFGHIJ":
+        for form in forms:
+            for other in "ABCDEFGHIJ":
+                assert equal_texts(form.format(letter), other) == (letter == other), form

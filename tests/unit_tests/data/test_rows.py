@@ -1,0 +1,544 @@
+"""rows: which rows become examples, in which order, and what is said of the others."""
+
+import json
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.data.tasks import Rows
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.rewards import Grader
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def lines(*rows) -> bytes:
+    return "\n".join(json.dumps(row) for row in rows).encode()
+
+
+def sums(num, **more):
+    return [{"prompt": f"{i} + 1?", "answer": i + 1, **more} for i in range(num)]
+
+
+@pytest.fixture
+def build(tmp_path):
+    def build(content, name="data.jsonl", **config) -> Rows:
+        rows = content if isinstance(content, bytes) else lines(*content)
+        (tmp_path / name).write_bytes(rows)
+        return Rows.Config(path=str(tmp_path / name), **config).build()
+
+    return build
+
+
+def told(task, capsys) -> str:
+    """What a run's start says of the rows, with a tokenizer that finds no fault."""
+    task.leave_out(lambda examples: [None] * len(examples))
+    return capsys.readouterr().out
+
+
+def texts(task, num, seed=0):
+    return [task.train_example(i, seed=seed).text for i in range(num)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bom.jsonl", b"\xef\xbb\xbf" + lines(*sums(20))),
+        ("blank.jsonl", b"\n" + lines(*sums(20)) + b"\n\n"),
+        ("lines.json", lines(*sums(20))),
+    ],
+)
+def test_a_byte_order_mark_blank_lines_and_lines_in_json_change_nothing(build, name, content):
+    task = build(content, name)
+    found = {(e.text, e.expected_answer) for e in (task.train_example(i, seed=0) for i in range(19))}
+    found |= {(e.text, e.expected_answer) for e in task.held_out_examples(1)}
+    assert found == {(f"{i} + 1?", str(i + 1)) for i in range(20)}
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+TWO = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "demonstrated", "answer", "told_of_it"),
+    [
+        ({"conversations": SHAREGPT, "id": 7}, TWO[1:], "", "data.parquet: ShareGPT: conversations"),
+        ({"messages": TWO, "tools": [{"type": "function", "function": ADD}]}, TWO[1:], "", "OpenAI chat: messages, tools"),
+        ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "OpenAI chat: messages, tools"),
+        ({"messages": TWO, "tools": " "}, TWO[1:], "", "OpenAI chat: messages, tools"),
+        ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
+        ({"prompt": "1 + 1?", "chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
+        ({"prompt": TWO[:1], "chosen": TWO[1:], "rejected": TWO[1:]}, TWO[1:], "", "not in the prompt: rejected"),
+        ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
+        (
+            {"prompt": TWO[:1], "reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {"index": 1}}, [], "2",
+            "verl: prompt, reward_model; the answer is reward_model.ground_truth; not in the prompt: extra_info",
+        ),
+        (
+            {"prompt": "1 + 1?", "verification_info": '{"ground_truth": "2"}'}, [], "2",
+            "prime-rl: prompt, verification_info; the answer is verification_info.ground_truth",
+        ),
+        ({"question": "1 + 1?", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "answer": "", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "ground_truth": "2", "info": '{"answer": 3}'}, [], "2", "not in the prompt: info"),
+        ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "the answer is answer.ground_truth"),
+        ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "data.parquet: not in the prompt: input"),
+        ({"question": "1 + 1?", "answer": "1 + 1 = 2.\n#### 2\n"}, [], "2", ""),
+        ({"question": "1 + 1?", "answer": "It is #### 2"}, [], "It is #### 2", ""),
+        ({"question": "1 + 1?", "answer": ["2", "two", "", "2"]}, [], "2\nor\ntwo", "the answer is any of answer"),
+        ({"question": "1 + 1?", "info": {"answer": ["2"]}}, [], "2", "the answer is any of info.answer"),
+        ({"question": "1 + 1?", "answer": [{"answer": 2}, {"answer": 3}]}, [], "2\nor\n3", "any of answer.answer"),
+        ({"question": "1 + 1?", "answer": True}, [], "True", ""),
+        ({"prompt": TWO[:1], "reward_spec": {"ground_truth": "2"}}, [], "2", "the answer is reward_spec.ground_truth"),
+        ({"problem": "1 + 1?", "answer": "2", "messages": TWO}, [], "2", "not in the prompt: messages"),
+        ({"prompt": "1 + 1?", "messages": TWO, "prompt_id": "a"}, TWO[1:], "", "not in the prompt: prompt, prompt_id"),
+        (
+            {"prompt": "1 + 1?", "answer": "2", "finish_reasons": ["stop"]}, [], "2",
+            "not in the prompt: finish_reasons; not given to reward functions: finish_reasons",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_formats_that_people_have_are_known_by_their_columns(
+    tmp_path, capsys, name, row, demonstrated, answer, told_of_it
+):
+    rows = [json.loads(json.dumps(row).replace("1 + 1", f"{i} + 1")) for i in range(3)]
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    task = Rows.Config(path=str(tmp_path / name), demonstrations="last" if demonstrated else "none").build()
+    [example] = task.held_out_examples(1)
+    assert example.messages[-1]["role"] == "user"
+    assert " + 1" in example.messages[-1]["content"]
+    assert (example.demonstration or [], example.expected_answer) == (demonstrated, answer)
+    assert (example.tools or [{"function": ADD}])[0]["function"] == ADD
+    assert (row.get("tools", " ") != " ") == bool(example.tools)
+    assert told_of_it.replace("data.parquet", name) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+def test_messages_keep_thinking_and_calls_without_the_nulls_of_arrow(tmp_path, name):
+    turns = [
+        TWO[0],
+        {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": [CALL]},
+        {"role": "tool", "content": "2"},
+    ]
+    rows = [
+        {
+            "messages": [*turns, {"role": "user", "content": f"{i}?"}],
+            "tools": [{"name": "add", "parameters": {f"{i}": 1}}],
+        }
+        for i in range(2)
+    ]
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    [example] = Rows.Config(path=str(tmp_path / name)).build().held_out_examples(1)
+    called = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert example.messages[:3] == [TWO[0], {**turns[1], "content": "", "tool_calls": [called]}, turns[2]]
+    assert [*example.tools[0]["function"]["parameters"]] == [example.messages[3]["content"][0]]
+
+
+@pytest.mark.parametrize(
+    ("message", "told_of_it"),
+    [
+        ({"role": "assistant", "content": None}, "a message whose content is not text"),
+        ({"role": "assistant", "content": "", "tool_calls": ["add"]}, "tool_calls is no list of functions with names"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": "a=1"}}]},
+            "a call of 'add' whose arguments are no JSON object",
+        ),
+        ({"role": "assistant", "content": "2", "function_call": {"name": "add"}}, "function_call.*; write tool_calls"),
+        ({"role": "assistant", "content": "2", "weight": 0}, "with weight 0, which would be learned"),
+        ({"role": "assistant", "content": "2", "train": False}, "with train False, .*; leave train out"),
+        ({"role": "assistant", "content": "2", "loss_mask": 0}, "with loss_mask 0, which would be learned"),
+        ({"role": "assistant", "content": "2", "loss": 0.5}, "with loss 0.5, which would be learned"),
+        ({"role": "user", "content": [{"type": "image"}]}, "a part of type 'image'; expected parts of type 'text'"),
+        ({"role": "user", "content": ["2"]}, "a part of type 'str'; expected parts of type 'text'"),
+        ({"from": "bot", "value": "2"}, "the role 'bot', which is none of"),
+        ({"role": "assistant", "content": [{"type": "tool_use"}]}, "a part of type 'tool_use'; expected parts"),
+    ],
+)
+def test_messages_that_cannot_be_read_are_refused_by_name(build, message, told_of_it):
+    with pytest.raises(UserError, match=f"row 1: .*{told_of_it}"):
+        build([{"messages": [TWO[0], message, TWO[0]]}])
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+@pytest.mark.parametrize("demonstrations", ["none", "last"])
+@pytest.mark.parametrize("media", [{"images": ["a.png"]}, {"image": {"bytes": "x", "path": "a"}}, {"videos": "a.mp4"}])
+def test_an_image_beside_the_text_is_refused_by_name(tmp_path, name, demonstrations, media):
+    [column] = media
+    rows = [{"messages": TWO[: 1 + (demonstrations == "last")], **media}] * 2
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    with pytest.raises(UserError, match=f"something in '{column}', but policies read text alone"):
+        Rows.Config(path=str(tmp_path / name), demonstrations=demonstrations).build()
+
+
+def test_a_column_of_media_that_is_empty_or_a_name_is_kept(build):
+    build([{"prompt": f"{i}?", "images": [], "video": None, "image": "python:3.12"} for i in range(2)])
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
+@pytest.mark.parametrize(
+    ("row", "first"),
+    [
+        ({"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": "Be brief."}, ["Be brief."]),
+        (
+            {"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": None, "history": [["a", "b"]]},
+            ["a", "b"],
+        ),
+        (
+            {"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": "Be brief.", "history": [["a", "b"]]},
+            ["Be brief.", "a", "b"],
+        ),
+        ({"conversations": SHAREGPT, "system": "Be brief."}, ["Be brief."]),
+        ({"question": "1 + 1?", "chosen": "2", "rejected": None, "system": "Be brief."}, ["Be brief."]),
+        ({"messages": TWO, "system": "Be brief."}, ["Be brief."]),
+        ({"messages": [{"role": "system", "content": "Be brief."}, *TWO], "system": "Be brief."}, ["Be brief."]),
+        ({"prompt": "1 + 1?", "response": "2", "system_prompt": "Be brief."}, ["Be brief."]),
+        ({"instruction": "Add.", "context": "1 + 1?", "response": "2"}, []),
+    ],
+)
+def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, capsys, name, row, first):
+    rows = [json.loads(json.dumps(row).replace("1 + 1", f"{i} + 1")) for i in range(2)]
+    if name == "data.parquet":
+        Dataset.from_list(rows).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(lines(*rows))
+    [example] = Rows.Config(path=str(tmp_path / name), demonstrations="all").build().held_out_examples(1)
+    assert [one["content"] for one in example.messages[:-1]] == first
+    assert example.messages[-1]["content"].endswith(" + 1?")
+    assert example.demonstration == TWO[1:]
+    assert "system" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "told_of_it"),
+    [
+        ({"instruction": "a", "output": "b", "history": "c"}, "'history' is no list of pairs"),
+        ({"instruction": "a", "output": "b", "system": 7}, "a message whose content is not text"),
+        (
+            {"conversations": [{"role": "system", "content": "a"}, *TWO], "system": "b"},
+            "a system message in 'conversations' and another in 'system'",
+        ),
+        ({"messages": [*TWO, TWO[1]]}, "two messages of the assistant's in a row, .*; join them"),
+        (
+            {"conversations": [{"from": "system", "value": "a"}, SHAREGPT[1]]},
+            "a system message last, in place of the user's",
+        ),
+    ],
+)
+def test_what_comes_before_the_prompt_is_refused_by_name_if_it_cannot_be_read(build, row, told_of_it):
+    with pytest.raises(UserError, match=f"row 1: {told_of_it}"):
+        build([row], demonstrations="last")
+
+
+@pytest.mark.parametrize(
+    ("cells", "read"),
+    [
+        (["8.0", "", "-9.0"], {"8", "-9", None}),  # as pandas writes integers where one is missing
+        (["8.0", "9.0", "1.0"], {"8.0", "9.0", "1.0"}),
+        (["8.0", "", "9.5"], {"8.0", "9.5", None}),
+        (["007", "", "8"], {"007", "8", None}),
+    ],
+)
+def test_a_missing_integer_does_not_make_decimals_of_the_others(build, cells, read):
+    table = "prompt,level,answer\n" + "".join(f"{i}?,{cell},{cell or 'x'}\n" for i, cell in enumerate(cells))
+    task = build(table.encode(), "a.csv")
+    found = [*(task.train_example(i, seed=0) for i in range(2)), *task.held_out_examples(1)]
+    assert {example.columns["level"] for example in found} == read
+
+
+def test_a_dotted_column_name_is_a_column_or_a_place_inside_one(build):
+    assert texts(build([{"a.b": f"{i}?"} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
+    assert texts(build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
+    assert texts(build([{"a": ["x", f"{i}?"]} for i in range(2)], prompt_column="a.1"), 1)[0] in ("0?", "1?")
+    with pytest.raises(UserError, match="rows 1, 2: no 'a.c'"):
+        build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.c")
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "read"),
+    [
+        ({}, ["train/0.jsonl", "test/0.jsonl"], "0"),
+        ({}, ["gsm8k_train.jsonl", "gsm8k_test.jsonl"], "0"),
+        ({}, ["data/train-0.jsonl", ".cache/train.jsonl", "data/.ipynb_checkpoints/train-0.jsonl"], "0"),
+        ({}, ["a.jsonl", "trains/b.jsonl"], "01"),
+        ({"subset": "main"}, ["main/train.jsonl", "socratic/train.jsonl"], "0"),
+        ({"split": "train_sft"}, ["train_sft-0.jsonl", "train_prefs-0.jsonl", "test_sft-0.jsonl"], "0"),
+        ({}, ["train_sft-0.jsonl", "train_prefs-0.jsonl"], None),
+    ],
+)
+def test_a_split_is_the_files_with_its_name_in_their_path(tmp_path, config, names, read):
+    for place, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(lines(*({"prompt": f"{place}{i}?"} for i in range(9))))
+    built = Rows.Config(path=str(tmp_path), **config)
+    if read is None:
+        with pytest.raises(
+            UserError, match=r"files of the split 'train', but it has \['train_prefs-0.jsonl', 'train_sft"
+        ):
+            built.build()
+    else:
+        assert {text[0] for text in texts(built.build(), 8)} == {*read}
+
+
+def test_an_answer_with_classes_is_the_name_that_the_hub_shows(tmp_path):
+    rows = {"question": ["a", "b", "c"], "answer": [1, 1, -1]}
+    features = Features({"question": Value("string"), "answer": ClassLabel(names=["A", "B"])})
+    Dataset.from_dict(rows, features).to_parquet(tmp_path / "mmlu.parquet")
+    task = Rows.Config(path=str(tmp_path / "mmlu.parquet")).build()
+    [example] = task.held_out_examples(2)
+    assert (example.expected_answer, example.columns["answer"]) == ("B", 1)
+    assert len(task._train.kept) == 1
+
+
+def test_each_epoch_has_every_row_once_in_a_seeded_order(build):
+    task = build(sums(20))
+    first, second = texts(task, 38)[:19], texts(task, 38)[19:]
+    assert sorted(first) == sorted(second)
+    assert len(set(first)) == 19
+    assert first != second
+    assert first == texts(build(sums(20)), 19)
+    assert first != texts(task, 19, seed=1)
+    assert task.epoch(38) == 2.0
+
+
+def test_held_out_split_depends_only_on_prompts_and_seed(build):
+    def held_out(task):
+        return sorted(e.text for e in task.held_out_examples(100))
+
+    chosen = held_out(build(sums(40), held_out_share=0.25))
+    assert len(chosen) == 10
+    assert chosen == held_out(build(sums(40)[::-1], held_out_share=0.25))
+    assert chosen != held_out(build(sums(40), held_out_share=0.25, held_out_seed=1))
+    assert not set(chosen) & set(texts(build(sums(40), held_out_share=0.25), 30))
+
+
+def test_messages_become_the_prompt_and_other_columns_reach_reward_functions(build):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
+    task = build([{"messages": turns, "level": 3}, {"messages": turns[1:], "source": {"page": 1}}])
+    both = [task.train_example(0, seed=0), *task.held_out_examples(1)]
+    assert {len(example.messages) for example in both} == {2, 1}
+    assert all(example.text == "" and example.expected_answer == "" for example in both)
+    columns = [example.columns for example in both]
+    assert {"level": 3, "source": None} in columns
+    assert {"level": None, "source": {"page": 1}} in columns
+
+
+def test_a_template_makes_the_prompt_of_columns(build):
+    rows = [{"question": f"{i} + 1?", "context": "Add."} for i in range(2)]
+    [example] = build(rows, template="{context}\nQuestion: {question}\nAnswer:").held_out_examples(1)
+    assert example.text in [f"Add.\nQuestion: {i} + 1?\nAnswer:" for i in range(2)]
+
+
+@pytest.mark.parametrize(("given", "text"), [(7, "7"), (7.0, "7"), (0.5, "0.5"), ("x", "x"), ("007", "007")])
+def test_answers_may_be_numbers_or_text(build, given, text):
+    [example] = build([{"prompt": "a", "answer": given}, {"prompt": "b", "answer": given}]).held_out_examples(1)
+    assert example.expected_answer == text
+
+
+def test_rows_without_answers_have_no_default_reward_or_correctness(build):
+    task = build([{"prompt": "a"}, {"prompt": "b"}])
+    with pytest.raises(UserError, match="grader.rewards = .*a reward function, as the task has none"):
+        build_grader(Grader.Config(), task)
+    assert task.judge("x", None) is None
+
+
+def test_skipped_rows_are_reported_with_their_numbers(build, capsys):
+    rows = [*sums(3), {"prompt": "9?"}, {"prompt": "8?", "answer": ""}, *sums(2), {"prompt": "7?", "answer": 7}]
+    assert (
+        "data.jsonl: 3 rows for training; left out: 2 without an answer (rows 4, 5), "
+        "2 with the prompt of an earlier row (rows 6, 7)" in told(build(rows), capsys)
+    )
+
+
+def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsys):
+    for name, rows in (("easy", sums(4)), ("hard", [{"prompt": f"{i} * 2?", "answer": 2 * i} for i in range(9)])):
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(*rows))
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("easy", "hard")}
+    task = build(sums(6), held_out_paths=paths)
+    out = told(task, capsys)
+    assert "data.jsonl: 2 rows for training; left out: 4 also held out (rows 1, 2, 3, 4)" in out
+    assert "easy.jsonl: 4 rows held out as easy" in out
+    assert [(e.task, e.text) for e in task.held_out_examples(5)] == [
+        *[("easy", f"{i} + 1?") for i in range(3)],
+        *[("hard", f"{i} * 2?") for i in range(2)],
+    ]
+    assert set(task.members()) >= {e.task for e in task.held_out_examples(99)} | {task.train_example(0, seed=0).task}
+    with pytest.raises(UserError, match="task.held_out_path = .*Name all tables in held_out_paths"):
+        build(sums(6), held_out_paths=paths, held_out_path=paths["easy"])
+    with pytest.raises(UserError, match="task.held_out_paths = 'sampled': expected a name"):
+        build(sums(6), held_out_paths={"sampled": paths["easy"]})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            lines(*sums(2)) + b'\n{"prompt":',
+            "data.jsonl has 1 row that cannot be used. row 3: not valid JSON; expected one object on each line. Correct or",
+        ),
+        (lines(*sums(2)) + b'\n{"prompt": "h\xe9"}', "row 3: not UTF-8"),
+        (
+            '{"prompt": "a"}\n'.encode("utf-16"),
+            "row 1: not UTF-8; save the file as UTF-8, or unpack it if it is compressed",
+        ),
+        (lines(*sums(2), [1]), "row 3: not a JSON object"),
+        (lines(*sums(2), {"answer": 3}), "row 3: no 'prompt'"),
+        (lines(*sums(2), {"prompt": 3}), "row 3: 'prompt' is neither text nor a list of messages"),
+        (lines(*sums(2), {"prompt": "a", "answer": [["b"]]}), "row 3: 'answer' is neither text nor a number"),
+        (lines(*sums(2), {"prompt": [{"role": "user"}]}), "row 3: a message whose content is not text"),
+        (lines(*sums(2), {"prompt": ["a"]}), "row 3: a message without a role"),
+        (
+            lines(*sums(2), {"prompt": [{"role": "assistant", "content": "a"}]}),
+            "row 3: messages do not end with the user",
+        ),
+        (
+            lines(*[{"prompt": i, "answer": 1} for i in range(30)]),
+            "30 rows .* rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...: ",
+        ),
+        (lines(*sums(2), {"prompt": " \n"}), "row 3: no 'prompt'"),
+        (
+            lines(*sums(2), {"prompt": '[{"role": "user"}]'}),
+            "row 3: 'prompt' is text that lists messages; write a list",
+        ),
+        (lines(*sums(2)) + b'\n{"prompt": "a", "answer": ' + b"1" * 5000 + b"}", "row 3: Exceeds the limit"),
+        (
+            lines(*sums(2), {"prompt": [{"role": "system", "content": "a"}]}),
+            "row 3: a system message last, in place of",
+        ),
+        (lines(*sums(2), {"prompt": "half \ud800"}), "row 3: 'prompt' has characters that UTF-8 cannot"),
+        (b"\n \n", "task.path = .*expected at least one row, but it is empty"),
+        (lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
+        (lines({"prompt": "a", "answer": {"value": 1}}), "row 1: 'answer' is .* inside, such as answer.value. Correct"),
+        (lines(*sums(1)), "task.path = .*expected rows for training and held-out rows"),
+        (
+            lines(*sums(1) * 3),
+            r"held-out rows, but: data.jsonl: 0 rows for training; left out: 2 with the prompt of an earlier",
+        ),
+        (b"", "task.path = .*expected at least one row, but it is empty"),
+    ],
+)
+def test_invalid_rows_are_errors_with_row_numbers_and_a_remedy(build, content, message):
+    with pytest.raises(UserError, match=message):
+        build(content)
+
+
+def test_invalid_csv_rows_are_errors_with_row_numbers(build):
+    with pytest.raises(UserError, match="row 2: more fields than the header"):
+        build(b"prompt,answer\na,1\nb,2,3\n", "a.csv")
+    with pytest.raises(UserError, match="row 2: not UTF-8"):
+        build(b"prompt,answer\na,1\nh\xe9,2\n", "b.csv")
+    with pytest.raises(UserError, match="row 2: not valid CSV .unexpected end of data"):
+        build(b'prompt,answer\na,1\n"b,2\nc,3\n', "c.csv")
+    with pytest.raises(UserError, match="row 1: two columns 'prompt'"):
+        build(b"prompt,prompt\na,1\n", "d.csv")
+    with pytest.raises(UserError, match="expected at least one row, but it is empty"):
+        build(b"prompt,answer\n", "e.csv")
+    with pytest.raises(UserError, match="rows 1, 2: a first line without a name for each column"):
+        build(b"Q3 tickets,,\nprompt,answer,id\na,1,2\n", "f.csv")
+
+
+def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
+    with pytest.raises(UserError, match="task.path = 'nowhere.jsonl': expected a file or folder that exists"):
+        Rows.Config(path="nowhere.jsonl").build()
+    with pytest.raises(UserError, match=r"expected a file or folder that exists\. There is none\. "):
+        Rows.Config(path=str(tmp_path / "nowhere.jsonl")).build()
+    with pytest.raises(UserError, match="expected one of .jsonl"):
+        build(b"a", "a.txt")
+    with pytest.raises(
+        UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt', 'answer'\]"
+    ):
+        build(sums(2), answer_column="label")
+    with pytest.raises(UserError, match=r"task.template = .*, but \['query'\] are none"):
+        build(sums(2), template="{query}")
+    with pytest.raises(UserError, match=r"but 'messages' has messages; \{messages\[0\]\[content\]\} is a text"):
+        build([{"messages": TWO[:1], "answer": "2"}], template="{messages} Answer:")
+    with pytest.raises(UserError, match="row 1: not UTF-8; save the file as UTF-8"):
+        build(json.dumps(sums(2)).encode("utf-16"), "a.json")
+    with pytest.raises(UserError, match=r"holds the prompt, but it has \['chosen', 'rejected'\]"):
+        build(lines({"chosen": "1 + 1 is 2", "rejected": "3"}), demonstrations="last")  # text without a prompt
+    with pytest.raises(UserError, match="expected columns of data.jsonl in braces, but Single '{' encountered"):
+        build(sums(2), template="{")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
+        Rows.Config(path=str(tmp_path / "empty")).build()
+
+
+def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys):
+    rows = [*sums(99), {"prompt": "a", "answer": "blue"}]
+    left_out = "98 rows for training; left out: 1 no answer that can be read in 'answer': expected a number alone, with a point before decimals (row 100)"
+    task = build(rows, answer_kind="number", held_out_share=0.01)
+    assert left_out in told(task, capsys)
+    with pytest.raises(
+        UserError, match="2 rows that cannot be used. rows 100, 101: no answer that can be read in 'answer'"
+    ):
+        build([*rows, rows[-1] | {"prompt": "b"}], answer_kind="number")
+
+
+def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
+    with pytest.raises(
+        UserError, match=r"task.path = 'org/name': .*\(task.subset\) and the split 'train', but: .+ Pass a file"
+    ):
+        Rows.Config(path="org/name").build()
+
+
+def test_too_long_prompts_are_skipped_and_reported_before_training(build, capsys):
+    task = build(
+        [*sums(9), {"prompt": "long " * 100, "answer": 1}, {"prompt": "longer " * 100, "answer": 1}], held_out_share=0.4
+    )
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300)
+    stream = PromptStream.Config(max_prompt_tokens=64, read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
+    assert "longer than prompts.max_prompt_tokens 64 (row" in capsys.readouterr().out
+    assert all(len(prompt.token_ids) <= 64 for prompt in stream.next_batch(30) + stream.held_out(10))
+    assert stream.num_passed_over == 0
+
+
+def test_messages_refused_by_the_chat_template_are_skipped_and_reported(build, capsys):
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
+    rows = [{"messages": [turns[0], {**turns[1], "content": f"1 + {i}?"}]} for i in range(3)]
+    task = build(sums(9) + [{"prompt": row["messages"], "answer": 1} for row in rows], held_out_share=0.01)
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300, chat=True)
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}<|user|>"
+    )
+    tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
+    assert "3 that the chat template rejects (rows 10, 11, 12)" in capsys.readouterr().out
+    assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
+
+
+def test_row_stream_is_equal_on_every_rank_and_resumes_within_an_epoch(build):
+    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300)
+
+    def stream():
+        return PromptStream.Config(read_ahead=8).build(task=build(sums(20)), tokenizer=tokenizer, seed=3)
+
+    one, other, resumed = stream(), stream(), stream()
+    for _ in range(3):
+        assert [p.text for p in one.next_batch(9)] == [p.text for p in other.next_batch(9)]
+    resumed.load_state_dict(one.state_dict())
+    assert [p.text for p in resumed.next_batch(20)] == [p.text for p in other.next_batch(20)]
+
+
+def test_rows_are_memory_mapped(build):
+    task = build(sums(1000))
+    assert isinstance(task._train.kept, np.ndarray)
+    assert task._train.table._data.cache_files

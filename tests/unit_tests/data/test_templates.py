@@ -1,0 +1,231 @@
+"""The chat templates that TRL's package has: prompts and demonstrations equal transformers' rendering, or are refused by name."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+
+import pytest
+
+from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.data import chat_messages
+from torchtitan_rl.data.end_tokens import end_token_ids
+from torchtitan_rl.data.renderer import PromptRenderer
+from torchtitan_rl.data.row_messages import read_messages, read_tools
+from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.data.task import Example
+from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.errors import UserError
+
+TEMPLATES = sorted(file.name for file in (files("trl") / "chat_templates").iterdir() if file.name.endswith(".jinja"))
+VISION = ("idefics3", "llava_next", "smolvlm")
+"""Templates that take contents as lists of parts alone."""
+FUNCTION = {
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": "n"}}, "required": ["a"]},
+}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+ASKED = {"role": "user", "content": "3+3?"}
+CALLS = [{"id": "call00001", "type": "function", "function": {"name": "add", "arguments": '{"a": "3 and 3"}'}}]
+CALLING = {"role": "assistant", "content": None, "tool_calls": CALLS}
+TOLD = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "it is 6"}
+THOUGHT = {"role": "assistant", "content": "Six.", "reasoning_content": "I add."}
+
+HISTORIES = {
+    "plain": [ASKED],
+    "system": [{"role": "system", "content": "Be brief."}, ASKED],
+    "developer": [{"role": "developer", "content": "a"}, ASKED],
+    "several turns": [ASKED, {"role": "assistant", "content": "Six."}, {"role": "user", "content": "And 4+4?"}],
+    "earlier thinking": [ASKED, THOUGHT, {"role": "user", "content": "And 4+4?"}],
+    "thinking in content": [ASKED, {"role": "assistant", "content": "<think>\nI add.\n</think>\n\nSix."}, ASKED],
+    "calls": [ASKED, CALLING, TOLD],
+    "calls with thinking": [ASKED, {**CALLING, "reasoning_content": "I call."}, TOLD],
+    "calls with content": [ASKED, {**CALLING, "content": "Let me see."}, TOLD],
+}
+LEARNED = {
+    "answer": [{"role": "assistant", "content": "Six."}],
+    "thinking": [THOUGHT],
+    "call": [CALLING],
+    "thinking in content": [{"role": "assistant", "content": "<think>\nI add.\n</think>\n\nSix."}],
+    "end of thinking in content": [{"role": "assistant", "content": "I add.\n</think>\n\nSix."}],
+}
+CASES = [
+    *((f"prompt: {name}", history, [], tools) for name, history in HISTORIES.items() for tools in ([], TOOLS)),
+    *(
+        (f"demonstration: {name}", [ASKED], learned, tools)
+        for name, learned in LEARNED.items()
+        for tools in ([], TOOLS)
+    ),
+    *((f"demonstration: after {name}", HISTORIES[name], LEARNED["answer"], []) for name in ("system", "developer")),
+]
+OF_KIND = {
+    "system": ("prompt: system", "demonstration: after system"),
+    "developer": ("prompt: developer", "demonstration: after developer"),
+    "thinking": ("prompt: earlier thinking", "demonstration: thinking"),
+    "calls": ("prompt: calls with tools", "demonstration: call with tools"),
+    "tools": ("prompt: plain with tools", "demonstration: answer with tools"),
+}
+"""A case for RL and one for SFT of each kind of message."""
+
+
+@cache
+def tokenizer_of(template: str):
+    made = chat_tokenizer()
+    made.chat_template = (files("trl") / "chat_templates" / template).read_text()
+    made.add_special_tokens({"bos_token": "<|endoftext|>"})
+    return made
+
+
+def renderings(template: str, thinks: bool) -> Iterator[tuple[str, str, str | UserError]]:
+    """(case, transformers' text, the renderer's text or refusal) of each case that transformers renders."""
+    made = tokenizer_of(template)
+    config = PromptRenderer.Config(enable_thinking=thinks, max_prompt_tokens=4096)
+    every_token = range(len(made))
+    renderer = config.build(
+        task=SumDigits.Config().build(), tokenizer=made, end_token_ids=every_token, max_completion_tokens=4096
+    )
+    for name, history, learned, tools in CASES:
+        messages, following = read_messages(history), read_messages(learned)
+        example = Example(
+            text="", expected_answer="", messages=messages, demonstration=following or None, tools=read_tools(tools)
+        )
+        found = renderer.prompts([example])[0]
+        try:
+            expected = made.apply_chat_template(
+                [*messages, *following], tools=tools or None, tokenize=False, add_generation_prompt=not following,
+                enable_thinking=thinks,
+            )  # fmt: skip
+        except Exception:
+            assert isinstance(found, UserError), name
+            continue
+        if not isinstance(found, UserError) and found.demonstration is not None:
+            found = found.text + found.demonstration.text
+        yield f"{name}{' with tools' * bool(tools)}", expected, getattr(found, "text", found)
+
+
+def written(case: str) -> Iterator[str]:
+    """What must be in a rendering of the case."""
+    [(_, history, learned, tools)] = [one for one in CASES if f"{one[0]}{' with tools' * bool(one[3])}" == case]
+    for message in (*history, *learned):
+        yield (message["content"] or "").rpartition("</think>")[2].strip()
+        yield from ("add", "3 and 3") if "tool_calls" in message else ()
+    yield from (tool["function"]["description"] for tool in tools)
+    if learned:
+        yield learned[-1].get("reasoning_content", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "thinks"),
+    [(one, on) for one in TEMPLATES for on in {False, "enable_thinking" in tokenizer_of(one).chat_template}],
+)
+def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(template, thinks):
+    if template.startswith(VISION):
+        try:
+            refused = [str(found) for _, _, found in renderings(template, thinks)]
+        except UserError as error:
+            refused = [str(error)]
+        assert all(re.search("a template that renders, but|it leaves out|it raises", one) for one in refused)
+        return
+    for case, expected, found in renderings(template, thinks):
+        if isinstance(found, UserError):
+            assert re.search(
+                "it leaves out (the|reasoning_content)|it raises|does not begin as the prompt ends|adds an empty block",
+                str(found),
+            )
+            assert case not in ("prompt: plain", "prompt: several turns")
+        else:
+            assert found == expected, case
+            assert all(part in found for part in written(case)), case
+
+
+@pytest.mark.parametrize(
+    ("template", "refused"),
+    [
+        ("cohere2", {"developer", "thinking", "calls", "tools"}),
+        ("gemma3", {"developer", "thinking", "calls", "tools"}),
+        ("glm4moe", {"developer"}),
+        ("gptoss", {"thinking"}),
+        ("llama3", {"thinking", "calls", "tools"}),
+        ("llama3_1", {"thinking"}),
+        ("llama3_2", {"thinking"}),
+        ("phi3", {"developer", "thinking", "calls", "tools"}),
+        ("qwen2_5", {"developer", "thinking"}),
+        ("qwen3", {"developer"}),
+        ("qwen3_5_think", {"developer"}),
+        ("qwen3_instruct_2507", {"developer", "thinking"}),
+    ],
+)
+def test_each_kind_of_message_is_rendered_or_refused_for_rl_and_sft(template, refused):
+    thinks = "enable_thinking" in tokenizer_of(f"{template}.jinja").chat_template
+    equal = {case for case, expected, found in renderings(f"{template}.jinja", thinks) if found == expected}
+    for kind, cases in OF_KIND.items():
+        assert [case in equal for case in cases] == [kind not in refused] * 2, kind
+
+
+@pytest.mark.parametrize(
+    ("template", "case", "right"),
+    [
+        ("qwen3.jinja", "demonstration: thinking", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
+        ("qwen3.jinja", "demonstration: thinking in content", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
+        ("qwen3.jinja", "demonstration: end of thinking in content", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
+        (
+            "qwen3_8.jinja",
+            "demonstration: end of thinking in content",
+            "the template adds an empty block before its thinking",
+        ),
+        ("qwen3.jinja", "prompt: calls with thinking", "<think>\nI call.\n</think>\n\n<tool_call>\n"),
+        ("qwen3.jinja", "prompt: calls", '{"name": "add", "arguments": {"a": "3 and 3"}}\n</tool_call><|im_end|>'),
+        ("qwen3.jinja", "demonstration: call with tools", '"arguments": {"a": "3 and 3"}}\n</tool_call><|im_end|>'),
+        ("qwen3.jinja", "prompt: plain with tools", "<tools>\n" + json.dumps(TOOLS[0])),
+        ("qwen3.jinja", "prompt: developer", "it leaves out the developer message"),
+        ("llama3_1.jinja", "prompt: calls", '{"name": "add", "parameters": {"a": "3 and 3"}}'),
+        ("llama3_1.jinja", "prompt: calls with content", "it leaves out the assistant message"),
+        ("llama3_1.jinja", "demonstration: thinking", "it leaves out reasoning_content of the assistant message"),
+        ("phi3.jinja", "prompt: calls with content", "it leaves out the tool_calls of the assistant message"),
+        ("phi3.jinja", "prompt: plain with tools", "it leaves out the tools"),
+    ],
+)
+def test_thinking_calls_and_tools_are_written_or_named(template, case, right):
+    thinks = "enable_thinking" in tokenizer_of(template).chat_template
+    [found] = [found for name, _, found in renderings(template, thinks) if name == case]
+    assert right in str(found)
+
+
+def test_the_thinking_of_38_rows_is_learned():
+    """228 of the 564 tokens are "I add." and its line breaks, where the template would write an empty block."""
+    made = chat_tokenizer()
+    made.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<think>", "</think>"]})
+    made.chat_template = tokenizer_of("qwen3.jinja").chat_template
+    config = PromptRenderer.Config(enable_thinking=True)
+    renderer = config.build(task=SumDigits.Config().build(), tokenizer=made, end_token_ids=[made.vocab["<|im_end|>"]])
+
+    def num_learned(**thinking: str) -> int:
+        turns = [[{"role": "assistant", "content": f"{i + 3}", **thinking}] for i in range(1, 39)]
+        shown = [Example(text="", expected_answer="", messages=[ASKED], demonstration=turn) for turn in turns]
+        return sum(int(prompt.demonstration.loss_mask.sum()) for prompt in renderer.prompts(shown))
+
+    assert (num_learned(reasoning_content="I add."), num_learned()) == (564, 336)
+
+
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_chat_template_that_loops_is_stopped_and_named(monkeypatch):
+    monkeypatch.setattr(chat_messages, "RENDER_LIMIT_S", 0.3)
+    made = make_small_tokenizer(["1 + 1"], vocab_size=260)
+    made.chat_template = LOOPS
+    assert end_token_ids("none", made) == [made.eos_token_id]
+    with pytest.raises(
+        UserError, match="chat_template = .* but: TimeoutError: it takes more than 0.3 s of computing. Use"
+    ):
+        PromptStream.Config(max_prompt_tokens=512).build(task=SumDigits.Config().build(), tokenizer=made, seed=0)
+    made = chat_tokenizer()
+    renderer = PromptRenderer.Config().build(task=SumDigits.Config().build(), tokenizer=made)
+    made.chat_template = "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}" + made.chat_template
+    rows = [
+        Example(messages=[{"role": "user", "content": text}], text="", expected_answer="") for text in ("loop", "3+3?")
+    ]
+    assert renderer.faults(rows) == ["that the chat template rejects", None]

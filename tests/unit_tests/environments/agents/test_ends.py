@@ -1,0 +1,186 @@
+"""Commands as agents: every way to go wrong is an end with a name, the other conversations go on, and nothing is left running."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parts.conversations import ScriptedEngine, conversations, prompts
+from torchtitan_rl.environments.agents import AgentEnvironment
+from torchtitan_rl.environments.pool import ConversationError
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.conversation import Conversation
+from torchtitan_rl.generator.rollout import roll_out
+
+ASK = """
+import json, os, signal, subprocess, sys, threading, time, urllib.request
+def post(path, body, key=os.environ["OPENAI_API_KEY"]):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    url = os.environ["OPENAI_BASE_URL"] + path
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, body, {"Authorization": "Bearer " + key})))
+def ask(messages, **more):
+    return post("/chat/completions", {"model": "x", "messages": messages, **more})["choices"][0]["message"]
+task = json.load(open(os.environ["AGENT_TASK"]))
+messages = [{"role": "user", "content": task["question"]}]
+"""
+"""The beginning of every command here."""
+
+GOOD = """
+messages.append(ask(messages))
+messages.append({"role": "user", "content": "And again?"})
+ask(messages)
+json.dump({"reward": 0.5, "columns": {"asked": 2}}, open(os.environ["AGENT_RESULT"], "w"))
+"""
+
+
+def command(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", ASK + code]
+
+
+@pytest.fixture
+def talk(made):
+    """Plays one conversation of each command to its end."""
+
+    def talk(*codes: str, seconds: float = 30.0, **config) -> list[Conversation]:
+        played = [
+            Conversation(
+                prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000,
+                most_tokens=4000,
+            )
+            for prompt in prompts(made, len(codes))
+        ]  # fmt: skip
+
+        def make(prompt):
+            task = {"question": f"question {prompt.prompt_idx}"}
+            return AgentEnvironment(command(codes[prompt.prompt_idx]), task=task, seconds=seconds)
+
+        pool = conversations(make, made, **config).start(played)
+        try:
+            engine = ScriptedEngine(made, "x")
+            list(roll_out(played, engine, pool, lambda one: one, wait_for_answers=False))
+        finally:
+            pool.close()
+        return played
+
+    return talk
+
+
+@pytest.fixture(autouse=True)
+def own_agents(tmp_path, monkeypatch):
+    """Agents of this test are told from those of other tests that run at the same time by their temporary folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def agents() -> list[str]:
+    """This test's processes that were started with an agent's key."""
+    found = []
+    mine = f"TMPDIR={os.environ['TMPDIR']}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environ, state = (
+                (folder / "environ").read_bytes(),
+                (folder / "stat").read_text().rpartition(")")[2].split()[0],
+            )
+        except OSError:
+            continue
+        if b"AGENT_TASK=" in environ and mine in environ.split(b"\0") and state != "Z":
+            found.append(folder.name)
+    return found
+
+
+def test_command_agent_runs_a_conversation_and_writes_its_reward_to_a_file(talk):
+    [one] = talk(GOOD)
+    assert one.finish_reason == "stop"
+    assert one.prompt.messages == [{"role": "user", "content": "question 0"}]
+    assert [turn.reward for turn in one.turns] == [None, 0.5]
+    assert one.turns[1].columns == {"asked": 2}
+    assert [turn.text for turn in one.turns] == ["x", "x"]
+    assert one.turns[0].messages[0]["content"] == "And again?"
+
+
+ENDS = {
+    "killed": ("ask(messages); os.kill(os.getpid(), signal.SIGKILL)", r"the agent was killed by signal 9 \(Killed\)"),
+    "killed by a real-time signal": ("ask(messages); os.kill(os.getpid(), 35)", r"the agent was killed by signal 35 \(Real-time"),
+    "raises": ("ask(messages); raise ValueError('no dice')", "ended with exit code 1: (?s:.*)ValueError: no dice"),
+    "hangs": ("ask(messages); time.sleep(99)", "sent no request and did not end within 3 s"),
+    "never asks": ("", "the agent ended without a request"),
+    "large request": ("ask([{'role': 'user', 'content': 'x' * 17_000_000}])", "a request of more than 16,777,216 bytes"),
+    "prints": ("while True: print('x' * 100_000)", "printed more than 16,777,216 bytes"),
+    "wrong key": ("post('/chat/completions', {'messages': messages}, 'sesame')", "exit code 1: (?s:.*)401"),
+    "no JSON": ("post('/chat/completions', b'{')", "the agent's request is not JSON"),
+    "wrong result": ("ask(messages); open(os.environ['AGENT_RESULT'], 'w').write('fine')", "the agent's outcome is not JSON"),
+    "infinite reward": ("ask(messages); post('/reward', b'{\"reward\": Infinity}')", "the reward is inf"),
+    "long message": ("ask([{'role': 'user', 'content': 'x' * 30_000}])", "conversations.max_answer_characters, 20,000"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_failing_agent_ends_its_conversation_with_a_reason_and_others_continue(talk, end):
+    code, reason = ENDS[end]
+    wrong, good = talk(code, GOOD, seconds=3 if end == "hangs" else 30, on_failure="none")
+    assert wrong.finish_reason == "env_error"
+    assert re.search(reason, wrong.error), wrong.error
+    assert (good.finish_reason, good.turns[-1].reward) == ("stop", 0.5)
+    assert agents() == []
+
+
+def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
+    with pytest.raises(
+        ConversationError, match="AgentEnvironment of prompt .* failed: AgentFailed: the agent ended with"
+    ):
+        talk("sys.exit(3)", GOOD)
+    assert agents() == []
+
+
+@pytest.mark.parametrize("leaves_group", [False, True])
+def test_leftover_agent_processes_are_killed_and_the_folder_is_removed(talk, tmp_path, leaves_group):
+    note = tmp_path / "note"
+    child = f"subprocess.Popen(['sleep', '99'], start_new_session={leaves_group}); open({str(note)!r}, 'w').write(os.getcwd())"
+    [one] = talk(f"{child}{GOOD}")
+    assert one.finish_reason == "stop"
+    assert agents() == []
+    assert not os.path.exists(note.read_text())
+
+
+def test_truncated_agent_is_killed_and_its_posted_reward_counts(talk):
+    code = (
+        "post('/reward', {'reward': 0.25})\nwhile True: messages += [ask(messages), {'role': 'user', 'content': 'y'}]"
+    )
+    [one] = talk(code, max_turns=3)
+    assert (one.finish_reason, one.turns[-1].reward) == ("max_turns", 0.25)
+    assert agents() == []
+
+
+REWRITES = """
+for text in ("other", "another", "third"):
+    ask([{'role': 'user', 'content': text}])
+"""
+
+
+def test_an_agent_that_rewrites_its_history_has_several_traces(talk):
+    [one] = talk(f"ask(messages){REWRITES}")
+    completion = one.completion(0)
+    assert (one.finish_reason, len(one.traces), [turn.trace for turn in one.turns]) == ("stop", 4, [0, 1, 2, 3])
+    assert [trace.messages[0]["content"] for trace in completion.traces[1:]] == ["other", "another", "third"]
+    assert [trace.parent for trace in completion.traces] == [None, 0, 1, 2]
+    for span, trace in zip(completion.spans, completion.traces, strict=True):
+        mask = completion.loss_mask[span]
+        assert not mask[: trace.context_tokens].any()
+        assert mask[trace.context_tokens :].all()
+
+
+def test_the_limit_of_traces_is_an_end_with_a_name_that_keeps_the_reward(talk):
+    [one] = talk(f"post('/reward', 0.25)\nask(messages){REWRITES}", max_traces=3)
+    assert (one.finish_reason, len(one.traces), one.turns[-1].reward) == ("max_traces", 3, 0.25)
+    assert agents() == []
+
+
+def test_agents_receive_only_allowed_environment_variables(talk, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    [one] = talk("messages[0]['content'] = json.dumps(sorted(os.environ)); ask(messages)")
+    names = json.loads(one.prompt.messages[0]["content"])
+    assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "AGENT_TASK", "AGENT_RESULT", "PATH"} <= set(names)
+    assert "WANDB_API_KEY" not in names

@@ -1,0 +1,145 @@
+"""Fields declare what they may hold, and every number of the package's own configs does."""
+
+import math
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib import import_module
+from typing import Any, Literal, get_args
+
+import pytest
+
+from torchtitan_rl import library
+from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.config import RunConfig
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.fields.field_limits import check_fields
+from torchtitan_rl.fields.number import MANY, number
+
+ANY_NUMBER = {
+    "ReasoningGym.Config.tasks": "pairs of a name and a weight, checked where the names are",
+}
+"""Numeric fields without a declared limit, each with its reason."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Inner:
+    share: float = number(0.5, above=0, below=1, remedy="Use a half.")
+
+
+@dataclass(kw_only=True, slots=True)
+class Outer:
+    count: int = number(4, least=1)
+    size: int | None = number(None, least=1)
+    least: float = number(1.0, least=0)
+    most: float = number(2.0, least="least", most=math.inf)
+    pair: tuple[float, float] = number((0.1, 0.2), least=0, below=1)
+    ids: list[int] = number([], least=0)
+    weights: dict[str, float] = number({}, above=-math.inf, below=math.inf)
+    kind: Literal["one", "other"] = "one"
+    kinds: dict[str, Literal["one", "other"]] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+    inner: Inner = field(default_factory=Inner)
+    named: dict[str, Inner] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"count": MANY}, {"size": 1}, {"most": math.inf}, {"ids": [0, 3]}, {"weights": {"a": -1.0}}, {"texts": ["a"]}],
+)
+def test_valid_numbers_are_accepted(settings):
+    assert check_fields(Outer(**settings)) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"count": 0}, "run.count = 0: expected at least 1. Use 4."),
+        ({"count": MANY + 1}, "run.count = 1000000000001: expected at most 1000000000000. Use 4."),
+        ({"count": 1.5}, "run.count = 1.5: expected a whole number. Use 4."),
+        ({"count": None}, "run.count = None: expected a whole number. Use 4."),
+        ({"least": "1"}, "run.least = '1': expected a number. Use 1.0."),
+        ({"least": math.nan}, "run.least = nan: expected at least 0. Use 1.0."),
+        ({"least": math.inf, "most": math.inf}, "run.least = inf: expected at most 1000000000000. Use 1.0."),
+        ({"most": 0.5}, "run.most = 0.5: expected at least 1.0 (least). Use 2.0."),
+        ({"pair": (0.1, 1.0)}, "run.pair = (0.1, 1.0): expected at least 0 and less than 1. Use (0.1, 0.2)."),
+        ({"ids": [3, -1]}, "run.ids = [3, -1]: expected at least 0. Use []."),
+        ({"weights": {"a": math.nan}}, "run.weights = {'a': nan}: expected a finite number. Use {}."),
+        ({"kind": "third"}, "run.kind = 'third': expected one of ('one', 'other'). Use 'one'."),
+        ({"kinds": {"a": "third"}}, "run.kinds = {'a': 'third'}: expected one of ('one', 'other')."),
+        ({"texts": ["a", ""]}, "run.texts = ['a', '']: expected texts of at least one character. Correct the value."),
+        ({"texts": [5]}, "run.texts = [5]: expected texts of at least one character. Correct the value."),
+        ({"inner": Inner(share=0)}, "run.inner.share = 0: expected more than 0 and less than 1. Use a half."),
+        ({"named": {"a": Inner(share=1)}}, "run.named.a.share = 1: expected more than 0 and less than 1. Use a half."),
+    ],
+)
+def test_number_out_of_range_is_refused_with_its_full_name(settings, message):
+    with pytest.raises(UserError) as raised:
+        check_fields(Outer(**settings), "run")
+    assert str(raised.value).startswith(message)
+
+
+def own_configs(config: type, seen: set[type]) -> Iterator[type]:
+    """A config class of this package, and all that its fields may hold: subclasses and what is inside lists and dicts too."""
+    if not (is_dataclass(config) and config.__module__.startswith("torchtitan_rl.")) or config in seen:
+        return
+    seen.add(config)
+    yield config
+    for found in (*config.__subclasses__(), *(kind for one in fields(config) for kind in kinds(one.type))):
+        yield from own_configs(found, seen)
+
+
+def kinds(declared: Any) -> list[Any]:
+    """A type and all types inside it. Example: int | None -> [int | None, int, NoneType]"""
+    return [declared, *(inner for one in get_args(declared) for inner in kinds(one))]
+
+
+def undeclared(config: type) -> set[str]:
+    """Its numeric fields without a limit."""
+    numbers = {one for one in fields(config) if {int, float} & {*kinds(one.type)}}
+    return {f"{config.__qualname__}.{one.name}" for one in numbers if not one.metadata.get("limits")}
+
+
+def test_every_number_in_a_config_declares_its_range():
+    for module in pkgutil.walk_packages(library.__path__, "torchtitan_rl."):
+        import_module(module.name)  # what one may put into a field of another's type
+    configs = [*own_configs(RunConfig, set())]
+    names = {config.__qualname__ for config in configs}
+    assert names >= {"RunConfig", "SamplingConfig", "WatchdogLimits", "AdamW.Config", "TauController.Config", "Share"}
+    assert set().union(*map(undeclared, configs)) == {*ANY_NUMBER}
+
+
+def limited(config: Any, path: str) -> Iterator[tuple[Any, str, str]]:
+    """(config, field, path) of each number with a limit that is a number, in a config and in those inside it."""
+    for one in fields(config):
+        value, name = getattr(config, one.name), f"{path}.{one.name}".lstrip(".")
+        if is_dataclass(value):
+            yield from limited(value, name)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            for how, limit in one.metadata.get("limits", {}).items():
+                if not isinstance(limit, str) and math.isfinite(limit):
+                    yield config, one.name, f"{name} {how} {limit}"
+
+
+@pytest.mark.parametrize("case", [case for _, _, case in limited(load_config("debug"), "")])
+def test_a_number_of_a_run_just_beyond_its_limit_is_refused_by_its_path(case):
+    config = load_config("debug")
+    [(owner, name)] = [(owner, name) for owner, name, one in limited(config, "") if one == case]
+    path, how, limit = case.split()
+    beyond = {"above": 0, "least": -1, "most": 1, "below": 0}[how]
+    kind = int if isinstance(getattr(owner, name), int) else float
+    setattr(owner, name, kind(float(limit)) + beyond)
+    with pytest.raises(UserError, match=rf"^{path} = .*: expected .*{limit}"):
+        check_fields(config)
+
+
+def test_number_without_a_range_is_found():
+    @dataclass(kw_only=True)
+    class Loose:
+        share: float | None = number(None)
+        shares: dict[str, tuple[int, str]] = field(default_factory=dict)
+        kept: float = number(1.0, least=0)
+        name: str = ""
+        on: bool = False
+
+    assert {name.rpartition(".")[2] for name in undeclared(Loose)} == {"share", "shares"}

@@ -1,0 +1,204 @@
+"""Groups in flight: which are taken, where they go on, and that no token is lost, sampled twice or of an unknown version."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.parts.conversations import engine, prompts
+from tests.parts.talk import save_talker
+from tests.parts.tiny import DIMENSIONS
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.in_flight import Carried, GroupBudget, InFlight
+from torchtitan_rl.types import Prompt, flat
+
+SAMPLING = SamplingConfig(n=3, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_talker(tmp_path_factory.mktemp("policy"), **DIMENSIONS)
+
+
+@pytest.fixture(scope="module")
+def generator(folder, made):
+    with engine(folder, made) as generator:
+        yield generator
+
+
+class Stream:
+    """Training prompts of a made-up stream, repeated every seven."""
+
+    def __init__(self, made) -> None:
+        self._prompts = prompts(made, 7)
+        self.seen = 0
+
+    def at(self, index: int) -> Prompt:
+        return replace(self._prompts[index % 7], prompt_idx=0, stream_idx=index)
+
+    def next_batch(self, num: int) -> list[Prompt]:
+        self.seen += num
+        return [replace(self.at(self.seen - num + i), prompt_idx=i) for i in range(num)]
+
+
+class Run:
+    """Steps of `needed` groups on one engine, whose weights stay the same; only their version counts up."""
+
+    def __init__(self, generator, made, *, prompts: int, max_age: int = 4, needed: int = 4, sampling=SAMPLING) -> None:
+        self.stream, self.needed, self.version = Stream(made), needed, 0
+        self.in_flight = InFlight.Config(prompts=prompts, max_age=max_age).build(prompt_at=self.stream.at)
+        self.generator, self.sampling = generator, sampling
+
+    def step(self):
+        self.generator.policy_version = self.version
+        self.generator.llm.reset_prefix_cache()
+        new = self.stream.next_batch(self.in_flight.num_new(self.needed))
+        self.generator.sampling = self.sampling
+        prompts = self.in_flight.admit(new)
+        groups = list(self.in_flight.sample(self.generator, prompts, needed=self.needed, step=self.version, round=0))
+        groups.sort(key=lambda group: group.prompt.prompt_idx)
+        self.in_flight.gather(self.generator)
+        self.version += 1
+        return groups
+
+
+def said(groups):
+    return {
+        (g.prompt.stream_idx, c.sample_idx): (c.token_ids.tolist(), c.text, c.finish_reason)
+        for g in groups
+        for c in g.samples
+    }
+
+
+def test_oldest_groups_are_finished_first():
+    budget = GroupBudget(3, urgent=[7])
+    assert [budget.takes(index) for index in (1, 2, 3, 7)] == [True, True, False, True]
+    assert budget.left == 0
+
+
+def test_new_prompts_fill_the_free_slots(made):
+    stream = Stream(made)
+    in_flight = InFlight.Config(prompts=6).build(prompt_at=stream.at)
+    assert in_flight.num_new(4) == 6
+    first = in_flight.admit(stream.next_batch(6))
+    assert [p.prompt_idx for p in first] == [0, 1, 2, 3, 4, 5]
+    for prompt in (first[1], first[4]):
+        in_flight.carried[prompt.prompt_idx] = Carried(prompt=prompt, since=0, samples=[])
+    assert in_flight.num_new(4) == 4
+    then = in_flight.admit(stream.next_batch(4))
+    assert [(p.prompt_idx, p.stream_idx) for p in then] == [(0, 6), (1, 1), (2, 7), (3, 8), (4, 4), (5, 9)]
+
+
+def test_resumed_completions_have_the_greedy_tokens_of_uninterrupted_ones(generator, made):
+    greedy = SamplingConfig(n=1, max_tokens=40, temperature=0)
+    run = Run(generator, made, prompts=8, sampling=greedy)
+    groups = [group for _ in range(6) for group in run.step()]
+    cut = [c for c in flat(groups) if c.token_versions is not None and len(set(c.token_versions.tolist())) > 1]
+    assert cut, "no completion was cut, so nothing was tested"
+    stream = Stream(made)
+    generator.llm.reset_prefix_cache()
+    whole = generator.generate(stream.next_batch(7), step=0, sampling_config=greedy)
+    uncut = {group.prompt.stream_idx: group.samples[0] for group in whole}
+    for group in groups:
+        [one], other = group.samples, uncut[group.prompt.stream_idx % 7]
+        assert (one.token_ids.tolist(), one.text) == (other.token_ids.tolist(), other.text)
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
+
+
+def test_every_prompt_is_trained_once_within_the_maximum_age(generator, made):
+    run = Run(generator, made, prompts=8, max_age=2)
+    groups = []
+    for step in range(12):
+        taken = run.step()
+        assert len(taken) == 4
+        assert len({g.prompt.prompt_idx for g in taken}) == 4
+        assert all(step - c.oldest_version <= 2 for c in flat(taken))
+        assert {c.policy_version for c in flat(taken)} == {step}
+        groups += taken
+    trained = sorted(group.prompt.stream_idx for group in groups)
+    carried = sorted(one.prompt.stream_idx for one in run.in_flight.carried.values())
+    assert sorted(trained + carried) == list(range(run.stream.seen))
+    ages = [c.policy_version - c.oldest_version for c in flat(groups)]
+    assert max(ages) == 2
+
+
+def test_policy_versions_name_the_step_that_sampled_each_token(generator, made):
+    run = Run(generator, made, prompts=8)
+    seen: dict[tuple[int, int], list[int]] = {}
+    for step in range(6):
+        groups = run.step()
+        for group in groups:
+            for one in group.samples:
+                before = seen.get((group.prompt.stream_idx, one.sample_idx), [])
+                versions = (
+                    [one.policy_version] * len(one.token_ids)
+                    if one.token_versions is None
+                    else one.token_versions.tolist()
+                )
+                assert versions[: len(before)] == before
+                assert all(version == step for version in versions[len(before) :])
+                assert one.fresh_mask.tolist() == [version == step for version in versions]
+        for carried in run.in_flight.carried.values():
+            for i, partial in enumerate(carried.samples):
+                assert len(partial.versions) == len(partial.token_ids) == len(partial.sampler_logprobs)
+                seen[carried.prompt.stream_idx, i] = list(partial.versions)
+
+
+def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, made, folder):
+    start, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
+    weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
+    run, groups = Run(generator, made, prompts=8), []
+    for one in weights:
+        generator.load_weights(one.items(), policy_version=run.version)
+        groups += run.step()
+    model, compared = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), 0
+    scored = {}
+    for version, one in enumerate(weights):
+        model.load_state_dict(one, strict=False)
+        for i, (prompt, completion) in enumerate((g.prompt, c) for g in groups for c in g.samples):
+            ids = torch.tensor([[*prompt.token_ids.tolist(), *completion.token_ids.tolist()]])  # [1, Lp + L]
+            with torch.no_grad():
+                every = model(ids).logits[0].log_softmax(-1)  # [Lp + L, vocabulary]
+            scored[version, i] = every[:-1].gather(1, ids[0, 1:, None])[len(prompt.token_ids) - 1 :, 0].numpy()  # [L]
+    for i, one in enumerate(flat(groups)):
+        versions = np.full(len(one.token_ids), one.policy_version) if one.token_versions is None else one.token_versions
+        own = np.array([scored[version, i][place] for place, version in enumerate(versions.tolist())])  # [L]
+        assert np.abs(own - one.sampler_logprobs).max() < 1e-4
+        if len(set(versions.tolist())) > 1:
+            compared += 1
+            assert (
+                np.abs(scored[one.policy_version, i] - one.sampler_logprobs).max() > 1e-3
+            )  # the newest weights say otherwise
+    assert compared
+    generator.load_weights(start.items(), policy_version=0)
+
+
+def test_checkpoint_with_groups_in_flight_resumes_bitwise(generator, made):
+    one = Run(generator, made, prompts=8)
+    for _ in range(3):
+        one.step()
+    state = json.loads(json.dumps(one.in_flight.state_dict()))
+    assert state, "nothing is carried, so nothing was tested"
+    other = Run(generator, made, prompts=8)
+    other.in_flight.load_state_dict(state)
+    assert json.loads(json.dumps(other.in_flight.state_dict())) == state
+    other.stream.seen, other.version = one.stream.seen, one.version
+    for _ in range(3):
+        expected, found = one.step(), other.step()
+        assert said(found) == said(expected)
+        for a, b in zip(flat(found), flat(expected), strict=True):
+            assert np.array_equal(a.sampler_logprobs, b.sampler_logprobs)
+
+
+def test_checkpoint_with_changed_prompts_is_refused(generator, made):
+    run = Run(generator, made, prompts=8)
+    run.step()
+    state = json.loads(json.dumps(run.in_flight.state_dict()))
+    changed = InFlight.Config(prompts=8).build(prompt_at=lambda index: replace(run.stream.at(index + 1)))
+    with pytest.raises(UserError, match="unfinished completions of training prompt"):
+        changed.load_state_dict(state)

@@ -1,0 +1,122 @@
+"""In which order the engine sleeps, wakes and is filled: an engine that records calls, since a CPU's cannot sleep."""
+
+import pytest
+import torch
+
+from torchtitan_rl.generator.generator import Generator
+
+
+class RecordingEngine:
+    """What `Generator` asks of vLLM's LLM, in order; `kept_cache` makes it keep its prefix cache."""
+
+    def __init__(self, *, kept_cache=False):
+        self.calls = []
+        self.kept_cache = kept_cache
+
+    def sleep(self, *, level):
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, *, tags):
+        self.calls.append(f"wake {' '.join(tags)}")
+
+    def collective_rpc(self, method, *, kwargs):
+        for name, _ in kwargs["weights_iterator"]:
+            self.calls.append(f"{method} {name}")
+
+    def apply_model(self, function):
+        self.calls.append("apply_model")
+        return [None]
+
+    def reset_prefix_cache(self):
+        self.calls.append("reset prefix cache")
+        return not self.kept_cache
+
+
+def generator(*, sleeps=True, engine=None):
+    made = object.__new__(Generator)
+    made.llm = engine or RecordingEngine()
+    made._sleeps, made._asleep, made.policy_version, made.lora = sleeps, False, -1, None
+    made.wide_head = made.before_reload = None
+    return made
+
+
+def weights(made, *names):
+    """The iterator that the trainer gathers lazily: each weight is made when the engine is ready for it."""
+    for name in names:
+        made.llm.calls.append(f"gather {name}")
+        yield name, torch.zeros(1)
+
+
+def test_engine_sleeps_for_training_and_wakes_in_order():
+    made = generator()
+    made.sleep()
+    made.llm.calls.append("train")
+    made.load_weights(weights(made, "a", "b"), policy_version=3)
+    assert made.llm.calls == [
+        "sleep 2",
+        "train",
+        "wake weights",
+        "gather a",
+        "reload_weights a",
+        "gather b",
+        "reload_weights b",
+        "wake kv_cache",
+        "reset prefix cache",
+    ]
+    assert made.policy_version == 3
+
+
+class RecordingAdapter:
+    """The part of EngineAdapter that a sync calls."""
+
+    def load(self, llm, tensors):
+        llm.calls.append(f"adapter {' '.join(tensors)}")
+
+
+def test_with_lora_the_base_is_loaded_once_and_kept_on_the_host():
+    made = generator()
+    made.lora = RecordingAdapter()
+    made.sleep()
+    made.load_weights(weights(made, "base", "q.lora_A.weight"), policy_version=0)
+    made.sleep()
+    made.load_weights(weights(made, "q.lora_A.weight"), policy_version=1)
+    loaded = ["wake weights", "gather base", "reload_weights base", "gather q.lora_A.weight", "adapter q.lora_A.weight"]
+    awake = ["wake kv_cache", "reset prefix cache"]
+    again = ["wake weights", "gather q.lora_A.weight", "adapter q.lora_A.weight"]
+    assert made.llm.calls == ["sleep 1", *loaded, *awake, "sleep 1", *again, *awake]
+
+
+def test_proof_wakes_a_sleeping_engine_before_reading_its_buffers():
+    made = generator()
+    made.config = Generator.Config()
+    made.sleep()
+    made.inspect(lambda model: None)
+    made.load_weights(weights(made), policy_version=0)
+    assert made.llm.calls[:3] == ["sleep 2", "wake weights", "apply_model"]
+    assert made.llm.calls[-2:] == ["wake kv_cache", "reset prefix cache"]
+
+
+def test_second_sleep_does_nothing_and_the_next_sync_wakes():
+    made = generator()
+    made.sleep()
+    made.sleep()
+    made.load_weights(weights(made), policy_version=1)
+    made.sleep()
+    assert made.llm.calls == ["sleep 2", "wake weights", "wake kv_cache", "reset prefix cache", "sleep 2"]
+
+
+def test_failed_prefix_cache_reset_is_an_error_and_keeps_the_policy_version():
+    made = generator(engine=RecordingEngine(kept_cache=True))
+    with pytest.raises(RuntimeError, match="prefix cache"):
+        made.load_weights(weights(made), policy_version=1)
+    assert made.policy_version == -1
+
+
+def test_vllm_has_the_methods_that_the_generator_calls():
+    import inspect
+
+    from vllm import LLM
+
+    assert "level" in inspect.signature(LLM.sleep).parameters
+    assert "tags" in inspect.signature(LLM.wake_up).parameters
+    assert {"method", "kwargs"} <= inspect.signature(LLM.collective_rpc).parameters.keys()

@@ -1,0 +1,97 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import _registry
+
+from tests.gpu_rehearsal import cpu_kernels  # noqa: F401  (registers kernels)
+from torchtitan_rl.models.attention import (
+    FlashVarlen,
+    PackedRows,
+    PackedSDPA,
+    attention_config,
+    similar_lengths,
+)
+from torchtitan_rl.types import SegmentLayout
+
+
+@pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 4], [1, 1, 1], [9, 2], [2, 40, 3, 21, 20, 1, 7]])
+def test_packed_attention_equals_causal_attention_of_each_sequence(lengths):
+    torch.manual_seed(0)
+    T, heads, kv_heads, width = sum(lengths), 4, 2, 8
+    q = torch.randn(1, T, heads, width, requires_grad=True)
+    k, v = (torch.randn(1, T, kv_heads, width, requires_grad=True) for _ in range(2))
+    attention = PackedSDPA.Config().build()
+    found = attention(q, k, v, attention_masks=PackedRows.of(SegmentLayout.of(lengths, device="cpu")), enable_gqa=True)
+    rows, begin = [], 0
+    for n in lengths:
+        part = [t[:, begin : begin + n].transpose(1, 2) for t in (q, k, v)]
+        rows.append(F.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=True).transpose(1, 2))
+        begin += n
+    expected = torch.cat(rows, 1)
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    grads = [torch.autograd.grad((out * weights).sum(), (q, k, v), retain_graph=True) for out in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_batches_hold_sequences_of_similar_lengths():
+    assert similar_lengths([20, 17, 16, 13, 3]) == [[0, 1], [2, 3], [4]]
+    assert similar_lengths([7, 8, 7]) == [[0, 1, 2]]
+
+
+def test_sequence_with_a_shared_prefix_attends_as_if_it_had_its_own_copy():
+    torch.manual_seed(0)
+    layout = SegmentLayout.of([5, 2, 1, 3, 1], [0, 2, 2, 0, 1], device="cpu")
+    assert layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 1]
+    whole = [0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 1, 7, 8, 9, 10, 8, 11]  # each sequence with all of its tokens
+    own = [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 16]  # the places there of the pack's
+    lengths = [5, 4, 3, 3, 2]
+    qkv = [torch.randn(1, 12, heads, 8, requires_grad=True) for heads in (4, 2, 2)]
+    attention = PackedSDPA.Config().build()
+    found = attention(*qkv, attention_masks=PackedRows.of(layout), enable_gqa=True)
+    rows = PackedRows.of(SegmentLayout.of(lengths, device="cpu"))
+    expected = attention(*(t[:, whole] for t in qkv), attention_masks=rows, enable_gqa=True)[:, own]
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    grads = [torch.autograd.grad((out * weights).sum(), qkv) for out in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stand-in for a GPU of the compute capability that it is called with, as far as constructors look."""
+
+    def simulate(capability):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+
+    return simulate
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_torchs_own_flash_attention_is_used_on_every_gpu(gpu, capability):
+    gpu(capability)
+    built = attention_config(float32=False).build()
+    assert isinstance(built, FlashVarlen)
+    assert built.window_size == (-1, 0)
+    assert _registry.current_flash_attention_impl() is None
+
+
+def test_float32_uses_sdpa_on_a_gpu(gpu):
+    gpu((9, 0))
+    config = attention_config(float32=True)
+    assert isinstance(config, PackedSDPA.Config)
+
+
+@pytest.mark.parametrize("window", [(-1, 0), (2, 0)])
+def test_flash_attention_equals_sdpa_inside_each_sequence(gpu, window):
+    gpu((8, 0))
+    config = FlashVarlen.Config(window_size=window)
+    layout = SegmentLayout.of([5, 2, 3], device="cpu")
+    torch.manual_seed(0)
+    qkv = [torch.randn(1, 10, heads, 8) for heads in (4, 2, 2)]
+    found = config.build()(*qkv, attention_masks=config.masks(layout), scale=0.3, enable_gqa=True)
+    sdpa = PackedSDPA.Config(window_size=window).build()
+    rounded = (t.bfloat16().float() for t in qkv)
+    expected = sdpa(*rounded, attention_masks=PackedRows.of(layout), scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)

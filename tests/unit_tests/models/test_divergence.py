@@ -1,0 +1,181 @@
+from itertools import product
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from torchtitan_rl.algorithm.losses.distillation import LOG_RATIOS, Distill
+from torchtitan_rl.algorithm.losses.loss import LossInputs, Sequences
+from torchtitan_rl.models.divergence import TeacherOutput, chunked_divergence
+from torchtitan_rl.types import Normalizers
+
+T, D, DT, V = 13, 8, 5, 37
+BETAS = [1.0, 0.0, 0.5, 0.1]
+"""Reverse KL, forward KL and two generalised Jensen-Shannon divergences."""
+
+
+def inputs(seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    hidden, weight = torch.randn(T, D, dtype=dtype).requires_grad_(), torch.randn(V, D, dtype=dtype).requires_grad_()
+    return hidden, weight, TeacherOutput(torch.randn(T, DT, dtype=dtype), torch.randn(V, DT, dtype=dtype))
+
+
+def kl(a, b):
+    """KL(a || b) of probabilities [T, V], by its definition."""
+    return (a * (a / b).log()).sum(-1)
+
+
+def dense(hidden, weight, teacher, beta, temperature=1.0):
+    """The divergences by their definitions, with both [T, V] in memory."""
+    p, q = ((h @ w.T / temperature).softmax(-1) for h, w in ((hidden, weight), teacher[:2]))  # [T, V] each
+    if beta == 1:
+        return kl(p, q)
+    if beta == 0:
+        return kl(q, p)
+    m = (1 - beta) * p + beta * q
+    return beta * kl(q, m) + (1 - beta) * kl(p, m)
+
+
+def with_gradients(divergence, hidden, weight):
+    """The divergence and its gradients to hidden and weight, each token with a coefficient of its own."""
+    coefficients = torch.linspace(-1, 2, T, dtype=divergence.dtype)
+    return divergence, *torch.autograd.grad((divergence * coefficients).sum(), (hidden, weight))
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("chunk", [1, 5, T, 100])
+@pytest.mark.parametrize("rows", [5, V, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_tiled_logprobs_equal_dense_forward_and_backward_for_every_tile_size(beta, chunk, rows, temperature):
+    hidden, weight, teacher = inputs()
+    found = chunked_divergence(
+        hidden, weight, teacher, beta=beta, temperature=temperature, chunk_tokens=chunk, chunk_rows=rows
+    ).values
+    expected = dense(hidden, weight, teacher, beta, temperature)
+    torch.testing.assert_close(
+        with_gradients(found, hidden, weight), with_gradients(expected, hidden, weight), rtol=0, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_logprob_gradients_pass_gradcheck(beta):
+    hidden, weight, teacher = inputs(1)
+    assert torch.autograd.gradcheck(
+        lambda h, w: chunked_divergence(h, w, teacher, beta=beta, chunk_tokens=4, chunk_rows=7).values,
+        (hidden, weight),
+        rtol=1e-4,
+        atol=1e-6,
+        fast_mode=True,  # along random directions: a twentieth of the time
+    )
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_equals_trl(beta):
+    """TRL 1.16 works in float32 whatever the operands are, so the logits are kept small."""
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
+    hidden, weight, teacher = inputs(2, torch.float32)
+    hidden, teacher = (hidden.detach() / 4).requires_grad_(), TeacherOutput(teacher.hidden / 4, teacher.weight)
+    theirs, _ = ChunkedDivergenceFunction.apply(hidden, weight, None, teacher.hidden, teacher.weight, None, beta, 0.7)
+    ours = chunked_divergence(hidden, weight, teacher, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=7).values
+    torch.testing.assert_close(
+        with_gradients(ours, hidden, weight), with_gradients(theirs, hidden, weight), rtol=0, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.0])
+def test_a_small_divergence_of_peaked_distributions_keeps_its_digits(beta):
+    """The divergence is below 1e-7, far below the rounding of each term that adds up to it."""
+    logits = torch.zeros(1000)
+    logits[3] = 20.0
+    other = logits.clone()
+    other[3] = 20.25
+    one = torch.ones(1, 1)
+    found = chunked_divergence(one, logits[:, None], TeacherOutput(one, other[:, None]), beta=beta).values
+    exact = dense(one.double(), logits[:, None].double(), TeacherOutput(one.double(), other[:, None].double()), beta)
+    assert 0 < exact.item() < 1e-6
+    assert found.item() == pytest.approx(exact.item(), rel=1e-3)
+
+
+def test_bfloat16_logits_are_not_rounded():
+    torch.manual_seed(0)
+    student, teacher = ((torch.randn(64, 256).bfloat16(), (torch.randn(2000, 256) / 4).bfloat16()) for _ in range(2))
+    found = chunked_divergence(*student, TeacherOutput(*teacher)).values
+    exact = dense(*(t.double() for t in student), [t.double() for t in teacher], 1.0)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
+
+
+CUTS = [19, V]
+"""The first row of the second rank, which has none the second time."""
+
+
+def _rank(rank, store, results):
+    dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    hidden, whole, teacher = inputs(5)
+    for cut in CUTS:
+        rows = slice(0, cut) if rank == 0 else slice(cut, V)
+        weight = whole.detach()[rows].clone().requires_grad_()
+        mine = TeacherOutput(teacher.hidden, teacher.weight[rows])
+        for beta in BETAS:
+            found = chunked_divergence(
+                hidden, weight, mine, beta=beta, temperature=0.7, chunk_tokens=5, chunk_rows=6, group=dist.group.WORLD,
+                first_row=rows.start,
+            )  # fmt: skip
+            tensors = *with_gradients(found.values, hidden, weight), found.best
+            torch.save([t.detach() for t in tensors], f"{results}/{cut}-{beta}-{rank}")
+    dist.destroy_process_group()
+
+
+def test_a_vocabulary_sharded_over_two_ranks_equals_dense(tmp_path):
+    mp.spawn(_rank, args=(str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    hidden, weight, teacher = inputs(5)
+    for cut, beta in product(CUTS, BETAS):
+        ranks = [torch.load(tmp_path / f"{cut}-{beta}-{rank}") for rank in range(2)]
+        values, hidden_parts, weight_parts, best = zip(*ranks, strict=True)
+        expected = with_gradients(dense(hidden, weight, teacher, beta, 0.7), hidden, weight)
+        torch.testing.assert_close(values[0], values[1], rtol=0, atol=0)
+        found = values[0], sum(hidden_parts), torch.cat(weight_parts)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        for one in best:
+            assert torch.equal(one, (teacher.hidden @ teacher.weight.T).argmax(-1))
+
+
+@pytest.mark.parametrize("rows", [5, V, 100])
+def test_the_teachers_most_likely_token_is_found_over_all_tiles(rows):
+    hidden, weight, teacher = inputs(7)
+    found = chunked_divergence(hidden, weight, teacher, chunk_tokens=4, chunk_rows=rows)
+    assert torch.equal(found.best, (teacher.hidden @ teacher.weight.T).argmax(-1))
+
+
+def test_the_expected_sampled_gradient_is_that_of_the_reverse_kl():
+    """The loss `Distill` of all V tokens at each place, weighted with their probabilities. The sampler is the policy."""
+    torch.manual_seed(6)
+    vocabulary = 64
+    hidden = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocabulary, D, dtype=torch.float64, requires_grad=True)
+    teacher = TeacherOutput(torch.randn(3, DT, dtype=torch.float64), torch.randn(vocabulary, DT, dtype=torch.float64))
+    log_policy = (hidden @ weight.T).log_softmax(-1)  # [T, V]
+    sampler = log_policy.detach()  # [T, V] log μ
+    distance = sampler - (teacher.hidden @ teacher.weight.T).log_softmax(-1)  # [T, V]
+    every = torch.ones(3 * vocabulary, dtype=torch.float64)  # [T * V]
+    token_inputs = LossInputs(
+        logprobs=log_policy.flatten(),
+        old_logprobs=sampler.flatten(),
+        advantages=0 * every,
+        mask=every,
+        entropy=0 * every,
+        sampler_logprobs=sampler.flatten(),
+        reference_logprobs=None,
+        correction=every,
+        sequences=Sequences(torch.zeros(len(every), dtype=torch.int64), every, 1),
+        group_ids=torch.zeros(1, dtype=torch.int64),
+        normalizers=Normalizers(num_tokens=1, num_sequences=1, num_groups=1, max_completion_tokens=1),
+        token_columns={LOG_RATIOS: distance.flatten()},
+    )
+    losses = Distill.Config().build()(token_inputs)  # [T * V]
+    sampled = torch.autograd.grad((sampler.exp().flatten() * losses).sum(), (hidden, weight))
+    exact = torch.autograd.grad(chunked_divergence(hidden, weight, teacher).values.sum(), (hidden, weight))
+    torch.testing.assert_close(sampled, exact, rtol=0, atol=1e-12)
+    assert exact[0].norm() > 1

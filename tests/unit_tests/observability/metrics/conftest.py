@@ -1,3 +1,0 @@
-"""The recorders and simulated ranks of the observability room."""
-
-from tests.unit_tests.observability.conftest import fresh_collector, ranks, recorder  # noqa: F401

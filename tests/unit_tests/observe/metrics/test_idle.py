@@ -1,0 +1,61 @@
+import pytest
+
+from tests.parts.observability import group, sample
+from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.observe.metrics.idle import IdleNotice, likely_reason
+
+
+def equal(**kwargs):
+    return [group(0, sample(0, 0.0, **({"text": "a"} | kwargs)), sample(1, 0.0, **({"text": "b"} | kwargs)))]
+
+
+def test_missing_signal_is_reported_after_one_and_three_steps_in_a_row(caplog):
+    notice = IdleNotice()
+    notice.see([group(0, sample(0, 0.0, advantage=-1.0), sample(1, 1.0, advantage=1.0))])
+    assert caplog.messages == []
+    for _ in range(4):
+        notice.see(equal(correct=False))
+    assert [message.partition(": every")[0] for message in caplog.messages] == [
+        "no learning signal for 1 step",
+        "no learning signal for 3 steps",
+    ]
+    assert "every advantage is 0. No completion is correct" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "reason"),
+    [
+        ([group(0, sample(0, None), sample(1, None))], "No completion has a reward"),
+        (equal(text="same"), "identical: raise sampling.temperature"),
+        (equal(finish_reason="length"), "truncated at sampling.max_tokens"),
+        (equal(correct=False), "No completion is correct"),
+        (equal(correct=False, answer=None), "the format rate is 0): ask for it in the prompts"),
+        (equal(correct=True), "Every completion is correct"),
+        ([*equal(correct=True), *equal(correct=False)], "either always or never correctly"),
+    ],
+)
+def test_missing_signal_report_has_the_likely_reason(groups, reason):
+    assert reason in likely_reason(groups)
+
+
+def test_run_without_any_reward_fails():
+    notice = IdleNotice()
+    notice.check_rewarded()  # an evaluation alone has no steps
+    for _ in range(2):
+        notice.see([group(0, sample(0, None), sample(1, None))])
+    with pytest.raises(TrainingStopped, match="no completion of 2 steps had a reward"):
+        notice.check_rewarded()
+    notice.see([group(0, sample(0, None), sample(1, 0.0))])
+    notice.check_rewarded()
+
+
+def test_run_in_which_every_environment_failed_blames_these_and_no_reward_function():
+    notice = IdleNotice()
+    notice.see([group(0, sample(0, None, finish_reason="env_error"), sample(1, None, finish_reason="env_error"))])
+    with pytest.raises(
+        TrainingStopped, match="its environment or agent failed.* extra/error/environment in the samples"
+    ):
+        notice.check_rewarded()
+    notice.see([group(0, sample(0, None))])
+    with pytest.raises(TrainingStopped, match="every reward function failed"):
+        notice.check_rewarded()

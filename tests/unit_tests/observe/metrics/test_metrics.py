@@ -1,0 +1,304 @@
+"""The metric set: closed-form values, absent keys, and its page in the docs."""
+
+import math
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+
+from tests.parts.observability import group, sample
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.observe import read_rows
+from torchtitan_rl.observe.machine import Speeds
+from torchtitan_rl.observe.metrics.completions import completion_metrics, diversity_metrics, staleness_metrics
+from torchtitan_rl.observe.metrics.efficiency import (
+    Footprint,
+    TokenFlops,
+    efficiency_metrics,
+    optimizer_metrics,
+    perf_metrics,
+)
+from torchtitan_rl.observe.metrics.evaluation_stats import evaluation_metrics
+from torchtitan_rl.observe.metrics.reward_stats import (
+    advantage_metrics,
+    group_metrics,
+    participation_metrics,
+    reward_metrics,
+)
+from torchtitan_rl.observe.metrics.step import record_evaluation, record_step
+
+UPDATE = SimpleNamespace(
+    grad_norm=0.5, clipped_fraction=0.25, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
+    rank_tokens=[500, 700], trained_tokens=1200, forward_only_tokens=0, packed_tokens=1500, padding_tokens=300, metrics=[],
+)  # fmt: skip
+STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
+SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
+ALGORITHM = Algorithm.Config().build(max_completion_tokens=16)
+FOOTPRINT = Footprint(
+    weights=100,
+    kv_per_token=3,
+    pushed=60,
+    ranks=2,
+    engine_ranks=2,
+    train_dtype="float32",
+    engine_dtype="bfloat16",
+    flops=TokenFlops(4.0, 0.5, 2.0, frozen_layers=3.0, frozen_head=1.0),
+)
+SPEEDS = Speeds(flops_per_s={"float32": 4000.0, "bfloat16": 9000.0}, memory_bytes_per_s=1000.0)
+
+
+def values(metrics):
+    return {key: float(metric.value) for key, metric in metrics.items()}
+
+
+def tokens(*completions, prompt_idx=0):
+    """A group whose completions have these tokens."""
+    return group(prompt_idx, *(sample(i, token_ids=ids) for i, ids in enumerate(completions)))
+
+
+def judged(*verdicts, prompt_idx=0, **fields):
+    """A group whose completions the task judged so."""
+    return group(prompt_idx, *(sample(i, correct=right, **fields) for i, right in enumerate(verdicts)))
+
+
+def test_reward_metrics_over_rollouts_groups_and_functions():
+    groups = [
+        group(0, sample(0, 1.0, breakdown={"right": 1.0}), sample(1, 0.0, breakdown={"right": 0.0})),
+        group(1, sample(0, 3.0, breakdown={"right": 3.0}), sample(1, None, breakdown={"right": None})),
+    ]
+    found = values(reward_metrics(groups))
+    assert (found["reward/mean"], found["reward/min"], found["reward/max"]) == (pytest.approx(4 / 3), 0.0, 3.0)
+    assert found["reward/std"] == pytest.approx((14 / 9) ** 0.5)
+    assert found["reward/group_std"] == (0.5 + 0.0) / 2
+    assert (found["reward/right/p0"], found["reward/right/p50"], found["reward/right/p100"]) == (0.0, 1.0, 3.0)
+    assert "reward/shaped_mean" not in found
+
+
+def test_a_function_of_two_values_has_no_quantiles_which_its_mean_says_already():
+    found = values(reward_metrics([group(0, *(sample(i, 1.0, breakdown={"right": float(i % 2)}) for i in range(4)))]))
+    assert {key for key in found if key.startswith("reward/right/")} == {"reward/right/mean", "reward/right/std"}
+
+
+def test_correctness_metrics_use_the_task_and_not_the_reward_sign():
+    bonus = {"reward": 0.2}
+    groups = [judged(True, True), judged(False, False, **bonus), judged(True, False, **bonus), judged(False, None)]
+    found = values(group_metrics(groups, ALGORITHM))
+    assert found["groups/all_right_fraction"] == 0.25
+    assert found["groups/all_wrong_fraction"] == 0.5
+    assert found["groups/mixed_fraction"] == 0.25
+    assert found["train/accuracy"] == 3 / 7
+
+
+def test_correctness_metrics_are_absent_without_a_judgement():
+    assert set(group_metrics([judged(None, None)], ALGORITHM)) == {"groups/zero_variance_fraction"}
+    assert not any("right" in key or "wrong" in key for key in completion_metrics([judged(None)]))
+    assert not any("accuracy" in key or "@" in key for key in evaluation_metrics([judged(None, None)]))
+
+
+def test_zero_variance_is_computed_from_rewards():
+    groups = [
+        group(0, sample(0, 1.0), sample(1, 1.0)),
+        group(1, sample(0, 1.0), sample(1, 0.0)),
+        group(2, sample(0, None)),
+    ]
+    assert values(group_metrics(groups, ALGORITHM))["groups/zero_variance_fraction"] == 0.5
+    rounding = [group(0, sample(0, (0.1 + 0.2) + 0.3), sample(1, (0.3 + 0.2) + 0.1))]
+    assert values(group_metrics(rounding, ALGORITHM))["groups/zero_variance_fraction"] == 1.0
+
+
+def test_masses_of_an_update_are_the_positive_advantages_of_completions_in_the_loss():
+    groups = [
+        group(
+            0,
+            sample(0, 1.0, advantage=0.5, correct=True),
+            sample(1, 0.9, advantage=1.5, correct=False),
+            sample(2, 0.0, advantage=-3.0, correct=False),
+            sample(3, 1.0, advantage=1.0, correct=False, left_out="truncated"),
+        ),
+        group(1, sample(0, 0.0, advantage=2.0), sample(1, -1.0, advantage=-2.0)),  # not judged: reward 0 is wrong
+        group(2, sample(0, 0.0), sample(1, 0.0)),  # no update
+    ]
+    found = values(advantage_metrics(groups))
+    # (1/4, 3/4), of which 3/4 is wrong, and (1), which is wrong
+    effective = math.exp(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+    assert found["groups/effective_rollouts"] == pytest.approx((effective + 1) / 2)
+    assert found["groups/incorrect_mass"] == pytest.approx((0.75 + 1) / 2)
+    assert not [key for key in advantage_metrics(groups[2:]) if key.startswith("groups/")]
+
+
+def test_entropy_bonus_metrics_compare_the_reward_with_it_and_without():
+    bonuses = {"columns": {"entropy_bonus": 0.5}}, {"columns": {"entropy_bonus": -0.1}}
+    groups = [group(0, sample(0, shaped_reward=1.0, **bonuses[0]), sample(1, shaped_reward=-0.5, **bonuses[1]))]
+    found = values(reward_metrics(groups))
+    assert {key: value for key, value in found.items() if key.startswith("entropy_bonus/")} == pytest.approx(
+        {
+            "entropy_bonus/mean": 0.2,
+            "entropy_bonus/std": 0.3,
+            "entropy_bonus/reward_base": 0.25,
+            "entropy_bonus/reward_total": 0.45,
+            "entropy_bonus/fraction_of_base": 0.8,
+            "entropy_bonus/fraction_of_total": 0.2 / 0.45,
+            "entropy_bonus/reward_std": 0.75,
+        }
+    )
+    assert not [key for key in reward_metrics([judged(True)]) if "bonus" in key]
+
+
+def test_advantage_metrics_cover_completions_in_the_loss():
+    groups = [
+        group(0, sample(advantage=1.0), sample(1, advantage=-3.0), sample(2, advantage=9.0, left_out="no reward"))
+    ]
+    found = values(advantage_metrics(groups) | participation_metrics(groups))
+    assert (found["advantage/mean"], found["advantage/positive_fraction"]) == (-1.0, 0.5)
+    assert found["loss/completion_fraction"] == pytest.approx(2 / 3)
+    assert found["loss/left_out/no_reward"] == pytest.approx(1 / 3)
+    assert advantage_metrics([]) == participation_metrics([]) == {}
+
+
+def test_length_metrics_of_all_terminated_right_and_wrong_completions():
+    ends = [(2, "stop", True), (4, "stop", False), (9, "length", False)]
+    members = [sample(i, token_ids=[1] * n, finish_reason=end, correct=right) for i, (n, end, right) in enumerate(ends)]
+    found = values(completion_metrics([group(0, *members)]))
+    assert [found[f"completions/length/{part}"] for part in ("mean", "min", "max")] == [5, 2, 9]
+    assert (found["completions/terminated_length/mean"], found["completions/terminated_length/max"]) == (3, 4)
+    assert (found["completions/right_length/mean"], found["completions/wrong_length/mean"]) == (2, 6.5)
+    assert found["completions/clipped_fraction"] == pytest.approx(1 / 3)
+    assert found["completions/finish_reason/stop"] == pytest.approx(2 / 3)
+    assert (found["completions/tokens"], found["completions/prompt_tokens"], found["completions/count"]) == (15, 6, 3)
+
+
+def test_staleness_covers_groups_started_in_earlier_steps():
+    assert staleness_metrics([group(0, sample(), sample())]) == {}
+    carried = group(0, sample(token_versions=[1, 1, 3]), sample(token_versions=[1, 2, 2]))
+    found = values(staleness_metrics([carried, group(1, sample())]))
+    assert found == {
+        "in_flight/age/mean": 1.0,
+        "in_flight/age/max": 2.0,
+        "in_flight/carried_groups_fraction": 0.5,
+        "in_flight/carried_tokens_fraction": 5 / 9,
+    }
+
+
+def test_length_metrics_count_only_sampled_tokens():
+    groups = [group(0, sample(token_ids=[1, 2, 3], loss_mask=[True, False, True]))]
+    assert values(completion_metrics(groups))["completions/length/mean"] == 2
+    assert values(diversity_metrics(groups))["diversity/distinct_1/micro"] == 1.0
+    assert values(evaluation_metrics(groups))["evaluation/length"] == 2
+
+
+def test_diversity_macro_is_the_mean_over_groups_and_micro_over_their_n_grams():
+    found = values(diversity_metrics([tokens([1, 1, 1, 1], [1, 1]), tokens([1], [2], prompt_idx=1)]))
+    assert found["diversity/distinct_1/macro"] == pytest.approx((1 / 6 + 1) / 2)
+    assert found["diversity/distinct_1/micro"] == pytest.approx(3 / 8)
+    assert found["diversity/distinct_2/macro"] == pytest.approx(1 / 4)
+    assert found["diversity/jaccard_distance/macro"] == pytest.approx((0 + 1) / 2)
+    assert found["diversity/groups"] == 2
+
+
+def test_mean_pairwise_jaccard_distance_equals_its_definition():
+    completions = [[1, 2, 3, 3], [2, 3, 4], [9], [1, 2, 3], []]
+    pairs = list(combinations([set(ids) for ids in completions if ids], 2))
+    expected = sum(1 - len(a & b) / len(a | b) for a, b in pairs) / len(pairs)
+    found = values(diversity_metrics([tokens(*completions)]))
+    assert found["diversity/jaccard_distance/micro"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_evaluation_accuracy_mean_and_unbiased_pass_at_k():
+    right = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+    groups = [
+        group(p, *(sample(s, float(hit), correct=bool(hit), answer="1" if hit else None) for s, hit in enumerate(hits)))
+        for p, hits in enumerate(right)
+    ]
+    found = values(evaluation_metrics(groups))
+    assert found["evaluation/accuracy"] == pytest.approx(3 / 12)
+    assert found["evaluation/mean@4"] == pytest.approx((1 / 4 + 2 / 4 + 0) / 3)
+    by_counting = sum(sum(any(pair) for pair in combinations(hits, 2)) / 6 for hits in right) / 3
+    assert found["evaluation/pass@2"] == pytest.approx(by_counting)
+    assert found["evaluation/pass@4"] == pytest.approx(2 / 3)
+    assert "evaluation/pass@1" not in found
+    assert found["evaluation/format_rate"] == found["evaluation/reward"] == pytest.approx(3 / 12)
+    assert found["evaluation/length"] == 3
+
+
+def perf(update=UPDATE, seconds=SECONDS, sampled=True, **known):
+    found = perf_metrics(
+        update, generated_tokens=1000, sampled=sampled, seconds=seconds, token_flops=FOOTPRINT.flops, **known
+    )
+    return values(found)
+
+
+def test_optimizer_and_perf_metrics_follow_their_formulas():
+    assert values(optimizer_metrics(UPDATE, STATE)) == {
+        "optimizer/grad_norm": 0.5,
+        "optimizer/clipped_fraction": 0.25,
+        "optimizer/learning_rate": 1e-5,
+        "optimizer/step": 7,
+        "optimizer/prompts_seen": 9,
+        "optimizer/tokens_seen": 100,
+    }
+    assert perf(peak_flops=40_000.0, peak_memory_bytes=3 * 2**30) == {
+        "perf/generated_tokens_per_s": 500,
+        "perf/trained_tokens_per_s": 400,
+        "perf/step_tokens_per_s": 200,
+        "perf/mfu": pytest.approx((8_000 + 2 * 4_000 - 3 * 500 - 750) / 40_000 / 3),  # less for frozen weights
+        "perf/padding_fraction": 0.2,
+        "perf/forward_only_fraction": 0,
+        "perf/rank_imbalance": pytest.approx(700 / 600 - 1),
+        "perf/peak_memory_gib": 3,
+    }
+
+
+def test_efficiency_is_minimum_time_over_measured_time():
+    groups = [tokens([1, 2, 3, 4], [5, 6])]
+    prompt = len(groups[0].prompt.token_ids)
+    found = values(efficiency_metrics(groups, UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT))
+    cached = 4 * prompt + 0 + 1 + 2 + 3 + 2 * prompt + 0 + 1
+    assert found == {
+        "efficiency/decode": pytest.approx((100 * 4 / 2 + 3 * cached / 2) / 1000 / 2.0),
+        "efficiency/train": pytest.approx(13_750 / 2 / 4000 / 3.0),
+        "efficiency/sync": pytest.approx(2 * 60 / 2 / 1000 / 0.5),
+    }
+    assert (
+        efficiency_metrics(groups, UPDATE, seconds=dict.fromkeys(SECONDS, 0.0), speeds=SPEEDS, footprint=FOOTPRINT)
+        == {}
+    )
+
+
+def a_step():
+    """Four groups of three, with everything that a metric is made of."""
+    return [
+        group(p, *(sample(s, float(s), correct=s > 1, finish_reason="length" if s else "stop", shaped_reward=0.5,
+                          left_out=None if s else "truncated", token_ids=[1] * (1 + p + s)) for s in range(3)))
+        for p in range(4)
+    ]  # fmt: skip
+
+
+def of_all_ranks(ranks, count, monkeypatch, groups):
+    """What rank 0's flush returns after every one of `count` ranks recorded the same step."""
+    from torchtitan_rl.observe import collector
+    from torchtitan_rl.observe.metrics import step as module
+
+    world = ranks(count)
+    for rank, recorder in enumerate(world.recorders):
+        collector.activate(recorder.collector)
+        monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, count))
+        record_step(groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT, data={})
+        record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
+    values = world.flush(STATE.step)
+    world.recorders[0].close()
+    varying = ("obs/", "perf/peak_memory")
+    return {key: value for key, value in values.items() if not key.startswith(varying)}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_step_metrics_of_several_ranks_equal_those_of_one(ranks, monkeypatch, tmp_path, recorder, count):
+    groups = a_step()
+
+    def make(name):
+        return lambda n, **config: ranks(n, folder=tmp_path / name, select=["group_best:1", "random:2"], **config)
+
+    alone = of_all_ranks(make("alone"), 1, monkeypatch, groups)
+    together = of_all_ranks(make("together"), count, monkeypatch, groups)
+    assert together == pytest.approx(alone)
+    rows = [[{**row, "run_id": ""} for row in read_rows(tmp_path / name)] for name in ("alone", "together")]
+    assert rows[0] == rows[1]

@@ -1,0 +1,103 @@
+"""Conversations in a browser: turns, calls, errors, advantages, and what differs between two of them."""
+
+import json
+
+import pytest
+
+from tests.parts.report_page import at, clean, shown
+from tests.parts.report_runs import write_run
+from torchtitan_rl.observe.report import write_report
+
+
+@pytest.mark.parametrize(("waited", "shown_as"), [(1.5, "1.5 s"), (0.00584, "6 ms"), (9.7e-5, "under 1 ms")])
+def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp_path, waited, shown_as):
+    folder = write_run(tmp_path / "a", steps=1)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    said = [
+        {"role": "assistant", "content": "call", "reward": -0.2, "advantage": 0.25, "logged": {"tool_calls": 1, "tool_errors": 1}},
+        {"role": "tool", "name": "multiply", "content": "error: ValueError: no such number"},
+        {"role": "assistant", "content": "the last word", "advantage": -0.5},
+    ]  # fmt: skip
+    messages = [{"role": "system", "content": "<tools>"}, {"role": "user", "content": "what was asked"}]
+    rows[0] |= {
+        "conversation": said,
+        "messages": messages,
+        "prompt": "<|im_start|>system",
+        "environment_seconds": waited,
+    }
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", q="no such number"))
+    assert shown(browser) == [0]  # only the tool said it
+    line = browser.run("document.querySelector('tr[data-row]').innerText")
+    assert "what was asked" in line
+    assert "the last word" in line
+    cards = browser.run("[...document.querySelectorAll('.cards > div')].map(e => e.innerText.replace('\\n', ' '))")
+    assert cards == ["turns 2", "tool calls 1", "tool errors 1", f"waiting {shown_as}"]
+    turns = browser.run("[...document.querySelectorAll('.turn.assistant')].map(e => e.innerText)")
+    assert "turn 1" in turns[0]
+    assert "advantage 0.25" in turns[0]
+    assert "advantage -0.5" in turns[1]
+    assert browser.run("document.querySelectorAll('.turn.tool.error').length") == 1
+    assert clean(browser), browser.errors
+
+
+def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_came(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
+    row = json.loads((folder / "samples.jsonl").read_text())
+    said = [
+        {"role": "assistant", "content": "12 + 33 = 45", "trace": 0},
+        {"role": "assistant", "content": "45 + 7 = 52", "trace": 1},
+        {"role": "assistant", "content": "done: 52", "trace": 0},
+    ]
+    traces = [
+        {"parent": 0, "reason": "", "context": [], "context_tokens": 30, "tokens": 40},
+        {"parent": 0, "reason": "message 2 changed", "context": [{"role": "user", "content": "so far: 45"}], "context_tokens": 18, "tokens": 12},
+    ]  # fmt: skip
+    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + "\n")
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
+    parts = browser.run("[...document.querySelectorAll('.body > :is(.assistant, .opening)')].map(e => e.innerText)")
+    assert [part.split("\n")[0].strip() for part in parts] == [
+        "assistant · turn 1 · trace 0",
+        "trace 1 · from trace 0 · message 2 changed · 1 message, 18 tokens",
+        "assistant · turn 2 · trace 1",
+        "assistant · turn 3 · trace 0",
+    ]
+    lefts = browser.run("[...document.querySelectorAll('.body > :is(.assistant, .opening)')].map(e => e.offsetLeft)")
+    assert lefts[0] == lefts[3] < lefts[1] == lefts[2]  # a tree: what came from a trace is further in
+    browser.run("document.querySelector('.opening').open = true")
+    assert "so far: 45" in browser.run("document.querySelector('.opening').innerText")
+    assert "traces\n2" in browser.run("document.querySelector('.cards').innerText")
+    assert clean(browser), browser.errors
+
+
+def long_conversation(tmp_path, turns):
+    """A page with one conversation: each fourth answer of its tool is an error."""
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
+    row = json.loads((folder / "samples.jsonl").read_text())
+    said = []
+    for i in range(turns):
+        result = "error: no such number" if i % 4 == 2 else str(i)
+        said += [{"role": "assistant", "content": f"call {i}"}, {"role": "tool", "name": "multiply", "content": result}]
+    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said}) + "\n")
+    write_report(folder, tmp_path / "r.html")
+    return at(tmp_path / "r.html", view="samples", open="train/1/0/0")
+
+
+def test_the_next_turn_and_the_next_error_are_one_key_away(browser, tmp_path):
+    browser.open(long_conversation(tmp_path, 121), height=700)
+    focused = "document.activeElement.closest('.turn').innerText"
+    seen = "(r => r.top >= 0 && r.bottom <= innerHeight)(document.activeElement.getBoundingClientRect())"
+    for key, words in (
+        ("n", "call 0"),
+        ("n", "call 1"),
+        ("e", "error: no such number"),
+        ("n", "call 3"),
+        ("e", "error"),
+        ("n", "call 7"),
+    ):
+        browser.press(key)
+        assert words in browser.run(focused)
+        assert browser.run(seen)
+    assert clean(browser), browser.errors

@@ -1,0 +1,50 @@
+"""All pages in a browser: they open at every width; hostile text does nothing."""
+
+import json
+
+import pytest
+
+from tests.parts.report_page import at, clean
+from tests.parts.report_runs import HOSTILE, write_run
+from torchtitan_rl.observe.report import write_report
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_view_opens_without_an_error_and_fits_the_window(browser, one, width, dark):
+    browser.open(one[0], width=width, dark=dark)
+    for view in ("overview", "samples", "prompts", "health"):
+        browser.run(f"document.querySelector('nav [data-view={view}]').click()")
+        browser.wait(f"document.querySelector('main').dataset.view === '{view}'")
+        assert browser.run("document.querySelector('main').innerText.length") > 50, view
+        assert browser.run("document.documentElement.scrollWidth") <= width, view
+    back = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)")
+    assert clean(browser), browser.errors
+
+
+def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path):
+    folder = write_run(tmp_path / "b<img src=x>", steps=3, text=HOSTILE)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"prompt": HOSTILE, "split": HOSTILE, "finish_reason": HOSTILE, "select_reason": HOSTILE, f"extra/{HOSTILE}": HOSTILE,
+                f"reward/{HOSTILE}": 1.0, "messages": [{"role": HOSTILE, "content": HOSTILE}], "answer": HOSTILE, "left_out": HOSTILE}  # fmt: skip
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "logs" / "rank_0.log").write_text(
+        f"2026-11-21 12:00:00,000 WARNING root: {HOSTILE}\n".replace("\ud800", ""), "utf-8"
+    )
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 4, HOSTILE: 1.0, "reward/mean": 1.0}) + "\n")
+    (folder / "config.json").write_text(json.dumps({HOSTILE: HOSTILE}))
+    write_report(folder, tmp_path / "r.html")
+    for state in ({"series": "script"}, {"view": "samples"}, {"view": "samples", "tab": "siblings"},
+                  {"view": "samples", "tab": "history", "columns": [f"extra/{HOSTILE}"]}, {"view": "health"}):  # fmt: skip
+        browser.open(at(tmp_path / "r.html", **state))
+        assert browser.run("window.hacked") is None
+        assert browser.run("document.querySelectorAll('main img, main svg, main script, main iframe').length") == 0
+        assert clean(browser), browser.errors
+    browser.open(at(tmp_path / "r.html", view="samples", q="javascript:alert", open="train/1/0/0"))
+    text = browser.run("document.querySelector('.detail').innerText")
+    assert "</script><script>window.hacked = 1</script><img src=x" in text
+    assert "\u241b[31m\u2400" in text  # control characters as signs
+    assert "[U+202E]gnp.exe" in text

@@ -1,0 +1,97 @@
+"""The overview in a browser: verdicts, charts, and how a run ended."""
+
+import json
+import random
+
+from tests.parts.report_page import clean
+from tests.parts.report_runs import row_of, write_run
+from torchtitan_rl.observe.report import load_run, write_report
+from torchtitan_rl.observe.report.verdicts import verdicts
+from torchtitan_rl.run.run_end import write_end
+
+
+def test_the_overview_has_the_verdicts_and_draws_the_curves(browser, one):
+    page, _ = one
+    browser.open(page)
+    assert "reward rose from" in browser.run("document.querySelector('.verdicts').innerText")
+    titles = browser.run("[...document.querySelectorAll('figure[data-chart]')].map(f => f.dataset.chart)")
+    assert {"Reward", "Held-out accuracy", "Entropy", "Gradient norm", "Time of a step"} <= set(titles)
+    assert "KL" not in titles  # this run has none
+    browser.wait("document.querySelectorAll('canvas').length >= 6")
+    painted = "[...document.querySelector('canvas').getContext('2d').getImageData(0, 0, 300, 150).data].some(v => v)"
+    assert browser.run(painted)
+
+
+def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=5, num_steps=50)
+    error = 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    g()\nZeroDivisionError: division by zero\n'
+    write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade")
+    write_report(folder, tmp_path / "r.html")
+    browser.open(tmp_path / "r.html", height=900)
+    said = browser.run("document.querySelector('.ending').innerText")
+    assert said.startswith("Failed in step 6, grade (rank 1): 5 of 50 steps")
+    assert "ZeroDivisionError: division by zero" in said
+    assert browser.run("document.querySelector('.ending').getBoundingClientRect().bottom") < 900
+    assert clean(browser), browser.errors
+
+
+def unfinished_rows(folder, step, prompts=3, siblings=4):
+    """Writes the samples of a step that failed while it was graded."""
+    rows = [
+        row_of(step, p, i, siblings, random.Random(0), "as far as it came")
+        for p in range(prompts)
+        for i in range(siblings)
+    ]
+    for row in rows:
+        row |= {
+            "unfinished": True,
+            "reward": None,
+            "correct": None,
+            "advantage": None,
+            "in_loss": False,
+            "left_out": "its step failed",
+        }
+    (folder / "samples.unfinished.jsonl").write_text("\n".join(map(json.dumps, rows)) + " \n")
+
+
+def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=5, num_steps=50)
+    unfinished_rows(folder, step=6)
+    write_end(folder, "failed", "KeyError: furlong", code=1, rank=0, phase="step 6: grade")
+    write_report(folder, tmp_path / "r.html")
+    browser.open(tmp_path / "r.html")
+    assert "12 samples of step 6, as far as they came" in browser.run("document.querySelector('.ending').innerText")
+    browser.run("document.querySelector('[data-failed]').click()")
+    assert browser.run("document.querySelectorAll('tr[data-row]').length") == 12
+    assert "not in the loss: its step failed" in browser.run("document.querySelector('.detail').innerText")
+    browser.run("history.back()")
+    browser.wait("document.querySelector('main').dataset.view === 'overview'")
+    assert clean(browser), browser.errors
+
+
+def test_samples_of_a_failed_step_change_no_verdict(tmp_path):
+    folder = write_run(tmp_path / "a", steps=5, num_steps=50)
+    before = load_run(folder)
+    unfinished_rows(folder, step=6)
+    after = load_run(folder)
+    assert len(after.rows) == len(before.rows) + 12
+    assert verdicts(after) == verdicts(before)
+
+
+def legend(browser, title, step=None):
+    """The legend's values of a chart, at rest or with the pointer at a step."""
+    chart = f"document.querySelector('[data-chart=\"{title}\"]')"
+    browser.run(f"{chart}.scrollIntoView()")
+    browser.wait(f"{chart}.querySelector('canvas') !== null")
+    if step is not None:
+        browser.run(
+            f"(p => p.setCursor({{ left: p.valToPos({step}, 'x'), top: 10 }}))({chart}.querySelector('.plot').plot)"
+        )
+        browser.wait(f"{chart}.querySelector('.where').innerText === 'step {step}'")
+    return browser.run(f"[...{chart}.querySelectorAll('.key b')].map(e => e.innerText)")
+
+
+def test_a_measurement_has_the_step_at_which_it_was_made(browser, one):
+    browser.open(one[0])  # evaluated at steps 0, 4, 8 and 12
+    assert legend(browser, "Held-out accuracy", 3) == ["25.0 %, step 0"]
+    assert legend(browser, "Held-out accuracy", 4) == ["41.7 %"]

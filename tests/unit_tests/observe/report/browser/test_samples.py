@@ -1,0 +1,184 @@
+"""The table of samples in a browser: filters, order, siblings, one prompt over training, tokens."""
+
+import json
+
+import pytest
+
+from tests.parts.report_page import ROWS_OF_A_PAGE, at, clean, shown
+from tests.parts.report_runs import write_run
+from torchtitan_rl.observe.report import write_report
+
+FILTERS = [
+    ({"split": "train", "right": "wrong"}, lambda r: not r["correct"]),
+    ({"from": "3", "to": "5"}, lambda r: 3 <= r["step"] <= 5),
+    ({"low": "0", "finish": "length"}, lambda r: r["reward"] >= 0 and r["finish_reason"] == "length"),
+    ({"q": "MAKE [answer] 2"}, lambda r: "make [ANSWER] 2" in r["response"]),
+    ({"shown": True}, lambda r: bool(r["select_reason"])),
+    ({"high": "-0.8", "q": "what is 13"}, lambda r: r["reward"] <= -0.8 and "What is 13" in r["prompt"]),
+    ({"q": "nowhere"}, lambda r: False),
+]
+
+
+@pytest.mark.parametrize(("state", "passes"), FILTERS)
+def test_filters_show_the_rows_that_python_says(browser, one, state, passes):
+    page, run = one
+    browser.open(at(page, view="samples", sort="step", down=False, **state))
+    assert shown(browser) == [i for i, row in enumerate(run.rows) if passes(row)]
+
+
+@pytest.mark.parametrize("column", ["step", "reward", "correct", "response_tokens", "prompt", "advantage"])
+@pytest.mark.parametrize("down", [False, True])
+def test_sorts_give_the_order_that_python_says(browser, one, column, down):
+    page, run = one
+    browser.open(at(page, view="samples", sort=column, down=down, columns=["advantage"]))
+    value = (
+        (lambda i: str(run.rows[i][column]))
+        if column in ("prompt", "correct")
+        else (lambda i: float(f"{run.rows[i][column]:.6g}"))
+    )
+    order = sorted(
+        range(len(run.rows)), key=value, reverse=down
+    )  # Python's sort keeps equal ones in place, also reversed
+    assert shown(browser) == order
+
+
+def test_j_and_k_go_through_the_samples_and_turn_the_page(browser, one):
+    browser.open(at(one[0], view="samples", sort="step", down=False))
+    opened = "Number(document.querySelector('tr.open').dataset.row)"
+    assert browser.run(opened) == 0
+    for _ in range(ROWS_OF_A_PAGE):
+        browser.press("j")
+    assert browser.run(opened) == ROWS_OF_A_PAGE
+    assert browser.run("document.querySelector('.pager').innerText").find("page 2 of") > 0
+    browser.press("k")
+    assert browser.run(opened) == ROWS_OF_A_PAGE - 1
+
+
+def test_siblings_come_best_first_with_their_difference_marked(browser, one):
+    page, run = one
+    browser.open(at(page, view="samples", sort="step", down=False, tab="siblings", open="train/1/0/0"))
+    order = browser.run("[...document.querySelectorAll('[data-sibling]')].map(e => Number(e.dataset.sibling))")
+    assert order == sorted(range(4), key=lambda i: -run.rows[i]["reward"])
+    marks = browser.run(
+        "[...document.querySelectorAll('[data-sibling]')].map(e => [...e.querySelectorAll('mark')].map(m => m.innerText))"
+    )
+    best = run.rows[order[0]]["answer"]
+    assert marks == [[] if run.rows[i]["answer"] == best else [run.rows[i]["answer"]] for i in order]
+
+
+def test_one_prompt_is_followed_over_training(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=5)
+    text = (folder / "samples.jsonl").read_text()
+    (folder / "samples.jsonl").write_text(
+        text.replace("What is 3 +", "What is 3 + 1?").replace("1? 1", "1?").replace("1? 2", "1?")
+    )
+    rows = [json.loads(line) for line in text.splitlines() if line]
+    for row in rows:
+        row["prompt"] = f"prompt {row['prompt_idx']}"
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", tab="history", open="train/1/0/0"))
+    steps = browser.run("[...document.querySelectorAll('[data-step]')].map(e => Number(e.dataset.step))")
+    assert steps == [step for step in (1, 2, 3, 4, 5) for _ in range(4)]
+    assert clean(browser), browser.errors
+
+
+def with_tokens(folder, tokens, **cells):
+    """The run with these tokens in each row, and a report of it."""
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens} | cells) + "\n" for row in rows))
+    write_report(folder, folder / "r.html", size_mb=100)
+    return folder / "r.html"
+
+
+VALUES = (
+    "Object.fromEntries([...document.querySelectorAll('.token-values dl > div')].map(e => e.innerText.split('\\n')))"
+)
+TOKENS = {"text": ["4", "<b>", "\n", "obs"], "logprob": [-0.01, -2.0, -0.5, None], "diff": [0.0, 0.5, None, None],
+          "advantage": -1.5, "age": [2, 0, 0, 0]}  # fmt: skip
+
+
+def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path):
+    page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS, policy_version=7, advantage=-1.5)
+    for width in (1400, 390):
+        browser.open(at(page, view="samples", open="train/1/0/0", paint="logprob"), width=width)
+        browser.run("document.querySelectorAll('.tokens .token')[1].click()")
+        assert browser.run(VALUES) == {
+            "token": '"<b>"', "place": "2 of 4", "probability": "0.135335", "sampler’s log-prob": "-2", "trainer’s log-prob": "-1.5",
+            "trainer − sampler": "0.5", "ratio trainer / sampler": "1.64872", "advantage": "-1.5", "in the loss": "yes", "policy version": "7",
+        }  # fmt: skip
+        browser.run("document.querySelector('.tokens').focus()")
+        browser.press("Home")
+        assert browser.run(VALUES)["policy version"] == "5"
+        browser.press("End")
+        assert browser.run(VALUES) == {
+            "token": '"obs"',
+            "place": "4 of 4",
+            "in the loss": "no: not written by the policy",
+        }
+        browser.press("ArrowLeft")
+        assert browser.run(VALUES)["token"] == '"\\n"'
+        seen = browser.run(
+            "(r => r.top >= 0 && r.bottom <= innerHeight)(document.querySelector('.token-values').getBoundingClientRect())"
+        )
+        assert seen
+    assert "advantage -1.5" in browser.run("document.querySelector('.badges').innerText")
+    assert "0, certain" in browser.run("document.querySelector('.scale').innerText")
+    assert clean(browser), browser.errors
+
+
+def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
+    """Entropy, and what a teacher says, by names that this page may not know."""
+    more = {"entropy": [0.1, 0.7, 0.0, None], "divergence": [0.5, 1.0, 0.25, None], "teacher_log_ratios": [-2.0, 1.0, 0.0, None],
+            "teacher_s_best": ["4 or 5", "<i>", "", None]}  # fmt: skip
+    page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS | more)
+    browser.open(at(page, view="samples", open="train/1/0/0", paint="teacher_log_ratios"))
+    chips = browser.run("[...document.querySelectorAll('[data-paint]')].map(e => e.innerText)")
+    assert chips == ["no colours", "log-probability", "trainer − sampler", "entropy", "divergence from the teacher", "advantage",
+                     "age in updates", "teacher log ratios"]  # fmt: skip
+    colours = browser.run("[...document.querySelectorAll('.token')].map(e => getComputedStyle(e).backgroundColor)")
+    assert len(set(colours[:3])) == 3  # below 0, above 0, 0
+    assert browser.run("document.querySelector('.scale').innerText").startswith("-2")
+    browser.run("document.querySelectorAll('.tokens .token')[1].click()")
+    told = browser.run(VALUES)
+    assert (told["entropy"], told["divergence from the teacher"], told["teacher log ratios"]) == ("0.7", "1", "1")
+    assert told["teacher s best"] == "<i>"
+    browser.run("document.querySelectorAll('.tokens .token')[3].click()")
+    assert "entropy" not in browser.run(VALUES)
+    assert clean(browser), browser.errors
+
+
+def test_siblings_that_are_not_stored_are_named(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=3)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["group_size"] = 5
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
+    cards = browser.run("[...document.querySelectorAll('[data-sibling] .facts')].map(e => e.innerText)")
+    assert all("advantage" in card for card in cards)
+    assert "3 of 5 siblings are stored. Not there: samples 3, 4;" in browser.run(
+        "document.querySelector('.detail').innerText"
+    )
+
+
+def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=3)
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    rows[40] |= {"reward": -9.0}
+    held_out = [
+        row | {"split": "eval_greedy", "step": 3, "episode_id": f"eval_greedy/3/{i}/0"}
+        for i, row in enumerate(rows[:16])
+    ]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows + held_out))
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples"))
+    assert shown(browser) == sorted(range(48), key=lambda i: (-rows[i]["step"], rows[i]["reward"]))
+    assert browser.run("document.querySelector('.detail .badge').innerText") == "reward -9"
+    browser.run(
+        "(e => { e.value = 'eval_greedy'; e.dispatchEvent(new Event('change')) })(document.querySelector('[data-field=split]'))"
+    )
+    assert sorted(shown(browser)) == list(range(48, 64))
+    browser.open(at(tmp_path / "r.html", view="samples", open="eval_greedy/3/5/0"))
+    assert browser.run("document.querySelector('tr.open') !== null")

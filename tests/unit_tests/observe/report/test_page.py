@@ -1,0 +1,106 @@
+"""The file: whole, bounded, and with nothing in its data that a page could run."""
+
+import json
+import re
+
+import pytest
+
+from tests.parts.report_runs import HOSTILE, write_run
+from torchtitan_rl.observe.report import write_report
+from torchtitan_rl.observe.report.__main__ import main
+
+DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+
+
+def data_of(page):
+    """What the scripts of the page read."""
+    return json.loads(DATA.search(page.read_text("utf-8"))[1])
+
+
+def column(data, name):
+    """A column of the page's rows."""
+    return [row[name] for row in data["rows"]]
+
+
+def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "expected the folder of a run" in capsys.readouterr().err
+
+
+def test_an_option_that_is_given_twice_is_said_and_its_last_value_counts(tmp_path, capsys):
+    folder = str(write_run(tmp_path / "a"))
+    names = [str(tmp_path / name) for name in ("b.html", "c.html")]
+    assert main([folder, "--output", names[0], f"--output={names[1]}", "--size", "4"]) == 0
+    assert capsys.readouterr().err == "--output is given 2 times: the last one counts\n"
+    assert not (tmp_path / "b.html").exists()
+    assert (tmp_path / "c.html").exists()
+
+
+def test_an_abbreviated_option_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(write_run(tmp_path / "a")), "--out", str(tmp_path / "b.html")])
+    assert "unrecognized arguments: --out" in capsys.readouterr().err
+
+
+def test_every_row_and_value_is_in_the_file(tmp_path):
+    folder, output = write_run(tmp_path / "a"), tmp_path / "r.html"
+    run = write_report(folder, output)
+    data = data_of(output)
+    assert len(data["rows"]) == len(run.rows) == 12 * 16
+    for name in ("step", "prompt", "response", "correct", "reward", "finish_reason", "extra/steps", "example/operands"):
+        assert column(data, name) == [row[name] for row in run.rows], name
+    assert data["run"]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
+
+
+def test_page_has_no_external_resources(tmp_path):
+    write_report(write_run(tmp_path / "a"), tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text("utf-8")
+    assert "default-src 'none'" in page
+    assert re.findall(r"(?:src|href)=\S+", DATA.sub("", page).split("<script>")[0]) == ['href="data:,">']
+    assert "The MIT License" in page
+    assert "Leon Sorokin" in page
+
+
+def test_no_text_can_close_the_data_script(tmp_path):
+    write_report(write_run(tmp_path / "a", text=HOSTILE), tmp_path / "r.html")
+    raw = (tmp_path / "r.html").read_bytes()
+    embedded = DATA.search(raw.decode("utf-8"))[1]
+    assert not set(embedded) & set("<>&\u2028\u2029")
+    assert HOSTILE in column(json.loads(embedded), "response")
+    assert raw.count(b"<script") == raw.count(b"</script>") == 2
+
+
+def test_samples_beyond_the_size_are_left_out_in_whole_groups_and_counted(tmp_path):
+    folder, output = write_run(tmp_path / "a", steps=40, prompts=40, text="word " * 400), tmp_path / "r.html"
+    write_report(folder, output, size_mb=0.9)
+    data = data_of(output)
+    assert output.stat().st_size < 1.2e6
+    groups = list(zip(column(data, "step"), column(data, "prompt_idx")))
+    assert 0 < len(groups) == 40 * 40 * 4 - data["left"] < 40 * 40 * 4
+    assert {groups.count(group) for group in set(groups)} == {4}
+    assert sum(reason == "top" for reason in column(data, "select_reason")) == 40  # the selected stay in the page
+    write_report(folder, output, size_mb=100)
+    assert data_of(output)["left"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
+
+
+def test_another_file_in_the_place_of_the_page_is_refused_and_stays(tmp_path):
+    folder = write_run(tmp_path / "a")
+    (tmp_path / "r.html").write_text("theirs")
+    with pytest.raises(FileExistsError, match="--output = .*r.html': expected a new file or an earlier report"):
+        write_report(folder, tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text() == "theirs"
+
+
+def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
+    for name, missing in (("a", "samples.jsonl"), ("b", "metrics.jsonl")):
+        folder = write_run(tmp_path / name)
+        (folder / missing).unlink()
+        write_report(folder, folder / "r.html")
+        assert data_of(folder / "r.html")["run"]["name"] == name
+
+
+def test_two_run_folders_are_refused_with_the_tool_that_compares_runs(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "2 run folders: expected one. To compare runs: tensorboard --logdir outputs" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""The console sink: its lines fit a terminal, and what the model wrote cannot harm one."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.parts.metric_pages import RUN, documented_keys
+from tests.parts.observability import record_run
+from torchtitan_rl.observe import record_metric
+from torchtitan_rl.observe.sinks.console import BUILT_IN_GROUPS, lost
+
+
+def console_output(recorder, monkeypatch, stream=None, **config):
+    stream = stream or io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+    record_run(recorder(sinks=["console"], total_steps=3, **config))
+    return stream.getvalue()
+
+
+def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=0).splitlines()
+    steps = [line for line in output if line.startswith("step ")]
+    assert len(steps) == 3
+    assert [line.index("ETA") for line in steps] == [steps[0].index("ETA")] * 3
+    assert "1/3" in steps[0]
+    assert "reward  6.500" in steps[0]
+    assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
+    assert len(output) == 6
+
+
+def test_step_line_names_the_largest_time_loss_above_a_tenth_of_the_step():
+    assert lost({"time/step": 4.0, "generator/tail_s": 1.0, "lost/padding_s": 0.9}) == "25% lost to last completions"
+    assert lost({"time/step": 4.0, "generator/tail_s": 0.3}) == lost({"generator/tail_s": 1.0}) == ""
+
+
+LINE = {
+    "reward/mean": -12.345, "evaluation/accuracy": 1.0, "loss/total": -0.0264, "policy/entropy": 0.023, "time/step": 1234.5,
+    "optimizer/grad_norm": 0.316, "sampler/logprob_diff/max": 1.3e-06, "perf/step_tokens_per_s": 123456.0, "generator/tail_s": 400.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "last_label"), [(80, "entropy"), (120, "logp diff"), (160, "tok/s")])
+@pytest.mark.parametrize("steps", [50, 2000])
+def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_label, steps):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run = recorder(sinks=["console"], console_every=0, total_steps=steps)
+    for step in (1, 2):
+        for key, value in LINE.items():
+            record_metric(key, value)
+        run.flush(step)
+    run.close()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    shown = [line for line in lines if line.startswith("step ")]
+    assert [len(line) <= columns for line in lines] == [True] * len(lines), max(lines, key=len)
+    assert last_label in shown[0]
+    assert [line.strip() for line in lines if "lost to" in line] == [
+        "32% lost to last completions in this step; in_flight.prompts carries them over"
+    ]  # once
+
+
+def test_console_with_a_closed_pipe_stops_writing(tmp_path):
+    code = """
+from torchtitan_rl.observe.panels import plain_console
+console = plain_console()
+for line in range(10_000):  # more than a pipe holds
+    console.print(f"line {line}")
+"""
+    command = f"'{sys.executable}' -c '{code}' | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("line 0\n", "", 0)
+
+
+def test_console_shows_model_output_without_terminal_escapes(recorder, monkeypatch):
+    output = console_output(recorder, monkeypatch, console_every=1)
+    assert r"[/answer] list[int] [bold]x[/] \x1b[31mred\x1b[0m" in output
+    assert "<script>alert(1)</script>" in output
+    assert "👩‍💻" in output
+    assert "\\ud800" in output
+    for harmful in ("\x1b", "\x00", "\x9b", "\u202e", "\x07"):
+        assert harmful not in output
+
+
+def test_console_is_coloured_only_on_a_terminal(recorder, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" not in console_output(recorder, monkeypatch)
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    assert "\x1b[" in console_output(recorder, monkeypatch, Terminal())
+
+
+def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    record_run(recorder(sinks=["console"], console_every=1))
+    assert b"\\U0001f469" in raw.getvalue()
+
+
+def test_an_evaluation_line_shows_percent_for_shares_alone_and_a_user_s_measures_last(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"])
+    measures = {"extra/right/accuracy": 120.0, "accuracy": 0.5, "mine_rate": 3.0, "format_rate": 1.0}
+    for name, value in measures.items():
+        record_metric(f"evaluation/{name}", value)
+    run.flush(1)
+    run.close()
+    [line] = [line for line in stream.getvalue().splitlines() if "evaluation" in line]
+    assert line.split("  ")[2:] == ["accuracy 50.0%", "mine rate 3", "format rate 100.0%", "extra/right/accuracy 120"]
+
+
+def test_a_user_s_own_metrics_are_on_the_panel(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"], console_every=1)
+    for name in ("extra/right/characters", "mine/depth", "ratio/unlisted"):
+        record_metric(name, 7.0)
+    run.flush(1)
+    run.close()
+    output = stream.getvalue()
+    assert re.search(r"extra +right/characters 7", output)
+    assert re.search(r"mine +depth 7", output)
+    assert "unlisted" not in output
+
+
+def test_every_documented_group_of_keys_is_known_to_the_panel():
+    assert {key.partition("/")[0] for key in documented_keys(RUN)} - {"extra"} <= set(BUILT_IN_GROUPS)

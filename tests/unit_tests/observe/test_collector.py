@@ -1,0 +1,145 @@
+"""record_metric: callable anywhere, never raises, never communicates; one flush merges what all ranks recorded."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from torchtitan_rl.observe import Reduce, record_metric
+from torchtitan_rl.observe.line_file import read_lines
+from torchtitan_rl.observe.store import read_rows
+
+
+def test_ranks_may_record_different_keys_conditionally(ranks):
+    world = ranks(4)
+    world.record(2, "only/on/two", 5.0, Reduce.MAX)
+    world.record(0, "only/on/zero", 1.0)
+    values = world.flush(1)
+    assert values["only/on/two"] == 5.0
+    assert values["only/on/zero"] == 1.0
+    assert world.gathers == [1, 1, 1, 1]
+
+
+def test_floats_integers_numpy_and_0_d_tensors_are_values(recorder):
+    run = recorder()
+    parameter = torch.tensor(2.0, requires_grad=True)
+    for value in (1, 1.5, np.float32(1.5), torch.tensor(2), parameter * 1, True):
+        record_metric("x", value, Reduce.SUM)
+    assert run.flush(1)["x"] == pytest.approx(1 + 1.5 + 1.5 + 2 + 2 + 1)
+
+
+def test_a_tensor_changed_after_the_call_keeps_the_recorded_value(recorder):
+    run = recorder()
+    loss = torch.zeros(())
+    record_metric("loss", loss)
+    loss += 5
+    assert run.flush(1)["loss"] == 0.0
+
+
+def test_a_row_changed_after_the_call_keeps_the_recorded_cells(recorder, tmp_path):
+    run = recorder()
+    row = {"score": 1.0, "response": "before"}
+    record_metric("t", row, Reduce.TABLE)
+    row["response"] = "after"
+    run.flush(1)
+    run.close()
+    assert "before" in (tmp_path / "samples.jsonl").read_text()
+
+
+def test_many_threads_lose_no_value(recorder):
+    run = recorder()
+
+    def work():
+        for _ in range(2000):
+            record_metric("n", 1, Reduce.SUM)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert run.flush(1)["n"] == 16_000
+
+
+def test_non_finite_values_are_counted_and_excluded_from_the_mean(ranks):
+    world = ranks(2)
+    for rank, value in ((0, 1.0), (0, float("nan")), (1, 3.0), (1, float("inf"))):
+        world.record(rank, "loss", value)
+    world.record(0, "all bad", float("nan"))
+    values = world.flush(1)
+    assert values["loss"] == 2.0
+    assert values["loss/non_finite"] == 2
+    assert "all bad" not in values
+    assert values["all bad/non_finite"] == 1
+
+
+@pytest.mark.parametrize("value", ["text", None, [1.0], {"a": 1}, torch.ones(3), object()])
+def test_non_numeric_value_is_dropped_counted_and_warned_once(recorder, caplog, value):
+    run = recorder()
+    for _ in range(2):
+        record_metric("x", value)
+    record_metric("x", 2.0)
+    values = run.flush(1)
+    assert values["x"] == 2.0
+    assert values["obs/rejected_values"] == 2
+    assert caplog.text.count("metric 'x'") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reduction"),
+    [
+        ("step", 7.0, Reduce.MEAN),
+        ("time", 7.0, Reduce.MEAN),
+        ("my/table", {"score": 1.0, "table": "kitchen"}, Reduce.TABLE),
+        ("my/table", {"score": 1.0, "run_id": "b"}, Reduce.TABLE),
+    ],
+)
+def test_names_that_every_line_of_the_files_has_are_refused_with_a_warning(
+    recorder, caplog, tmp_path, key, value, reduction
+):
+    run = recorder()
+    record_metric(key, value, reduction)
+    record_metric("my/table", {"score": 2.0, "kitchen table": "oak"}, Reduce.TABLE)
+    assert run.flush(3)["obs/rejected_values"] == 1
+    run.close()
+    assert caplog.text.count(f"metric {key!r}: dropped") == 1
+    [line] = read_lines(tmp_path / "metrics.jsonl", b"\n")
+    assert line["step"] == 3
+    assert line["time"] > 1e9
+    assert [(row["table"], row["score"]) for row in read_rows(tmp_path)] == [("my/table", 2.0)]
+
+
+def test_with_metrics_off_there_is_one_warning_no_file_and_the_gather_is_still_called(recorder, caplog, tmp_path):
+    calls = []
+    run = recorder(enabled=False, gather=lambda collection: calls.append(1) or [collection])
+    for _ in range(3):
+        record_metric("x", 1.0)
+    assert run.flush(1) == {}
+    run.close()
+    assert caplog.text.count("metrics are off") == 1
+    assert calls == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unprintable_keys_and_values_never_raise(recorder):
+    class Hostile:
+        def __repr__(self):
+            raise RuntimeError("no repr")
+
+    run = recorder()
+    record_metric("x", Hostile())
+    record_metric(["unhashable"], 1.0)
+    record_metric(7, 1.0)
+    record_metric("t", {"cell": Hostile(), "score": 1}, Reduce.TABLE)
+    assert run.flush(1)["obs/rejected_values"] == 3
+
+
+@pytest.mark.parametrize(
+    "value", [[1.0, 2.0, 6.0], (1, 2, 6), np.float32([1, 2, 6]), torch.tensor([1, 2, 6]).bfloat16()]
+)
+def test_a_distribution_takes_lists_arrays_and_1_d_tensors(recorder, value):
+    run = recorder()
+    record_metric("x", value, Reduce.DISTRIBUTION)
+    record_metric("x", 3.0, Reduce.DISTRIBUTION)
+    assert run.flush(1)["x/p50"] == 2.5

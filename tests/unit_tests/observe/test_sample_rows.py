@@ -1,0 +1,99 @@
+"""Columns of an episode row, plain cells, and schemas over time."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parts.observability import NASTY, group, rows_of, sample
+from torchtitan_rl.observe.sample_rows import plain
+from torchtitan_rl.observe.select import Selection
+from torchtitan_rl.types import LogprobDiff
+
+SPECIFIED = [
+    "step", "episode_id", "policy_version", "staleness", "split", "prompt_idx", "sample_idx", "group_size", "rank_in_group",
+    "select_reason", "prompt", "response", "expected_answer", "answer", "correct", "reward", "score", "advantage", "in_loss",
+    "left_out", "prompt_tokens", "response_tokens", "carried_tokens", "finish_reason", "logprob_mean", "logprob_diff_mean", "logprob_diff_max",
+]  # fmt: skip
+
+
+def test_an_episode_row_has_every_specified_column_in_order():
+    rows = rows_of(group(0, sample(extra={"note": "n"}), columns={"level": 3}), step=7)
+    [row] = Selection(["top"]).select(rows, 7).shown
+    assert list(row) == [*SPECIFIED, "reward/correct", "extra/note", "example/level"]
+
+
+def test_episode_row_values():
+    one = sample(
+        1,
+        0.5,
+        token_ids=[1, 2, 3, 4],
+        correct=False,
+        advantage=-1.5,
+        left_out="truncated",
+        logprob_diff=LogprobDiff(mean=1e-5, max=1e-4),
+    )
+    [row] = rows_of(group(2, one), step=7, policy_step=6)
+    assert (row["step"], row["episode_id"], row["policy_version"], row["staleness"]) == (7, "train/7/2/1", 3, 3)
+    assert (row["response_tokens"], row["prompt_tokens"], row["logprob_mean"]) == (4, 2, -0.5)
+    assert (row["reward"], row["score"], row["correct"], row["advantage"]) == (0.5, 0.5, False, -1.5)
+    assert (row["in_loss"], row["left_out"], row["logprob_diff_max"]) == (False, "truncated", 1e-4)
+
+
+def test_environment_tokens_are_counted_separately_and_excluded_from_means():
+    mask = [True, False, True]
+    [row] = rows_of(group(0, sample(loss_mask=mask, reference_logprobs=np.float32([-1, -9, -3]))))
+    assert (row["response_tokens"], row["observed_tokens"], row["reference_logprob_mean"]) == (2, 1, -2.0)
+
+
+def test_rows_have_the_mass_by_rewards_and_the_share_of_the_update():
+    members = [
+        sample(0, 1.0, shaped_reward=1.0, advantage=3.0),
+        sample(1, 0.0, shaped_reward=0.0, advantage=1.0),
+        sample(2, 0.0, shaped_reward=0.0, advantage=-2.0),
+        sample(3, None),
+    ]
+    rows = rows_of(group(0, *members))
+    total = math.e + 1 + 1
+    assert [row["q_mass"] for row in rows] == pytest.approx([math.e / total, 1 / total, 1 / total, 0.0])
+    assert [row["update_mass_proxy"] for row in rows] == pytest.approx([0.75, 0.25, 0.0, 0.0])
+    listwise = sample(0, 1.0, shaped_reward=1.0, columns={"q_mass": 0.9, "mass": 1.0})
+    [row] = rows_of(group(0, listwise))
+    assert (row["q_mass"], row["update_mass_proxy"]) == (0.9, 1.0)
+    for row in (*rows_of(group(0, sample(0, None))), *rows_of(group(0, sample(0, 1.0)), split="eval_greedy")):
+        assert "q_mass" not in row
+        assert "update_mass_proxy" not in row
+
+
+def test_rank_in_group_orders_by_reward_and_is_none_without_one():
+    first = group(0, *(sample(s, reward) for s, reward in enumerate([0.1, 0.9, None, math.nan, 0.9])))
+    rows = rows_of(first, group(1, sample(0, 0.5)))
+    assert [row["rank_in_group"] for row in rows] == [2, 0, None, None, 1, 0]
+
+
+def test_a_reward_function_or_an_example_s_column_named_like_a_core_column_cannot_overwrite_it():
+    one = sample(0, 0.5, breakdown={"reward": 9.0, "prompt": 8.0}, extra={"response": "fake"})
+    [row] = rows_of(group(0, one, columns={"reward": 7.0}))
+    assert (row["reward"], row["response"]) == (0.5, "[ANSWER]")
+    assert (row["reward/reward"], row["reward/prompt"], row["extra/response"]) == (9.0, 8.0, "fake")
+    assert row["example/reward"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        (torch.tensor(2.5), 2.5),
+        (np.int64(3), 3),
+        (np.str_("a"), "a"),
+        (2**70, str(2**70)),
+        ({1: (1, 2)}, {"1": [1, 2]}),
+        (NASTY, NASTY),
+        (None, None),
+        (True, True),
+        (torch.ones(2), [1.0, 1.0]),
+    ],
+)
+def test_cells_are_converted_to_plain_values(cell, expected):
+    assert plain(cell) == expected
+    assert type(plain(cell)) in (str, int, float, bool, dict, list, type(None))

@@ -1,0 +1,152 @@
+"""Sample tables: which rows are shown, why, and that ranks select exactly what one rank would."""
+
+import math
+import pickle
+import random as chance
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchtitan_rl.observe.select import Selection
+
+ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", "unscored:3", "zero_variance:2",
+       "group_best:1", "group_worst:1", "pinned:three")  # fmt: skip
+
+
+def selected(rows, select=("top", "bottom", "random"), **options):
+    return Selection(select, **options).select(rows, 1).shown
+
+
+def over_ranks(ranks, select, **options):
+    """The selection when each rank holds some rows and sends its candidates, pickled, to the first."""
+    selection = Selection(select, **options)
+    sent = [pickle.loads(pickle.dumps(selection.candidates(rows))) for rows in ranks]
+    return selection.select([row for rows in sent for row in rows], 1)
+
+
+def row(prompt_idx=0, sample_idx=0, score=0.0, **cells):
+    return {"prompt_idx": prompt_idx, "sample_idx": sample_idx, "score": score, "response": "x", **cells}
+
+
+scores = st.one_of(
+    st.sampled_from([0.0, -0.0, 1.0, 1.0, 2.0, math.inf, -math.inf, math.nan, None]), st.floats(width=16)
+)
+some_rows = st.lists(
+    st.builds(
+        row,
+        prompt_idx=st.integers(0, 4),
+        sample_idx=st.integers(0, 3),
+        score=scores,
+        answer=st.sampled_from([None, "3"]),
+        finish_reason=st.sampled_from(["stop", "length"]),
+        response_tokens=st.integers(0, 5),
+        prompt=st.sampled_from(["one two three", "four"]),
+    ),
+    max_size=30,
+)
+
+
+def scores_by_hand(rows, k, sign):
+    """The scores of top k (sign -1) or bottom k (sign 1) of pooled rows by the specification, written independently."""
+    distinct = {repr(sorted(r.items())): r for r in rows}.values()
+    return sorted(
+        (r["score"] for r in distinct if r["score"] is not None and not math.isnan(r["score"])), key=lambda x: sign * x
+    )[:k]
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=some_rows, count=st.sampled_from([1, 2, 4]), k=st.integers(0, 4), seed=st.integers(0, 2**16))
+def test_top_and_bottom_k_over_1_2_and_4_ranks_equal_those_of_the_pooled_rows(rows, count, k, seed):
+    where = chance.Random(seed)
+    ranks = [[] for _ in range(count)]
+    for one in rows:
+        ranks[where.randrange(count)].append(one)
+    for name, sign in (("top", -1), ("bottom", 1)):
+        found = over_ranks(ranks, (f"{name}:{k}", "unscored:0")).shown
+        assert sorted(r["score"] for r in found) == sorted(scores_by_hand(rows, k, sign))
+
+
+@settings(max_examples=80, deadline=None)
+@given(rows=some_rows, count=st.sampled_from([2, 4]), seed=st.integers(0, 2**16))
+def test_selection_is_independent_of_how_rows_are_spread_over_ranks(rows, count, seed):
+    where = chance.Random(seed)
+    ranks = [[] for _ in range(count)]
+    for one in rows:
+        ranks[where.randrange(count)].append(one)
+    pooled = selected(rows, ALL)
+    assert repr(over_ranks(ranks, ALL).shown) == repr(pooled)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=some_rows)
+def test_replicated_rows_are_selected_once(rows):
+    assert repr(over_ranks([rows, rows, rows], ALL, keep_all=True).kept) == repr(
+        over_ranks([rows], ALL, keep_all=True).kept
+    )
+
+
+def ties(step, seed=0, **cells):
+    rows = [row(p, s, 1.0, step=step, **cells) for p in range(8) for s in range(4)]
+    return rows, [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"), seed=seed)]
+
+
+def test_ties_rotate_by_step_and_seed_independent_of_arrival_order():
+    assert len({tuple(ties(step)[1]) for step in range(20)}) > 8, "prompt 0 must not be shown in every step"
+    assert len({tuple(ties(1, seed)[1]) for seed in range(20)}) > 8
+    rows, expected = ties(1)
+    for shuffle in range(5):
+        chance.Random(shuffle).shuffle(rows)
+        assert [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"))] == expected
+
+
+def test_rows_with_nan_or_none_score_are_selected_separately():
+    rows = [row(0, 0, math.nan), row(0, 1, None), row(0, 2, 1.0), row(0, 3, "text")]
+    found = selected(rows, ("top:3", "bottom:3", "unscored:3"))
+    assert [r["select_reason"] for r in found] == ["top, bottom", "unscored", "unscored", "unscored"]
+
+
+def test_each_named_selector_selects_its_rows():
+    rows = [
+        row(0, 0, 1.0, response_tokens=9, answer="1", finish_reason="length", prompt="one"),
+        row(0, 1, 0.0, response_tokens=2, answer=None, finish_reason="stop", prompt="one"),
+        row(1, 0, 0.5, response_tokens=3, answer="1", finish_reason="stop", prompt="two"),
+        row(1, 1, 0.5, response_tokens=3, answer="1", finish_reason="stop", prompt="two"),
+    ]
+    expected = {
+        "longest": [(0, 0)],
+        "truncated": [(0, 0)],
+        "failed": [(0, 1)],
+        "zero_variance": [(1, 0)],
+        "group_best": [(0, 0), (1, 0)],
+        "group_worst": [(1, 0), (0, 1)],
+        "pinned:two": [(1, 0), (1, 1)],
+    }
+    for name, places in expected.items():
+        found = selected(rows, (name,))
+        assert [(r["prompt_idx"], r["sample_idx"]) for r in found] == places, name
+        assert {r["select_reason"] for r in found} == {name.partition(":")[0].replace("_", " ")}
+
+
+def test_ranks_send_only_candidate_rows():
+    rows = [row(p, s, float(p * s)) for p in range(50) for s in range(4)]
+    assert len(Selection(("top", "bottom", "random")).candidates(rows)) <= 3 * 4  # with their siblings
+    assert len(Selection((), keep_all=True).candidates(rows)) == 200
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_whole_group_of_a_shown_row_is_stored_on_any_number_of_ranks(count):
+    rows = [row(p, s, float(4 * p + s)) for p in range(6) for s in range(4)]
+    size = len(rows) // count
+    found = over_ranks([rows[size * rank :][:size] for rank in range(count)], ("top", "unscored:0"))
+    assert [(r["prompt_idx"], r["sample_idx"]) for r in found.shown] == [(5, 3)]
+    reasons = {(r["prompt_idx"], r["sample_idx"]): r["select_reason"] for r in found.kept if r["prompt_idx"] == 5}
+    assert reasons == {(5, 3): "top", (5, 2): "sibling", (5, 1): "sibling", (5, 0): "sibling"}
+    assert [r["prompt_idx"] for r in found.kept] == [5] * 4
+
+
+def test_each_split_has_its_traces_with_selected_rows_first():
+    rows = [row(p, 0, float(p), split=split, step=1) for split in ("train", "eval") for p in range(50)]
+    traces = Selection(("top:1",), num_traces=4).select(rows, 1).traces
+    assert [r["split"] for r in traces] == ["eval"] * 4 + ["train"] * 4
+    assert [r["select_reason"] for r in traces] == ["top", "trace", "trace", "trace"] * 2

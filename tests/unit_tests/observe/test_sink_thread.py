@@ -1,0 +1,162 @@
+"""Rule zero: no exception, full disk, blocked sink or odd gather changes training."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.parts.observability import group, rows_of, sample
+from torchtitan_rl.observe import Reduce, record_metric
+from torchtitan_rl.observe.sink_thread import Job
+from torchtitan_rl.observe.sinks import SINKS, Sink
+
+STEPS = 12
+
+
+class RaisingSink(Sink):
+    def write(self, record):
+        raise RuntimeError("this sink is broken")
+
+
+class UnbuildableSink(Sink):
+    def __init__(self, context):
+        raise RuntimeError("no account")
+
+    def write(self, record):
+        raise AssertionError("never built")
+
+
+class ExitingSink(Sink):
+    def write(self, record):
+        raise SystemExit(3)
+
+
+class BlockedSink(Sink):
+    release = threading.Event()
+
+    def write(self, record):
+        self.release.wait(60)
+
+
+class FullDiskSink(Sink):
+    """Writes to a device that answers every write with "no space left on device"."""
+
+    def write(self, record):
+        with open("/dev/full", "w") as disk:
+            json.dump(record.values, disk)
+
+
+@pytest.fixture
+def faulty(monkeypatch):
+    for name, sink in (
+        ("raising", RaisingSink),
+        ("unbuildable", UnbuildableSink),
+        ("exiting", ExitingSink),
+        ("blocked", BlockedSink),
+        ("full", FullDiskSink),
+    ):
+        monkeypatch.setitem(SINKS, name, f"{__name__}:{sink.__name__}")
+    BlockedSink.release.clear()
+    yield
+    BlockedSink.release.set()
+
+
+def train(run):
+    """The losses of a little training run, with dropout so that any use of the random state would show."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    losses = []
+    for step in range(1, STEPS + 1):
+        loss = model(torch.randn(16, 4)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        if run is not None:
+            record_metric("loss", loss)
+            record_metric("rollout/samples", rows_of(group(0, sample()), step=step), Reduce.TABLE)
+            run.flush(step)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("sink", ["raising", "unbuildable", "exiting", "blocked", "full"])
+def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorder, faulty, sink, tmp_path):
+    without = train(None)
+    run = recorder(sinks=[sink, "jsonl"], queue_size=4)
+    started = time.monotonic()
+    with_sink = train(run)
+    assert time.monotonic() - started < 30
+    assert torch.equal(with_sink, without)
+    BlockedSink.release.set()
+    run.close()
+    # On a busy machine the queue of 4 may be full now and then: what is dropped is counted.
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == STEPS - run.sinks["jsonl"].dropped_writes
+
+
+def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, faulty, caplog):
+    run = recorder(sinks=["blocked"], queue_size=2)
+    for step in range(1, 9):
+        rows = rows_of(group(0, *(sample(s, float(s)) for s in range(3))), step=step)
+        record_metric("t", rows, Reduce.TABLE)
+        values = run.flush(step)
+    dropped = run.sinks["blocked"].dropped_writes
+    assert dropped >= 5
+    assert values["obs/dropped_rows"] >= 2 * (dropped - 1)
+    assert caplog.text.count("sink blocked: too slow") == 1
+    BlockedSink.release.set()
+
+
+def test_blocked_sink_does_not_use_up_the_close_time_of_others(faulty, recorder, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.observe.recorder.CLOSE_SECONDS", 2.5)
+    monkeypatch.setitem(SINKS, "slow", f"{__name__}:SlowlyClosedSink")
+    run = recorder(sinks=["blocked", "slow"], queue_size=1)
+    for step in range(1, 5):
+        run.flush(step)
+    run.close()
+    assert SlowlyClosedSink.closed, "it had the whole time, not what the stuck one left of it"
+
+
+class SlowlyClosedSink(Sink):
+    closed = False
+
+    def write(self, record):
+        pass
+
+    def close(self):
+        time.sleep(1.5)
+        type(self).closed = True
+
+
+def test_failed_gather_loses_other_ranks_metrics_without_raising(recorder, caplog):
+    def broken(collection):
+        raise RuntimeError("connection lost")
+
+    run = recorder(gather=broken)
+    record_metric("loss", 1.0)
+    assert run.flush(1)["loss"] == 1.0
+    run.flush(2)
+    assert caplog.text.count("gathering failed") == 1
+
+
+def test_flush_calls_the_gather_exactly_once_even_when_collecting_fails(recorder, monkeypatch):
+    calls = []
+    run = recorder(gather=lambda collection: calls.append(collection) or [collection])
+    monkeypatch.setattr(run.collector, "drain", lambda: 1 / 0)
+    run.flush(1)
+    assert len(calls) == 1
+
+
+def test_state_dict_waits_a_bounded_time_for_a_blocked_file(recorder, monkeypatch, caplog):
+    run = recorder()
+    monkeypatch.setattr("torchtitan_rl.observe.recorder.CHECKPOINT_SECONDS", 0.2)
+    release = threading.Event()
+    run.sinks["jsonl"].put(Job(lambda sink: release.wait(30) and None))
+    run.flush(1)
+    started = time.monotonic()
+    assert run.state_dict()["next_step"] == 2
+    assert time.monotonic() - started < 20
+    assert "not all written" in caplog.text
+    release.set()

@@ -1,0 +1,247 @@
+"""Each sink against its real library: what was recorded is read back, model output survives, resumption works."""
+
+import html
+import importlib.util
+import json
+import os
+import sqlite3
+import struct
+import time
+from collections import Counter
+
+import pytest
+
+from tests.parts.observability import FORK, NASTY, RECORD_STEPS, record_run
+from torchtitan_rl.observe import Recorder, Reduce, record_metric
+
+
+def tensorboard_events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp_path):
+    record_run(recorder(sinks=["tensorboard"]))
+    events = tensorboard_events(tmp_path / "tensorboard")
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(s, 6.5) for s in (1, 2, 3)]
+    assert len(events.Histograms("reward/histogram")) == 3
+    texts = [t.tensor_proto.string_val[0].decode() for t in events.Tensors("rollout/samples/text_summary")]
+    assert len(texts) == 3
+    lines = texts[0].split("\n")
+    assert all(line.count("|") == 1 + 1 + 3 for line in lines), "a column of names and one for each of three samples"
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| <pre>prompt</pre>", "| <pre>response</pre>"]
+    assert "<script>" not in texts[0]
+    assert "[/answer] list[int] [bold]x[/]" in html.unescape(texts[0])
+    assert "eval" in events.Tensors("evaluation/samples/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_tensorboard_shows_each_step_once_after_a_resumption(recorder, tmp_path):
+    for steps in ((1, 2, 3, 4), (3, 4, 5)):
+        run = recorder(sinks=["tensorboard"])
+        if steps[0] > 1:
+            run.load_state_dict({"next_step": steps[0]})
+        for step in steps:
+            record_metric("x", step * len(steps))
+            run.flush(step)
+        run.close()
+    scalars = tensorboard_events(tmp_path / "tensorboard").Scalars("x")
+    assert [(e.step, e.value) for e in scalars] == [(1, 4), (2, 8), (3, 9), (4, 12), (5, 15)]
+
+
+def wandb_log_entries(path):
+    """The entries of a .wandb file: LevelDB's log format (blocks of 32 KiB, entries in fragments) after 7 bytes."""
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    position, entry = 7, b""
+    while position + 7 <= len(data):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
+            continue
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        if position + 7 + length > len(data):
+            return
+        entry += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            yield entry
+            entry = b""
+
+
+def wandb_records(run_folder):
+    """The newest offline run's files, every record of its log, and its history as dicts.
+
+    wandb-core, a process of its own, may write its last block a moment after `finish` returns.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    path = max(run_folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    records = []
+    deadline = time.monotonic() + 20
+    while not any(record.HasField("exit") for record in records) and time.monotonic() < deadline:
+        records = [wandb_internal_pb2.Record.FromString(entry) for entry in wandb_log_entries(path)]
+        time.sleep(0.02)
+    history = []
+    for record in records:
+        if record.HasField("history"):
+            history.append({})
+            for item in record.history.item:
+                *outer, name = item.nested_key or [item.key]
+                place = history[-1]
+                for key in outer:
+                    place = place.setdefault(key, {})
+                place[name] = json.loads(item.value_json)
+    return path.parent / "files", records, history
+
+
+@pytest.fixture
+def wandb_run(recorder, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    record_run(recorder(sinks=["jsonl", "wandb"], wandb_mode="offline", project="p"))
+    return wandb_records(tmp_path)
+
+
+def test_wandb_offline_holds_scalars_histograms_config_and_step_on_the_log(wandb_run):
+    _, records, history = wandb_run
+    assert [line["step"] for line in history if "reward/mean" in line] == [1, 2, 3]
+    assert {line["reward/mean"] for line in history if "reward/mean" in line} == {6.5}
+    assert all(line["reward/histogram"]["_type"] == "histogram" for line in history if "reward/mean" in line)
+    config = [update.key for r in records if r.HasField("run") for update in r.run.config.update]
+    assert {"lr", "model"} <= set(config)
+    metrics = [r.metric for r in records if r.HasField("metric")]
+    assert any(m.glob_name == "*" and m.step_metric == "step" for m in metrics)
+
+
+def test_wandb_tables_keep_history_in_increments_and_a_final_immutable_copy(wandb_run):
+    files, _, history = wandb_run
+    logged = [line["rollout/samples"] for line in history if "rollout/samples" in line]
+    assert [entry["_type"] for entry in logged] == ["incremental-table-file"] * 3
+    tables = [json.loads((files / entry["path"]).read_text()) for entry in logged]
+    steps = [{row[table["columns"].index("step")] for row in table["data"]} for table in tables]
+    assert steps == [{1}, {1, 2}, {3}]
+    assert "extra/note" not in tables[0]["columns"]
+    assert "extra/note" in tables[1]["columns"]
+    [final] = [line["rollout/samples/final"] for line in history if "rollout/samples/final" in line]
+    table = json.loads((files / final["path"]).read_text())
+    assert (final["_type"], final["log_mode"]) == ("table-file", "IMMUTABLE")
+    assert sorted({row[table["columns"].index("step")] for row in table["data"]}) == [1, 2, 3]
+    responses = [row[table["columns"].index("response")] for row in table["data"]]
+    assert NASTY.replace("\ud800", "\\ud800") in responses
+    assert any("evaluation/samples/final" in line for line in history)
+
+
+@pytest.mark.parametrize(("config", "project"), [({}, "theirs"), ({"project": "ours"}, "ours")])
+def test_wandb_takes_mode_project_and_name_from_the_environment_unless_the_config_has_them(
+    config, project, recorder, tmp_path, monkeypatch
+):
+    for name, value in {"MODE": "offline", "PROJECT": "theirs", "NAME": "my name", "SILENT": "true"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    record_run(recorder(sinks=["wandb"], **config))
+    _, records, _ = wandb_records(tmp_path)
+    [run] = [record.run for record in records if record.HasField("run")]
+    assert (run.project, run.display_name) == (project, "my name")
+
+
+@pytest.mark.parametrize(("mode", "config"), [("disabled", {}), ("online", {"wandb_mode": "disabled"})])
+def test_disabled_wandb_writes_nothing_and_is_no_error(mode, config, recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", mode)
+    run = recorder(sinks=["wandb"], **config)
+    record_run(run)
+    assert not run.sinks["wandb"].disabled
+    assert not (tmp_path / "wandb").exists()
+
+
+def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorder, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for steps in ((1, 2, 3), (3, 4)):  # step 3 is taken again from the checkpoint of step 2
+        time.sleep(1.1 * (steps[0] > 1))  # a second offline run of the same second would take the first one's folder
+        run = recorder(sinks=["wandb"], wandb_mode="offline", select=["top:1", "bottom:1"], keep_all_rows=True)
+        if steps[0] > 1:
+            run.load_state_dict({"next_step": steps[0]})
+        for step in steps:
+            rows = [{"prompt": f"{step}", "score": score, "note": f"{steps[0]}"} for score in range(6)]
+            record_metric("own", rows, Reduce.TABLE)
+            if step == 1:
+                record_metric("rare", rows[:1], Reduce.TABLE)
+            run.flush(step)
+        run.close()
+    files, _, history = wandb_records(tmp_path)
+    finals = {key: line[key] for line in history for key in line if key.endswith("/final")}
+    table = json.loads((files / finals["own/final"]["path"]).read_text())
+    cells = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert "run_id" not in table["columns"]
+    assert Counter((row["step"], row["note"]) for row in cells) == {(1, "1"): 2, (2, "1"): 2, (3, "3"): 2, (4, "3"): 2}
+    assert {row["select_reason"] for row in cells} == {"top", "bottom"}
+    increments = [json.loads((files / line["own"]["path"]).read_text()) for line in history if "own" in line]
+    steps = [{row[one["columns"].index("step")] for row in one["data"]} for one in increments]
+    assert steps == [{3}, {4}]
+    assert len(json.loads((files / finals["rare/final"]["path"]).read_text())["data"]) == 1
+
+
+def trackio_run(tmp_path, n, calls, config):
+    """A run in a process of its own: Trackio reads its folder when it is imported."""
+    os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")
+    run = Recorder(
+        Recorder.Config(sinks=["jsonl", "trackio"], project="proj", **config),
+        run_folder=tmp_path / "run",
+        run_name="r",
+        run_config={"lr": 1e-5},
+        total_steps=RECORD_STEPS,
+    )
+    record_run(run, n, calls)
+
+
+@pytest.fixture
+def trackio_rows(tmp_path):
+    """Runs a recorder with the Trackio sink, and reads its database: (step, metrics) and traces."""
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed: pip install trackio")
+
+    def run(n=4, calls=1, run_of=trackio_run, **config):
+        process = FORK.Process(target=run_of, args=(tmp_path, n, calls, config))
+        process.start()
+        process.join(100)
+        assert process.exitcode == 0
+        database = sqlite3.connect(tmp_path / "trackio" / "proj.db")
+        metrics = [(step, json.loads(text)) for step, text in database.execute("SELECT step, metrics FROM metrics")]
+        traces = database.execute("SELECT step, key, messages, metadata FROM traces ORDER BY step, trace_index")
+        return metrics, [(s, k, json.loads(m), json.loads(d)) for s, k, m, d in traces]
+
+    return run
+
+
+def test_trackio_has_scalars_tables_and_16_traces_per_split_and_step(trackio_rows):
+    metrics, traces = trackio_rows(n=20, calls=4)
+    scalars = {step: values for step, values in metrics if "reward/mean" in values}
+    assert sorted(scalars) == [1, 2, 3]
+    table = scalars[1]["rollout/samples"]
+    assert table["_type"] == "trackio.table"
+    assert {row["step"] for row in table["_value"]} == {1}
+    assert NASTY.replace("\ud800", "\\ud800") in [row["response"] for row in table["_value"]]
+    splits = Counter((step, metadata["split"]) for step, *_, metadata in traces)
+    assert splits == {(step, split): 16 for step in (1, 2, 3) for split in ("train", "eval")}
+    assert {key for _, key, *_ in traces} == {"rollout/traces"}
+
+
+def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadata(trackio_rows):
+    _, traces = trackio_rows(n=4, max_traces_per_step=8)
+    assert len(traces) == 3 * (8 + 4)
+    for step, key, messages, metadata in traces:
+        prompt, sample = metadata["prompt_index"], metadata["sample_index"]
+        assert key == "rollout/traces"
+        assert messages[0] == {"role": "user", "content": f"question {prompt} \\ud800"}
+        assert messages[-1]["role"] == "assistant"
+        if (prompt, sample) == (1, 3):
+            assert messages[-1]["content"] == NASTY.replace("\ud800", "\\ud800")
+        else:
+            assert messages[-1]["content"] == f"[ANSWER] {prompt}-{sample}"
+        assert metadata["step"] == step
+        assert metadata["reward"] == 10 * prompt + sample
+        expected = {"split", "policy_version", "staleness", "advantage", "stop_reason", "trajectory_id"}
+        assert expected <= set(metadata)
+    assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 36

@@ -1,0 +1,94 @@
+"""Tokens of the rows that are shown: in the store, and nowhere else."""
+
+import numpy as np
+import pytest
+
+from tests.parts.observability import group, rows_of, sample
+from torchtitan_rl.observe import Recorder, Reduce, read_rows, record_metric
+from torchtitan_rl.observe.tokens import TokenPayload
+from torchtitan_rl.types import LogprobDiff
+
+
+def decode(ids):
+    """Token 9 is the first half of a character that 10 completes."""
+    return "".join({5: "4", 6: "+", 7: "\n", 11: "<|end|>"}.get(i, "") for i in ids) + (
+        "é" if 10 in ids else "\ufffd" if 9 in ids else ""
+    )
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The rows in the store of a run that recorded these groups."""
+
+    def make(*groups, decode=decode, **config):
+        recorder = Recorder(
+            Recorder.Config(sinks=["jsonl:per_rank_no_reduce"], report=False, select=["top:1"], **config),
+            run_folder=tmp_path, run_name="a", run_config={}, total_steps=1, decode=decode,
+        )  # fmt: skip
+        record_metric("rollout/samples", rows_of(*groups), Reduce.TABLE)
+        recorder.flush(1)
+        recorder.close()
+        return list(read_rows(tmp_path))
+
+    return make
+
+
+def test_store_has_text_logprob_diff_and_advantage_of_every_token(stored):
+    best = sample(
+        1,
+        2.0,
+        loss_mask=[True, False, True],
+        advantage=0.70004,
+        logprob_diff=LogprobDiff(mean=6e-6, max=1.234e-5, tokens={"diff": np.float32([1.234e-5, -2e-7])}),
+    )
+    row, sibling = stored(group(0, sample(0, 1.0), best))
+    assert "tokens" not in sibling
+    assert row["tokens"] == {
+        "text": ["4", "+", "\n"], "logprob": [-0.5, None, -0.5], "diff": [1.2e-05, None, -2e-07], "advantage": 0.7
+    }  # fmt: skip
+
+
+def test_store_has_the_entropy_and_the_teacher_s_numbers_of_every_token(stored):
+    taught = sample(
+        0,
+        2.0,
+        loss_mask=[True, False, True],
+        logprob_diff=LogprobDiff(mean=0, max=0, tokens={"entropy": np.float32([0.25, 1.2345])}),
+    )
+    taught.credit.token_columns["teacher_log_ratios"] = np.float32([-0.5, 9, 3.25])  # [L]
+    (row,) = stored(group(0, taught))
+    assert row["tokens"]["entropy"] == [0.25, None, 1.23]
+    assert row["tokens"]["teacher_log_ratios"] == [-0.5, None, 3.25]
+
+
+def test_tokens_of_groups_in_flight_have_their_staleness(stored):
+    (row,) = stored(group(0, sample(token_versions=[1, 3, 3])))
+    assert row["tokens"]["age"] == [2, 0, 0]
+    assert (row["staleness"], row["carried_tokens"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "text", "shown"),
+    [
+        ((5, 6, 11), "4+", "4+"),  # it ended
+        ((5, 6, 5), "4+4", "4+4"),  # it was cut
+        ((5, 11, 6), "4+", "4<|end|>+"),
+        ((5, 11, 11), "4", "4<|end|><|end|>"),
+        ((11,), "", ""),
+    ],
+)
+def test_special_tokens_inside_a_sample_are_visible(stored, token_ids, text, shown):
+    """The text of rewards leaves them out."""
+    (row,) = stored(group(0, sample(token_ids=token_ids, text=text)))
+    assert row["response"] == shown
+
+
+def test_only_shown_rows_have_tokens(stored):
+    rows = stored(group(0, sample(0, 1.0), sample(1, 2.0)), keep_all_rows=True)
+    assert [(row["sample_idx"], "tokens" in row) for row in rows] == [(1, True), (0, False)]
+
+
+def test_multi_token_character_is_shown_at_its_last_token():
+    payload = TokenPayload(sample(token_ids=(5, 9, 10, 9)), False)
+    assert payload.written(decode)["text"] == ["4", "", "é", "\ufffd"]
+    assert set(payload.written(decode)) == {"text", "logprob"}

@@ -1,0 +1,82 @@
+"""The samples of a step that fails: the newest of what is known of them, once, in no metric."""
+
+import pytest
+
+from tests.parts.observability import group, sample
+from torchtitan_rl.observe import read_rows
+from torchtitan_rl.observe.recorder import Recorder
+from torchtitan_rl.observe.unfinished import UnfinishedStep
+from torchtitan_rl.types import Group
+
+
+def recorder(folder, **settings):
+    more = {"run_name": "r", "run_config": {}, "total_steps": 5, "decode": lambda ids: " ".join(map(str, ids))}
+    return Recorder(Recorder.Config(sinks=["jsonl"], **settings), run_folder=folder, **more)
+
+
+def completions_of(full: Group) -> Group:
+    return Group(prompt=full.prompt, samples=[episode.completion for episode in full.samples])
+
+
+def scored_of(full: Group) -> Group:
+    return Group(prompt=full.prompt, samples=[episode.scored for episode in full.samples])
+
+
+@pytest.fixture
+def full():
+    return group(0, sample(0, 1.0, advantage=0.5), sample(1, 0.0, advantage=-0.5, left_out="truncated"))
+
+
+def test_the_newest_state_of_each_group_is_written_and_marked(tmp_path, full):
+    step = UnfinishedStep()
+    other = group(1, sample(0, 2.0), sample(1, 2.0))
+    third = group(2, sample(0, 3.0, advantage=0.7))
+    step.keep([completions_of(full), completions_of(other), completions_of(third)], step=4, split="train")
+    step.keep([scored_of(other), scored_of(third)], step=4, split="train")
+    step.keep([third], step=4, split="train")
+    step.keep([completions_of(full)], step=4, split="eval_greedy")
+    run = recorder(tmp_path)
+    run.write_unfinished(step)
+    run.close()
+    rows = {row["episode_id"]: row for row in read_rows(tmp_path)}
+    assert len(rows) == 7
+    assert all(row["unfinished"] is True and row["in_loss"] is False and row["run_id"] for row in rows.values())
+    assert [rows[f"train/4/{p}/0"]["reward"] for p in range(3)] == [None, 2.0, 3.0]
+    assert [rows[f"train/4/{p}/0"]["advantage"] for p in range(3)] == [None, None, 0.7]
+    assert rows["eval_greedy/4/0/1"]["table"] == "evaluation/samples"
+    assert rows["train/4/2/0"]["left_out"] == "its step failed"
+    assert rows["train/4/2/0"]["tokens"]["advantage"] == 0.7
+    unseen = [
+        row["tokens"] for name, row in rows.items() if name.startswith(("train/4/0", "train/4/1")) and "tokens" in row
+    ]
+    assert unseen
+    assert not any("advantage" in tokens for tokens in unseen)
+
+
+def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(tmp_path, full):
+    done, first, second = UnfinishedStep(), UnfinishedStep(), UnfinishedStep()
+    done.keep([full], step=4, split="train")
+    done.forget("train")
+    run = recorder(tmp_path)
+    run.write_unfinished(done)
+    assert not (tmp_path / "samples.unfinished.jsonl").exists()
+    first.keep([full], step=5, split="train")
+    second.keep([group(7, sample(0))], step=5, split="train")
+    run.write_unfinished(first)
+    run.write_unfinished(second)
+    run.close()
+    assert {row["prompt_idx"] for row in read_rows(tmp_path)} == {0}
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def test_secrets_and_columns_that_are_left_out_are_not_written_and_the_budget_holds(tmp_path, full):
+    step = UnfinishedStep()
+    step.keep([full], step=4, split="train")
+    for name, budget in (("a", 2**20), ("b", 10)):
+        run = recorder(tmp_path / name, leave_out_columns=["messages", "expected_*"], store_bytes=budget)
+        run.write_unfinished(step)
+        run.close()
+    rows = list(read_rows(tmp_path / "a"))
+    assert len(rows) == 2
+    assert not any("expected_answer" in row for row in rows)
+    assert len(list(read_rows(tmp_path / "b"))) == 1

@@ -1,0 +1,320 @@
+"""Slow, wild and foreign reward functions: many calls at once and real kills."""
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.parts.grading import TaskOf, constant, drained, groups, logged, rewards, score
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.rewards import Grader, RewardError
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_groups_of_a_step_are_scored_concurrently_and_returned_in_order(build, workers, tmp_path):
+    """No call returns before all eight have begun; of those that share an event loop, the last to begin returns first."""
+
+    def all_begun(number):
+        (tmp_path / number).touch()
+        return len(list(tmp_path.iterdir())) == 8
+
+    async def awaits(completions, **_):
+        async with asyncio.timeout(30):
+            while not all_begun(completions[0]):
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.08 - 0.01 * int(completions[0]))
+        return [float(completions[0])]
+
+    def waits(completions, **_):
+        give_up = time.monotonic() + 30
+        while not all_begun(completions[0]) and time.monotonic() < give_up:
+            time.sleep(0.01)
+        return [float(completions[0]) if time.monotonic() < give_up else -1.0]
+
+    function = awaits if workers == 1 else waits
+    graded = build(function, workers=workers)
+    scored = graded.grade(groups(8))
+    assert [rewards(g.samples) for g in scored] == [[float(i)] for i in range(8)]
+    assert drained(graded)[f"reward/{function.__name__}/seconds"].value > 0
+
+
+def test_blocking_async_function_times_out_without_losing_other_scores(build, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.rewards.calls._CANCEL_SECONDS", 0.2)
+
+    async def blocks(completions, **_):
+        time.sleep(3)
+
+    async def quick(completions, **_):
+        return [1.0]
+
+    [scored] = build(quick, blocks, time_limit_seconds=0.3, on_failure="none").grade(groups(1))
+    assert scored.samples[0].reward_breakdown == {"quick": 1.0, "blocks": None}
+    assert "took longer than 0.3 s and cannot be cancelled" in scored.samples[0].extra["error/blocks"]
+
+
+def native_loop(completions, **_):
+    return [sum(range(10**15))]
+
+
+def fork_bomb(completions, **_):
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()  # leaves the process group
+            os.fork()
+    time.sleep(1000)
+
+
+def dies(completions, **_):
+    os._exit(0)
+
+
+def real_time_signal(completions, **_):
+    os.kill(os.getpid(), 35)
+    time.sleep(30)
+
+
+def alarm(completions, **_):
+    signal.alarm(1)
+    time.sleep(30)
+
+
+def write_to_sockets(data):
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                os.write(int(entry), data)
+        except OSError:
+            continue
+
+
+def half_message(completions, **_):
+    write_to_sockets(b"\x7f\xff\xff\xff")
+    time.sleep(1000)
+
+
+def giant_message(completions, **_):
+    write_to_sockets(b"\x7f\xff\xff\xff")
+    return [1.0]
+
+
+def forged_message(completions, **_):
+    forged = pickle.dumps(("answer", (True, [1.0])))
+    write_to_sockets(len(forged).to_bytes(4, "big") + forged)
+    time.sleep(1000)
+
+
+def stopped_in_a_print(completions, **_):
+    threading.Thread(target=print, args=("x" * 200_000_000,)).start()
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("function", "limit", "said"),
+    [
+        (half_message, 1.0, "longer than 1 s"),
+        (giant_message, 30.0, "wrote into its worker's descriptors"),
+        (forged_message, 30.0, "wrote into its worker's descriptors"),
+        (stopped_in_a_print, 1.0, "longer than 1 s"),
+        (native_loop, 0.5, "longer than 0.5 s"),
+        (fork_bomb, 0.5, "longer than 0.5 s"),
+        (dies, 30.0, "its process was ended: it exited with code 0"),
+        (alarm, 30.0, "its process was ended: killed by SIGALRM"),
+        (real_time_signal, 30.0, "its process was ended: killed by SIGRTMIN+1"),
+    ],
+)
+def test_call_that_ignores_its_timeout_is_killed_and_the_next_call_has_a_new_process(build, function, limit, said):
+    def fine(completions, **_):
+        return [2.0]
+
+    limits = {function.__name__: limit}
+    graded = build(function, fine, workers=1, time_limit_seconds_of=limits, on_failure="none")
+    before = _descendants()
+    [scored] = graded.grade(groups(1))
+    assert scored.samples[0].reward_breakdown[function.__name__] is None
+    assert scored.samples[0].reward_breakdown["fine"] == 2.0
+    assert said in scored.samples[0].extra[f"error/{function.__name__}"]
+    deadline = time.monotonic() + 10
+    while len(_descendants()) > len(before) + 1:  # the new worker; what is killed may take a moment to end
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_worker_is_not_called_a_fault_of_the_function(build):
+    def killed(completions, **_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def sets_an_alarm(completions, **_):
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    with pytest.raises(
+        RewardError, match="killed by SIGKILL.* from outside .*Start the same command again.*or set"
+    ) as error:
+        score(build(killed), "a")
+    assert "Correct the function" not in str(error.value)
+    with pytest.raises(RewardError, match="killed by SIGALRM.*Correct the function"):
+        score(build(sets_an_alarm), "a")
+
+
+def _descendants() -> set[int]:
+    """Processes of this session's tests that run under the fork server: they have this process's command line."""
+    mine = Path("/proc/self/cmdline").read_bytes()
+    return {int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p) == mine}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_logs_and_errors_of_a_worker_reach_the_trainer(build):
+    def logs(completions, log_extra, log_metric, **_):
+        log_extra("seen", list(completions))
+        log_metric("number", 3)
+        raise KeyError("gone")
+
+    graded = build(logs, constant(1.0), workers=1, on_failure="none")
+    [scored] = score(graded, "a")
+    assert scored.extra["logs/seen"] == "a"
+    assert scored.extra["error/logs"].startswith("KeyError: 'gone' (")
+    assert logged(graded)["extra/logs/number"] == (3.0, "mean", 1)
+
+
+def test_function_can_run_in_the_training_process(build):
+    pids = []
+
+    def here(completions, **_):
+        pids.append(os.getpid())
+        return [0.0]
+
+    class JudgesHere(TaskOf):
+        def extract_answer(self, text):
+            pids.append(os.getpid())
+
+    graded = build_grader(Grader.Config(in_process=["here", "judgement"]), JudgesHere(here))
+    score(graded, "a")
+    graded.close()
+    assert pids == [os.getpid()] * 2
+    with pytest.raises(UserError, match="grader.in_process = .*'there'"):
+        build(here, in_process=["there"])
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    program = tmp_path / "outlived.py"
+    program.write_text(
+        "import os, sys, time\n"
+        f"sys.path.insert(0, {str(Path.cwd())!r})\n"
+        "from torchtitan_rl.run.workers import WorkerPool\n"
+        "def bomb():\n"
+        "    if os.fork() == 0: os.setsid()\n"
+        "    time.sleep(1000)\n"
+        "pool = WorkerPool([bomb], 2)\n"
+        "pool.submit(0); pool.submit(0); time.sleep(1)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, str(program)], timeout=60)
+    deadline = time.monotonic() + 10
+    while left := [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(program).encode() in _read(p)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_function_that_forks_and_returns_twice_gives_one_result(build, capfd):
+    def forks(completions, **_):
+        os.fork()
+        return [float(completions[0])]
+
+    graded = build(forks)
+    assert [rewards(g.samples) for g in graded.grade(groups(3))] == [[0.0], [1.0], [2.0]]
+    deadline = time.monotonic() + 10
+    said = ""
+    while said.count("forked and returned in the child too") < 3 and time.monotonic() < deadline:
+        said += capfd.readouterr().err
+        time.sleep(0.05)
+    assert said.count("forked and returned in the child too: the child ends here") == 3
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (["1.0"], "not a number: the text '1.0'"),
+        (torch.tensor([1 + 2j]).numpy(), r"not a number: .*1\+2j"),
+        (torch.ones(1, 1), r"shape \(1, 1\) for 1 completions, expected \(1,\)"),
+        (torch.tensor(1.0), "returned Tensor, expected a list of 1 floats"),
+        (
+            lambda completions: 1.0,
+            "returned function, expected a list of 1 floats or None; a factory is named with",
+        ),
+        ({"a": 1.0}, "returned dict"),
+        ({1.0}, "returned set"),
+    ],
+)
+def test_rewards_that_are_not_a_list_of_numbers_are_refused(build, output, said):
+    def returns(completions, **_):
+        return output
+
+    with pytest.raises(RewardError, match=said):
+        score(build(returns), "a")
+
+
+def test_function_that_modifies_its_arguments_affects_no_other(build):
+    def changes(prompts, completions, operands, **_):
+        prompts[0][0]["content"] = completions[0][0]["content"] = ""
+        operands[0].clear()
+        return [0.0]
+
+    def reads(prompts, completions, operands, **_):
+        return [float(prompts[0][0]["content"] == "hi" and completions[0][0]["content"] == "a" and operands[0] == [1])]
+
+    fields = {"messages": [{"role": "user", "content": "hi"}], "columns": {"operands": [1]}}
+    assert score(build(changes, reads), "a", **fields)[0].reward_breakdown["reads"] == 1.0
+
+
+def test_run_stops_after_repeated_steps_without_any_reward(build, caplog):
+    graded = build(constant(float("nan")), on_failure="none")
+    score(graded, "a", "b")
+    score(graded, "a", "b")
+    assert len([r for r in caplog.records if "No completion got a reward: all 2 failed" in r.message]) == 2
+    with pytest.raises(RewardError, match="3 times in a row: nothing is being learned"):
+        score(graded, "a", "b")
+
+
+FILE = """
+class Judge:
+    def __call__(self, completions, **_):
+        return [1.0] * len(completions)
+
+
+judge = Judge()
+
+
+def at_most(limit, *, low=0.0):
+    def at_most_limit(completions, **_):
+        return [1.0 if len(text) <= limit else low for text in completions]
+
+    return at_most_limit
+"""
+
+
+def test_rewards_are_named_by_their_reference_and_factories_take_literals(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    references = [f"{file}:judge", f"{file}:at_most(2)", "strict=" + f"{file}:at_most(limit=1, low=-1.0)"]
+    built = build_grader(Grader.Config(rewards=references, weights={"judge": 0.5, "strict": 2.0}), TaskOf())
+    assert built.reward_names == ["judge", "at_most", "strict"]
+    assert score(built, "ab")[0].reward == 0.5 + 1.0 - 2.0
+    with pytest.raises(UserError, match=r"grader.rewards = .*at_most\(file\)'.*literal values"):
+        build_grader(Grader.Config(rewards=[f"{file}:at_most(file)"]), TaskOf())
+    with pytest.raises(UserError, match=r"grader.rewards = .*Judge'.*not a class. Add \(\)"):
+        build_grader(Grader.Config(rewards=[f"{file}:Judge"]), TaskOf())

@@ -1,0 +1,98 @@
+"""A real engine: crowded, waiting and interrupted sequences give the same completions."""
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.integration.parity import SEQUENCES, TokenizerStandIn
+from tests.parts.tiny import sampled, save_tiny_checkpoint
+from torchtitan_rl import events
+from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.start import CPU_BLOCK_TOKENS, start_generator
+from torchtitan_rl.generator.turn_engine import TurnEngine
+from torchtitan_rl.observe.engine_stats import EngineStats
+from torchtitan_rl.types import Completion, Prompt, flat
+
+pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="the numbers of blocks are a CPU engine's")
+
+PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+LONG = SamplingConfig(n=3, max_tokens=CPU_BLOCK_TOKENS + 9, stop_token_ids=[7])
+"""Into a second block of the cache, with some that end before."""
+
+
+@pytest.fixture(scope="module")
+def generator(one_rank, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_checkpoint(folder)
+    made = start_generator(
+        Generator.Config(dtype="float32", max_model_len=128),
+        stats=EngineStats(),
+        hf_assets_path=str(folder),
+        tokenizer=TokenizerStandIn(),
+        sampling=LONG,
+        seed=0,
+    )
+    made.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def scheduler(generator):
+    generator.llm.reset_prefix_cache()
+    return generator.llm.llm_engine.engine_core.engine_core.scheduler
+
+
+def said(completions: list[Completion]) -> list[tuple]:
+    return [(c.token_ids.tolist(), c.sampler_logprobs.tolist(), c.finish_reason) for c in completions]
+
+
+def test_each_decode_step_is_reported_as_progress(generator) -> None:
+    class Counter(events.Listener):
+        steps = 0
+
+        def advanced(self) -> None:
+            self.steps += 1
+
+    counter = Counter()
+    stop_listening = events.listen(counter)
+    with events.heartbeat("step 1"):  # which the listener does not ask for
+        completions = flat(sampled(generator, PROMPTS, seeded=True))
+    stop_listening()
+    assert counter.steps >= max(completion.num_sampled for completion in completions)
+
+
+def test_preempted_sequence_continues_sampling(generator, scheduler) -> None:
+    free = flat(sampled(generator, PROMPTS, seeded=True))
+    pool = scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)  # 12 sequences need 1 each, most need 2 later
+    crowded = flat(sampled(generator, PROMPTS, seeded=True))
+    pool.free_blocks(taken)
+    assert generator.stats.metrics([])["generator/preemptions"].value > 0
+    for one, other in zip(free, crowded, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
+
+
+def test_queueing_does_not_change_completions(generator, scheduler, monkeypatch) -> None:
+    at_once = flat(sampled(generator, PROMPTS, seeded=True))
+    monkeypatch.setattr(scheduler, "max_num_active_reqs", 5)
+    one_by_one = flat(sampled(generator, PROMPTS, seeded=True))
+    assert [c.token_ids.tolist() for c in one_by_one] == [c.token_ids.tolist() for c in at_once]
+
+
+def test_aborted_requests_do_not_affect_the_next_call(generator, scheduler, monkeypatch) -> None:
+    expected, step, steps = said(flat(sampled(generator, PROMPTS))), TurnEngine.step, []
+
+    def five_steps(engine: TurnEngine) -> list:
+        steps.append(engine)
+        if len(steps) > 5:
+            raise InterruptedError
+        return step(engine)
+
+    monkeypatch.setattr(TurnEngine, "step", five_steps)
+    with pytest.raises(InterruptedError):
+        sampled(generator, PROMPTS)
+    monkeypatch.undo()
+    assert said(flat(sampled(generator, PROMPTS))) == expected

@@ -1,0 +1,113 @@
+"""The push of an adapter to a real engine: what arrives, and how each wrong adapter is named."""
+
+import numpy as np
+import pytest
+import torch
+from vllm.lora.request import LoRARequest
+
+from tests.integration.parity import SEQUENCES
+from tests.parts.lora import A, AdapterPair, B
+from tests.parts.tiny import change_adapters, save_tiny_checkpoint
+from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.models.hf import local_shard
+from torchtitan_rl.models.lora.folder import write_adapter
+from torchtitan_rl.sync.weight_proof import NOT_SENT, OTHER_VALUES
+from torchtitan_rl.sync.weight_sync import WeightSyncError
+
+pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a GPU has no float32")
+
+
+@pytest.fixture(scope="module")
+def pair(one_rank, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_checkpoint(folder)
+    made = AdapterPair(folder)
+    yield made
+    made.generator.close()
+
+
+@pytest.fixture(autouse=True)
+def _clean(pair):
+    change_adapters(pair.model, 0)
+    pair.begin_anew()
+    pair.push()
+    change_adapters(pair.model, 1)
+
+
+def test_engine_and_policy_agree_within_1e_5_after_three_pushes(pair):
+    for version in range(1, 4):
+        change_adapters(pair.model, version)
+        assert pair.push() == sum(t.nbytes for t in pair.sent().values())  # adapters alone
+        assert pair.worst_diff(version) < 1e-5
+
+
+def test_adapter_changes_the_logprobs(pair):
+    before = pair.generator.prompt_logprobs(np.array(SEQUENCES[0]))
+    pair.push()
+    assert np.abs(pair.generator.prompt_logprobs(np.array(SEQUENCES[0])) - before).max() > 1e-2
+
+
+def test_vllm_with_the_exported_folder_equals_the_policy(pair, tmp_path):
+    write_adapter(dict(pair.lora.weights(torch.float32)), pair.lora.config, "base", tmp_path)
+    own, pair.generator.lora_request = pair.generator.lora_request, LoRARequest("exported", 2, str(tmp_path))
+    try:
+        diffs = [pair.generator.prompt_logprobs(np.array(ids)) - pair.logprobs(ids) for ids in SEQUENCES]
+    finally:
+        pair.generator.lora_request = own
+    assert np.abs(np.concatenate(diffs)).max() < 2e-5
+
+
+def test_a_stale_adapter_is_named(pair):
+    change_adapters(pair.model, 0)
+    old = pair.sent()
+    change_adapters(pair.model, 1)
+    with pytest.raises(WeightSyncError, match=f"q_proj.lora_A.weight {OTHER_VALUES}; .* and .* more"):
+        pair.push(old)
+
+
+@pytest.mark.parametrize("name", [A, B, "model.layers.0.self_attn.k_proj.lora_B.weight"])
+def test_a_wrong_scale_is_named(pair, name):
+    sent = pair.sent()
+    sent[name] *= 1.01
+    with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
+        pair.push(sent)
+
+
+def test_mismatched_a_and_b_layers_are_named(pair):
+    sent, other = pair.sent(), B.replace("layers.1", "layers.0")
+    sent[B], sent[other] = sent[other], sent[B]
+    with pytest.raises(WeightSyncError, match=f"policy's: {other} {OTHER_VALUES}; {B} {OTHER_VALUES}. Nothing"):
+        pair.push(sent)
+
+
+def test_a_dropped_tensor_is_named(pair):
+    sent = pair.sent()
+    del sent[A]
+    with pytest.raises(WeightSyncError, match=f"{A} {NOT_SENT}"):
+        pair.push(sent)
+
+
+def test_a_dropped_adapter_is_named(pair):
+    with pytest.raises(WeightSyncError, match=f"q_proj.lora_A.weight {NOT_SENT}"):
+        pair.push({})
+
+
+def test_zeroed_adapter_in_the_engine_is_named(pair):
+    sent = pair.sent()
+    sent[A] = torch.zeros_like(sent[A])
+    with pytest.raises(WeightSyncError, match=f"policy's: {A} {OTHER_VALUES}. Nothing"):
+        pair.push(sent)
+
+
+def test_changed_base_weights_are_named(pair):
+    name = "model.layers.1.mlp.down_proj.weight"
+    parameter = dict(pair.model.named_parameters())["layers.1.feed_forward.w2.weight"]
+    with torch.no_grad():
+        local_shard(parameter)[3, 5] += 0.5  # the policy's; to the proof it is the same as a change of the engine's
+    pair.begin_anew()
+    try:
+        with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
+            pair.push()
+    finally:
+        with torch.no_grad():
+            local_shard(parameter)[3, 5] -= 0.5

@@ -1,0 +1,107 @@
+"""Every branch that only a GPU takes, on a simulated `torch.cuda` surface."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchtitan_rl import device
+from torchtitan_rl.generator import patches, start
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, False),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments: true"}, True),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:1"}, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, False),
+        ({"PYTORCH_ALLOC_CONF": "backend:native", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, False),
+    ],
+)
+def test_expandable_segments_are_detected_in_the_variables_that_pytorch_reads(monkeypatch, settings, found):
+    for name in start.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert start.expandable_segments() is found
+
+
+FLOAT32_HEAD = {"hf_overrides": {"head_dtype": "float32"}}
+TRITON = {"attention_config": {"backend": "TRITON_ATTN"}}
+NO_CUSTOM = {"disable_custom_all_reduce": True}
+
+
+def test_vllm_knows_every_option_and_its_triton_attention_takes_float32():
+    import inspect
+
+    from vllm import LLM
+    from vllm.config.attention import AttentionConfig
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+    known = inspect.signature(LLM.__init__).parameters
+    assert known.keys() >= (FLOAT32_HEAD | TRITON | NO_CUSTOM).keys()
+    assert AttentionConfig(**TRITON["attention_config"]).backend.name == "TRITON_ATTN"
+    assert torch.float32 in TritonAttentionBackend.supported_dtypes
+
+
+def test_triton_uses_exact_float32_products():
+    import os
+
+    assert os.environ["TRITON_F32_DEFAULT"] == "ieee"
+
+
+@pytest.mark.skipif(not device.ON_CPU, reason="a GPU engine shares no such memory")
+def test_only_shared_memory_of_killed_runs_is_removed():
+    names = {which: Path(f"/dev/shm/-tp:0-[{ranks}]-cpushm_{which[0]}") for which, ranks in
+             {"1 mine": "90002-90003", "0 my sibling's": "90002-90003", "1 another replica's": "90000-90001"}.items()}  # fmt: skip
+    for path in names.values():
+        path.touch()
+    try:
+        start.unlink_shared_memory(range(90002, 90004), 1)
+        assert {which for which, path in names.items() if path.exists()} == {"0 my sibling's", "1 another replica's"}
+    finally:
+        for path in names.values():
+            path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("before", [None, "/lib/libmine.so"])
+def test_ld_preload_is_reset_after_the_engine_start(monkeypatch, before):
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    if before:
+        monkeypatch.setenv("LD_PRELOAD", before)
+    with start.without_preloads():
+        os.environ["LD_PRELOAD"] = "/with space/libgomp.so"
+    assert os.environ.get("LD_PRELOAD") == before
+
+
+def test_engine_model_is_imported_in_this_process(tmp_path):
+    from vllm import ModelRegistry
+
+    (tmp_path / "config.json").write_text('{"architectures": ["Unknown", "Qwen3ForCausalLM"]}')
+    start.import_engine_model(str(tmp_path))
+    assert ModelRegistry.models["Qwen3ForCausalLM"].model_cls.__name__ == "Qwen3ForCausalLM"
+    assert "Unknown" not in ModelRegistry.models
+
+
+def test_one_adapter_is_applied_to_all_tokens_as_vllm_applies_it_to_each():
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+    wrapper = PunicaWrapperCPU(64, 8, "cpu", lora_config=None)
+    wrapper._token_lora_indices.zero_()  # every token's adapter is the first
+    wrapper.indices_len[0], wrapper.is_prefill = 5, False
+    torch.manual_seed(0)
+    x, base, sizes = torch.randn(5, 12), torch.randn(5, 14), (8, 4, 2)
+    a = [torch.randn(1, 1, 3, 12) for _ in sizes]  # [1, 1, R, D]
+    b = [torch.randn(1, 1, size, 3) for size in sizes]  # [1, 1, size, R]
+    theirs, ours = base.clone(), base.clone()
+    wrapper.add_lora_linear(theirs, x, a, b, 1.0, sizes)
+    manager = SimpleNamespace(punica_wrapper_mapping={"language_model": wrapper})
+    patches.apply_adapter_at_once(SimpleNamespace(lora_manager=manager))
+    wrapper.add_lora_linear(ours, x, a, b, 1.0, sizes)
+    assert not torch.equal(ours, base)
+    torch.testing.assert_close(ours, theirs)
+    assert wrapper.add_lora_linear is patches._add_lora_linear

@@ -1,0 +1,179 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchtitan_rl.trainer.minibatches import items_of, plan_microbatches, split_groups
+from torchtitan_rl.trainer.packing import count_work, pack
+from torchtitan_rl.types import (
+    NO_RECORD,
+    Completion,
+    Credit,
+    Episode,
+    Group,
+    Member,
+    Normalizers,
+    Prompt,
+    ScoredCompletion,
+    Trace,
+)
+
+COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
+
+
+def episode(tokens=(8, 9), *, sample_idx=0, advantage=1.0, left_out=None, mask=None) -> Episode:
+    completion = Completion(
+        sample_idx=sample_idx, policy_version=0, token_ids=tokens, sampler_logprobs=[-0.5 - i for i in range(len(tokens))],
+        loss_mask=mask, text="", finish_reason="stop",
+    )  # fmt: skip
+    scored = ScoredCompletion(completion=completion, reward=1.0)
+    return Episode(scored=scored, credit=Credit(advantage=advantage, left_out=left_out))
+
+
+def prompt(tokens=(5, 6, 7), prompt_idx=0) -> Prompt:
+    return Prompt(prompt_idx=prompt_idx, text="", token_ids=tokens, expected_answer="")
+
+
+def member(prompt_tokens=(5, 6, 7), tokens=(8, 9), **kwargs) -> Member:
+    return Member(prompt(prompt_tokens), episode(tokens, **kwargs))
+
+
+def group(prompt_idx: int, *episodes: Episode) -> Group[Episode]:
+    return Group(prompt=prompt(prompt_idx=prompt_idx), samples=list(episodes))
+
+
+def of_lengths(*sizes: list[int]) -> list[list[Member]]:
+    """Atoms whose sequences have these many tokens, one of them the prompt's."""
+    return [[member((1,), tuple(range(n - 1))) for n in item] for item in sizes]
+
+
+def test_labels_are_shifted_to_the_predicted_token():
+    batch = pack([member(), member((1,), (2, 3, 4), advantage=-2.0)], normalizers=COUNTS, multiple=8)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 1, 2, 3, 4] + [0] * 7
+    assert batch.labels.tolist()[:9] == [6, 7, 8, 9, 0, 2, 3, 4, 0]
+    assert batch.layout.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3] + [
+        0,
+        1,
+        2,
+        3,
+        4,
+        0,
+        1,
+    ]  # no longer than the longest
+    assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 1, 1, 0] + [0] * 7
+    assert batch.sampler_logprobs.tolist()[:9] == [0, 0, -0.5, -1.5, 0, -0.5, -1.5, -2.5, 0]
+    assert batch.advantages.tolist()[:9] == [0, 0, 1, 1, 0, -2, -2, -2, 0]
+    assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 4 + [2] * 7
+
+
+def test_unsampled_tokens_are_input_but_not_in_the_loss():
+    batch = pack([member((1,), (2, 3, 4, 5), mask=(True, False, False, True))], normalizers=COUNTS, multiple=1)
+    assert batch.token_ids.tolist() == [1, 2, 3, 4, 5]
+    assert batch.labels.tolist() == [2, 3, 4, 5, 0]
+    assert batch.loss_mask.tolist() == [1, 0, 0, 1, 0]
+    assert batch.advantages.tolist() == [1, 0, 0, 1, 0]
+
+
+def test_siblings_share_the_prompt_except_its_last_token():
+    members = [
+        member((5, 6, 7), (8, 9)),
+        member((5, 6, 7), (4,), advantage=-2.0),
+        Member(prompt((1, 2), 1), episode((3,))),
+    ]
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.token_ids.tolist() == [5, 6, 7, 8, 9, 7, 4, 1, 2, 3]
+    assert batch.labels.tolist() == [6, 7, 8, 9, 0, 4, 0, 2, 3, 0]
+    assert batch.layout.positions.tolist() == [0, 1, 2, 3, 4, 2, 3, 0, 1, 2]
+    assert batch.loss_mask.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 1, 0]
+    assert batch.advantages.tolist() == [0, 0, 1, 1, 0, -2, 0, 0, 1, 0]
+    assert batch.sequence_ids.tolist() == [0] * 5 + [1] * 2 + [2] * 3
+    assert count_work(members, share_prompts=True) == (10, (1 + 2 + 3 + 4 + 5) + (3 + 4) + (1 + 2 + 3), 4)
+    assert count_work(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
+
+
+def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
+    with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
+        prompt((), prompt_idx=3)
+    with pytest.raises(ValueError, match=r"sample 1: \(2,\) token_ids, \(1,\) sampler_logprobs"):
+        Completion(
+            sample_idx=1, policy_version=0, token_ids=[1, 2], sampler_logprobs=[0.1], text="", finish_reason="stop"
+        )
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), max_size=30),
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.integers(10, 120),
+    st.booleans(),
+)
+def test_plan_has_each_item_once_within_the_budget_and_equal_counts_by_rank(sizes, num_ranks, max_tokens, by_prompt):
+    items = of_lengths(*sizes)
+    plans = plan_microbatches(items, num_ranks=num_ranks, max_tokens=max_tokens, by_prompt=by_prompt)
+    planned = [id(m.episode) for plan in plans for batch in plan for m in batch]
+    assert sorted(planned) == sorted(id(m.episode) for item in items for m in item)
+    assert len({len(plan) for plan in plans}) == 1
+    assert len(plans[0]) >= bool(items)
+    batch_of = {id(m.episode): (r, b) for r, plan in enumerate(plans) for b, batch in enumerate(plan) for m in batch}
+    assert all(len({batch_of[id(m.episode)] for m in item}) == 1 for item in items)
+    item_of = {id(m.episode): i for i, item in enumerate(items) for m in item}
+    for batch in (batch for plan in plans for batch in plan):
+        whole = len({item_of[id(m.episode)] for m in batch})
+        assert whole <= 1 or sum(m.num_tokens for m in batch) <= max_tokens
+
+
+@given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=16), st.integers(60, 300))
+def test_plan_by_prompt_divides_no_more_prompts_than_it_has_borders_between_micro_batches(groups, max_tokens):
+    made = [group(i, *(episode(range(n), sample_idx=j) for j, n in enumerate(of))) for i, of in enumerate(groups)]
+    items = items_of(made, whole_groups=False)
+    [plan] = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens, by_prompt=True)
+    held = sum(len({member.prompt.prompt_idx for member in batch}) for batch in plan)
+    assert held <= len(groups) + len(plan) - 1
+    own = sum(count_work(batch, share_prompts=True)[0] for batch in plan)
+    scattered = plan_microbatches(items, num_ranks=1, max_tokens=max_tokens)[0]
+    assert own <= sum(count_work(batch, share_prompts=True)[0] for batch in scattered) + 2 * len(plan)
+
+
+def test_packing_units_are_episodes_or_whole_groups():
+    groups = [
+        group(0, episode(), episode(left_out="truncated"), episode()),
+        group(1, episode(), episode(tokens=()), episode(mask=(False, False))),
+    ]
+    first, second = ([e for e in g.samples if e.in_loss and e.completion.num_sampled] for g in groups)
+    assert [[m.episode for m in a] for a in items_of(groups, whole_groups=False)] == [[e] for e in (*first, *second)]
+    assert [[m.episode for m in a] for a in items_of(groups, whole_groups=True)] == [first, second]
+
+
+@pytest.mark.parametrize(("parts", "sizes"), [(1, [3]), (2, [2, 1]), (3, [1, 1, 1]), (5, [1, 1, 1])])
+def test_mini_batches_contain_whole_groups_with_a_signal(parts, sizes):
+    groups = [group(i, episode(), episode(left_out="truncated")) for i in range(3)]
+    groups.append(group(3, episode(left_out="zero variance")))
+    split = split_groups(groups, parts)
+    assert [len(part) for part in split] == sizes
+    assert sorted(g.prompt.prompt_idx for part in split for g in part) == [0, 1, 2]
+
+
+def recorded(made: Member) -> Member:
+    """The member with a record of one byte at each token: the token's id plus 100."""
+    completion = made.episode.completion
+    tokens = np.concatenate([made.prompt.token_ids, completion.token_ids])
+    found = replace(completion, sampler_records=(tokens + 100).astype(np.uint8)[:, None])
+    return Member(made.prompt, Episode(scored=ScoredCompletion(completion=found, reward=1.0)))
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_records_stand_at_the_token_that_was_read(share_prompts):
+    members = [recorded(member((5, 6, 7), (8, 9))), recorded(member((5, 6, 7), (4, 3, 2)))]
+    batch = pack(members, normalizers=COUNTS, multiple=8, share_prompts=share_prompts)
+    used = len(batch.token_ids) - batch.layout.padding
+    assert batch.sampler_records[:used, 0].tolist() == [100 + token for token in batch.token_ids[:used].tolist()]
+    assert (batch.sampler_records[used:] == NO_RECORD).all()
+
+
+def test_records_of_later_traces_follow_the_first_traces():
+    two = replace(member((1,), (2, 3, 4, 5)).episode.completion, traces=(Trace(), Trace(begin=2, context_tokens=1)))
+    made = Member(prompt((1,)), Episode(scored=ScoredCompletion(completion=two, reward=1.0)))
+    batch = pack([recorded(made), recorded(member((1,), (7,)))], normalizers=COUNTS, multiple=1, share_prompts=True)
+    assert batch.token_ids.tolist() == [1, 2, 3, 1, 7, 4, 5]
+    assert batch.sampler_records[:, 0].tolist() == [101, 102, 103, 101, 107, 104, 105]

@@ -1,0 +1,188 @@
+"""`CreditAssignment`: how a step's rewards become credit. Which episodes are in the loss, and with which advantages?"""
+
+import math
+from collections.abc import Sequence
+
+from torchtitan_rl.algorithm.episodes import differ, turn_returns
+from torchtitan_rl.algorithm.kl import KL
+from torchtitan_rl.algorithm.losses.loss import Loss
+from torchtitan_rl.algorithm.nonfinite import episode_fault, leave_out
+from torchtitan_rl.fields.own_config import OwnConfig
+from torchtitan_rl.types import Episode, Group, Member, ScoredCompletion
+
+ZERO_VARIANCE = "zero variance"
+"""`Credit.left_out` of a group whose rewards are all equal."""
+
+
+class CreditAssignment:
+    """Sets the credit of a step's episodes, once all groups are on every rank. Nothing communicates."""
+
+    def __init__(
+        self,
+        config: OwnConfig.Config,
+        *,
+        loss: Loss,
+        kl: KL,
+        needs_reference: bool,
+        max_completion_tokens: int,
+    ) -> None:
+        """`config`: the objective's, an `Algorithm.Config`."""
+        self.loss = loss
+        self.kl = kl
+        self.needs_reference = needs_reference
+        self.max_completion_tokens = max_completion_tokens
+        self.advantage = config.advantage.build()
+        self.truncation = config.truncation.build()
+        self.seed_grpo = None if config.seed_grpo is None else config.seed_grpo.build()
+        self.group_filter = None if config.group_filter is None else config.group_filter.build()
+        self.by_turn = config.credit == "turn"
+        self.leaves_out_equal = config.zero_variance != "keep"
+        self.raises = config.nonfinite == "raise"
+
+    def assign(self, groups: list[Group[Episode]]) -> None:
+        """Set the credit of the step's episodes.
+
+        For each episode: non-finite values, the reward with the penalties of truncation and KL, and why it is left out. Then groups
+        that are left out, advantages with the semantic-entropy scale, what the loss adds, and advantages that overflow.
+
+        Args:
+            groups: all groups of the step, because advantages may depend on all of them. With `needs_reference` each
+                episode has the reference's log-probabilities.
+
+        Raises:
+            ValueError: an episode lacks the reference's log-probabilities.
+            NonFiniteError: with nonfinite "raise", naming prompt, sample and function.
+        """
+        for group in groups:
+            for episode in group.samples:
+                self._screen(Member(group.prompt, episode))
+            self._leave_out_group(group)
+        if self.loss.uses_advantages:
+            self._set_advantages(groups)
+        self.loss.assign_credit(groups)
+        for group in groups:
+            for episode in group.samples:
+                if not math.isfinite(episode.credit.advantage):
+                    fault = (
+                        f"the advantage is {episode.credit.advantage}, because the rewards overflow"
+                    )
+                    leave_out(Member(group.prompt, episode), fault, raises=self.raises)
+
+    def _screen(self, member: Member) -> None:
+        """Set the episode's shaped reward, and why it is left out of the loss, if it is."""
+        episode = member.episode
+        credit = episode.credit
+        if self.needs_reference and episode.reference_logprobs is None:
+            raise ValueError(
+                f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
+                "or the loss uses the reference (Algorithm.needs_reference). Score the groups with "
+                "library.frozen_models.Reference first."
+            )
+        fault = episode_fault(episode)
+        if fault is not None:
+            leave_out(member, fault, raises=self.raises)
+            return
+        if episode.reward is not None:
+            credit.shaped_reward = self._shaped_reward(member)
+        if episode.reward is None and self.loss.uses_rewards:
+            credit.left_out = "no reward"
+        elif episode.completion.num_sampled == 0:
+            credit.left_out = "no tokens"
+        elif self.truncation.masks(episode.completion):
+            credit.left_out = "truncated"
+
+    def _shaped_reward(self, member: Member) -> float:
+        """The reward with the penalties of truncation and of the KL in the reward."""
+        episode = member.episode
+        sampling = member.prompt.sampling  # None: the run's
+        longest = self.max_completion_tokens if sampling is None else sampling.max_tokens
+        penalty = self.truncation.penalty(episode.completion.num_sampled, longest)
+        penalty += self.truncation.cut_reward(episode.completion)
+        shaped = episode.reward + penalty
+        if self.kl.in_reward:
+            shaped -= self.kl.penalty(episode)
+        return shaped
+
+    def _leave_out_group(self, group: Group[Episode]) -> None:
+        """Leave the whole group out of the loss if it has a reason."""
+        scored = [episode.scored for episode in group.samples]
+        reason = self.group_left_out(Group(prompt=group.prompt, samples=scored))
+        if reason is None:
+            return
+        for episode in group.samples:
+            if episode.in_loss:
+                episode.credit.left_out = reason
+
+    def group_left_out(self, group: Group[ScoredCompletion]) -> str | None:
+        """Why the whole group is left out of the loss: "zero variance", or the filter's reason; None if it is not.
+
+        As in DAPO's filter, the grader's rewards decide: a length penalty does not save a group from being dropped.
+        """
+        if self.leaves_out_equal and not self.rewards_differ(group.samples):
+            return ZERO_VARIANCE
+        return None if self.group_filter is None else self.group_filter.left_out(group) or None
+
+    def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
+        """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any
+        turn."""
+        if self.by_turn:
+            return differ([turn_returns(scored, scored.reward) for scored in samples])
+        return differ([[scored.reward] for scored in samples])
+
+    def _set_advantages(self, groups: list[Group[Episode]]) -> None:
+        """Set the advantage of every episode, or of every turn."""
+        if self.by_turn:
+            self._set_turn_advantages(groups)
+            return
+        # [group][sample], also of samples and groups that are left out
+        shaped_rewards: list[list[float | None]] = []
+        for group in groups:
+            shaped_rewards.append([episode.credit.shaped_reward for episode in group.samples])
+        of_groups = self.advantage.of_step(shaped_rewards, groups)
+        for group, advantages in zip(groups, of_groups, strict=True):
+            scale = self._group_scale(group)
+            for episode, advantage in zip(group.samples, advantages, strict=True):
+                episode.credit.advantage = scale * float(advantage)
+
+    def _group_scale(self, group: Group[Episode]) -> float:
+        """The factor on all advantages of a group: `algorithm.seed_grpo`, or 1."""
+        return 1.0 if self.seed_grpo is None else float(self.seed_grpo.scale(group))
+
+    def _set_turn_advantages(self, groups: list[Group[Episode]]) -> None:
+        """Set an advantage for each turn. The k-th returns of a group share a baseline.
+
+        If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
+        """
+        returns: list[list[list[float | None]]] = []  # [group][sample][turn]
+        longest = 0
+        for group in groups:
+            of_group: list[list[float | None]] = []  # [sample][turn]
+            for episode in group.samples:
+                of_sample = turn_returns(episode.scored, episode.credit.shaped_reward)
+                longest = max(longest, len(of_sample))
+                of_group.append(of_sample)
+            returns.append(of_group)
+        by_turn: list[list[list[float]]] = []  # [turn][group][sample]
+        for k in range(longest):
+            of_turn: list[list[float | None]] = []  # [group][sample]
+            for of_group in returns:
+                kth = [of_sample[k] if k < len(of_sample) else None for of_sample in of_group]
+                of_turn.append(kth)
+            by_turn.append(self.advantage.of_step(of_turn, groups))
+        for g, group in enumerate(groups):
+            scale = self._group_scale(group)
+            for i, episode in enumerate(group.samples):
+                num_turns = len(returns[g][i])
+                advantages = [scale * float(by_turn[k][g][i]) for k in range(num_turns)]
+                self._credit_turns(episode, advantages)
+
+    @staticmethod
+    def _credit_turns(episode: Episode, advantages: list[float]) -> None:
+        """Set the advantages of an episode's turns, and their mean over its tokens."""
+        credit = episode.credit
+        credit.advantage = advantages[0]
+        if len(advantages) > 1:
+            credit.turn_advantages = tuple(advantages)
+            lengths = [turn.num_tokens for turn in episode.completion.turns]
+            weighted = sum(value * n for value, n in zip(advantages, lengths, strict=True))
+            credit.advantage = weighted / max(sum(lengths), 1)

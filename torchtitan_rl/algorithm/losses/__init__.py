@@ -1,0 +1,1 @@
+"""The losses: what is learned from an episode."""

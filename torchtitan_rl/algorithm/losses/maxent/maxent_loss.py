@@ -1,0 +1,224 @@
+"""MaxEnt-GRPO's listwise loss."""
+
+import math
+from dataclasses import asdict, dataclass, field
+from statistics import correlation, fmean
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchtitan_rl.algorithm.losses.loss import Aggregation, Clip, LossInputs, TokenLoss
+from torchtitan_rl.algorithm.losses.maxent.controllers import (
+    BetaController,
+    Controllers,
+    MetaController,
+    TauController,
+)
+from torchtitan_rl.algorithm.losses.maxent.listwise import MASS, ListwiseLoss
+from torchtitan_rl.algorithm.losses.maxent.weights import (
+    entropy,
+    is_neutral,
+    listwise_weights,
+    reward_distribution,
+    softmax,
+)
+from torchtitan_rl.algorithm.losses.objectives import Gspo
+from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.summary import describe, same_everywhere
+from torchtitan_rl.types import Episode, Group, Metric, flat
+
+Q_MASS = "q_mass"
+"""In `Credit.columns`: q_i, the episode's share of the distribution given by the rewards alone; 0 outside the loss."""
+NO_PREFERENCE = "no preference"
+"""`left_out` of the completions of a neutral group. They have weights, but no loss."""
+
+
+class MaxEnt(ListwiseLoss):
+    """L = mean over groups of -sum_i w_i log softmax_i(s), where s_i = log pi(y_i) is the sequence log-probability.
+
+    w is the group's target distribution (`weights.py`), computed when advantages are assigned. clip_coef > 0 adds
+    clip_coef times a clip loss with advantage w_i - 1/G. The defaults are the authors' recipe for mathematics.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ListwiseLoss.Config):
+        tau: float = number(0.5, above=0)
+        """Temperature of the weights; the initial value if a controller moves it."""
+        beta: float = number(0.0, least=0)
+        """Weight of the reference's log-probability; the initial value if a controller moves it. 0: no reference
+        model."""
+        q_temperature: float = number(2.0, least=0)
+        """T_q, temperature of the distribution over rewards, in units of reward."""
+        q_floor: float = number(1e-6, least=0)
+        """Minimum mass of a completion in the distribution over rewards."""
+        normalize_reference: bool = True
+        """Divide the reference's log-probability of a completion by its length."""
+        normalize_policy: bool = True
+        """Divide s_i by the completion's length. Otherwise 1 / (tau T_q) must exceed the spread of s_i in a group."""
+        neutral: Literal["skip", "uniform"] = "skip"
+        """Handling of a group whose rewards are all equal. skip: leave it out of the loss. uniform: pull the policy
+        towards the uniform distribution over its completions."""
+        clip_coef: float = number(1.0, least=0)
+        """Weight of the additional clip loss."""
+        clip: Clip.Config = field(default_factory=Clip.Config)
+        """The additional clip loss."""
+        clip_ratio: Literal["token", "sequence"] = "sequence"
+        """Ratio in the clip loss. token: each token's ratio, combined by algorithm.aggregation. sequence: the ratio
+        exp(s_i - s_i old), summed over the group's completions and averaged over groups, as the authors do it."""
+        tau_controller: TauController.Config | None = None
+        """Moves tau to keep the entropy of the weights at a target."""
+        beta_controller: BetaController.Config | None = None
+        """Moves beta to keep the KL divergence from the reference at a target."""
+        meta_controller: MetaController.Config | None = None
+        """Moves tau and beta by analytic gradients. It replaces the other two controllers."""
+
+        def __post_init__(self) -> None:
+            expect(
+                self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
+                "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
+            )  # fmt: skip
+            is_clip, expected = type(self.clip) is Clip.Config, "Clip.Config: of another loss it is the bounds alone"
+            expect(is_clip, "algorithm.loss.clip", self.clip, expected, "Use it.")
+
+        def has_token_loss(self) -> bool:
+            return self.clip_coef > 0
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._clip = None
+        if config.clip_coef > 0:
+            by_token = config.clip_ratio == "token"
+            self._clip = config.clip.build() if by_token else SequenceClip(config.clip, config.normalize_policy)
+        chosen = [config.meta_controller] if config.meta_controller else [config.tau_controller, config.beta_controller]
+        self.controllers = Controllers(config.tau, config.beta, chosen)
+        self.controller_inputs = tuple(self.controllers.steered.values())
+        self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
+
+    @property
+    def ratio_loss(self) -> TokenLoss | None:
+        return self._clip
+
+    def validate_group_size(self, n: int) -> None:
+        """Raises UserError if q_floor takes all of the mass of n completions."""
+        floor = self.config.q_floor
+        expect(floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6.")
+
+    def weigh(self, members: list[Episode]) -> None:
+        """Sets the columns q_mass and mass, w_i, and the advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
+        rewards = [episode.credit.shaped_reward for episode in members]
+        q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
+        beta = self.controllers.state.beta
+        reference = [self._reference(episode) for episode in members] if beta > 0 else None
+        weights = listwise_weights(q, reference, self.controllers.state.tau, beta)
+        for episode, q_mass, weight in zip(members, q, weights, strict=True):
+            episode.credit.columns |= {MASS: weight, Q_MASS: q_mass}
+            episode.credit.advantage = weight - 1 / len(members)
+            if is_neutral(q) and self.config.neutral == "skip":
+                episode.credit.left_out = NO_PREFERENCE
+
+    def assign_credit(self, groups: list[Group[Episode]]) -> None:
+        for episode in flat(groups):
+            episode.credit.columns |= {MASS: 0.0, Q_MASS: 0.0}
+        super().assign_credit(groups)
+
+    def _reference(self, episode: Episode) -> float:
+        of_sampled = episode.reference_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
+        return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_reference else 1)
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """Returns [S] -w_i log softmax_i(s), with the softmax over the sequences of the same group."""
+        sequences = inputs.sequences
+        score = sequences.mean if self.config.normalize_policy else sequences.sum
+        log_prob = score(inputs.logprobs)  # [S]
+        # Each row keeps its own sequence, because a row of only -inf would give a NaN gradient.
+        spans = (inputs.same_group & sequences.present[None, :]) | torch.eye(
+            sequences.num, dtype=torch.bool, device=log_prob.device
+        )
+        rows = log_prob[None, :].expand(sequences.num, -1).masked_fill(~spans, float("-inf"))  # [S, S]
+        log_share = log_prob - rows.logsumexp(dim=1)  # [S]
+        return -(inputs.columns[MASS] * sequences.present).to(log_prob.dtype) * log_share  # [S]
+
+    def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        """Returns "policy", and its parts "listwise" and "clip" if there is a clip loss; 0-d each."""
+        listwise = super().terms(inputs, aggregation)["policy"]  # 0-d
+        if self._clip is None:
+            return {"policy": listwise}
+        losses = self._clip(inputs) * inputs.correction  # [T]
+        if self.config.clip_ratio == "token":
+            clip = self.config.clip_coef * aggregation(losses, inputs)  # 0-d
+        else:
+            of_sequence = inputs.sequences.mean(losses)  # [S] all tokens of a sequence have the same loss
+            clip = self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)  # 0-d
+        return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
+
+    def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
+        """Returns `maxent/...`. `maxent/weight_entropy` covers the groups in the loss. The others cover every group with a
+        weighted completion, neutral groups included; controllers use `maxent/weight_entropy_with_neutral/mean` of these.
+        """
+        state = self.controllers.state
+        metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
+        members = [[e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE] for group in groups]
+        members = [group for group in members if group]
+        if not members:
+            return metrics
+        targets = [[episode.credit.columns[Q_MASS] for episode in group] for group in members]
+        entropies = [entropy([episode.credit.columns[MASS] for episode in group]) for group in members]
+        metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
+        metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
+        metrics |= describe("maxent/weight_entropy_with_neutral", entropies, ("mean", "min", "max"))
+        learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
+        metrics |= describe("maxent/weight_entropy", [value for _, value in learning])
+        metrics |= describe("maxent/push_reward_correlation", self._push_reward_correlations(members), ("mean",))
+        shares = [value / math.log(size) for size, value in learning if size > 1]
+        return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
+
+    def _push_reward_correlations(self, groups: list[list[Episode]]) -> list[float]:
+        """Returns, for each group in the loss, the correlation of the push w_i - softmax_i(s) with the reward; s is the sampler's.
+
+        A group without it, whose rewards or pushes are all equal, is left out.
+        """
+        found = []
+        for members in groups:
+            scores = [self._score(episode) for episode in members]
+            masses = [episode.credit.columns[MASS] for episode in members]
+            pushes = [mass - share for mass, share in zip(masses, softmax(scores, 1.0), strict=True)]
+            rewards = [episode.credit.shaped_reward for episode in members]
+            if members[0].in_loss and len(set(pushes)) > 1 and len(set(rewards)) > 1:
+                found.append(correlation(pushes, rewards))
+        return found
+
+    def _score(self, episode: Episode) -> float:
+        of_sampled = episode.completion.sampler_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
+        return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_policy else 1)
+
+    def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
+        return self.controllers.after_update(stats)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns tau, beta, the smoothed entropy and the number of updates."""
+        return asdict(self.controllers.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores what `state_dict` returned; a value that no controller moves keeps its configured value."""
+        self.controllers.load(state)
+
+
+def maxent_class_defaults() -> MaxEnt.Config:
+    """Returns the defaults of the authors' class, which their recipe for MBPP uses too."""
+    return MaxEnt.Config(
+        tau=1.0, q_temperature=1.0, normalize_policy=False, neutral="uniform", clip_coef=0.0, clip_ratio="token"
+    )
+
+
+class SequenceClip(Gspo):
+    """The clip loss with ratio exp(s_i - s_i old), the same for every token of a sequence."""
+
+    def __init__(self, config: Clip.Config, normalize: bool) -> None:
+        super().__init__(config)
+        self.normalize = normalize
+
+    def of_sequence(self, inputs: LossInputs) -> Tensor:
+        """Returns [S] s_i - s_i old: the sum over the sequence, or its mean with `normalize`."""
+        return (inputs.sequences.mean if self.normalize else inputs.sequences.sum)(inputs.log_ratio)  # [S]

@@ -1,0 +1,75 @@
+"""SEED-GRPO: scales down the advantages of groups whose answers disagree."""
+
+import math
+from dataclasses import dataclass
+
+from torchtitan_rl.algorithm.advantages import GroupScale
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.summary import describe, same_everywhere
+from torchtitan_rl.types import Completion, Episode, Group, Metric
+
+
+def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> float:
+    """Returns H = -sum_c p_c log p_c in nats, where p_c is the share of cluster c in sum_i exp(l_i).
+
+    Args:
+        answers: [G]; equal answers form a cluster, and each None (no answer could be extracted) is its own cluster.
+        logprob_means: [G] l_i, the completion's sampler log-probability divided by its length.
+    """
+    masses: dict[str | int, float] = {}
+    largest = max(logprob_means)  # a common factor cancels in the shares, and exp of very negative numbers would be 0
+    for index, (answer, logprob_mean) in enumerate(zip(answers, logprob_means, strict=True)):
+        cluster = index if answer is None else answer
+        masses[cluster] = masses.get(cluster, 0.0) + math.exp(logprob_mean - largest)
+    total = math.fsum(masses.values())
+    shares = [mass / total for mass in masses.values() if mass > 0]
+    return -math.fsum(share * math.log(share) for share in shares)
+
+
+def logprob_mean(completion: Completion) -> float:
+    """Returns l_i, the mean over the sampled tokens. There must be at least one."""
+    return math.fsum(completion.sampled_logprobs.tolist()) / completion.num_sampled
+
+
+class SeedGrpo(GroupScale):
+    """A <- A / (1 + alpha_eff H), alpha_eff = alpha / log G. H is the entropy over the group's G answers with a
+    reward and at least one sampled token.
+
+    SEED-GRPO, arXiv 2505.12346, as its released code computes it; docs/papers.md describes the difference to the
+    paper.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupScale.Config):
+        alpha: float = number(0.0417, least=0)
+        """Strength of the scaling. At the largest possible entropy, log G, advantages are divided by 1 + alpha."""
+
+    def entropy(self, members: list[Episode]) -> float:
+        """Returns the members' semantic entropy, in nats."""
+        return semantic_entropy([m.scored.answer for m in members], [logprob_mean(m.completion) for m in members])
+
+    def scale(self, group: Group[Episode]) -> float:
+        """Returns the factor on the group's advantages, in (0, 1]; 1 for fewer than two members."""
+        members = compared(group)
+        return 1.0 if len(members) < 2 else 1 / (1 + self._effective_alpha(len(members)) * self.entropy(members))
+
+    def _effective_alpha(self, size: int) -> float:
+        return self.config.alpha / math.log(size)
+
+    def metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
+        """Returns `semantic_entropy/...` over groups of at least two; max_possible and effective_alpha are for the
+        largest of them."""
+        groups = [group for group in groups if len(compared(group)) > 1]
+        if not groups:
+            return {}
+        largest = max(len(compared(group)) for group in groups)
+        metrics = describe("semantic_entropy", [self.entropy(compared(group)) for group in groups])
+        metrics |= describe("semantic_entropy/scale", [self.scale(group) for group in groups], ("mean", "min", "max"))
+        metrics["semantic_entropy/effective_alpha"] = same_everywhere(self._effective_alpha(largest))
+        metrics["semantic_entropy/max_possible"] = same_everywhere(math.log(largest))
+        return metrics
+
+
+def compared(group: Group[Episode]) -> list[Episode]:
+    """Returns the completions whose answers are compared: those with a finite reward, finite log-probabilities and tokens."""
+    return [e for e in group.samples if e.credit.shaped_reward is not None and e.completion.num_sampled]

@@ -1,0 +1,96 @@
+"""Non-finite numbers: found, counted and named before they reach the optimizer."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchtitan_rl.errors import SamplerFault, TrainingStopped
+from torchtitan_rl.types import Episode, Member, TrainBatch
+
+
+class NonFiniteError(TrainingStopped, ArithmeticError):
+    """A NaN or infinity in place of a number. The message names the prompt, the sample and the source."""
+
+
+class SamplerNonFiniteError(NonFiniteError, SamplerFault):
+    """The sampler's log-probability of a token is NaN or infinite."""
+
+
+MASK = (
+    'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
+)
+ADVICE = {
+    "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
+    "reward": f"Correct the reward functions, or grader.weights. {MASK}",
+    "sampler": "The engine computed it.",
+    "reference": "The reference computed it: the checkpoint in hf_assets_path contains numbers that are not finite.",
+    "": "The policy computed it: its weights or activations are not finite. Resume from an earlier "
+    "checkpoint with a lower trainer.optimizer.lr; in the first step, the start checkpoint is broken.",
+}
+"""The remedy, keyed by a word of the fault's description. The first key that matches applies."""
+
+
+def episode_fault(episode: Episode) -> str | None:
+    """A description of what is not finite in an episode without an advantage; None if all is finite.
+
+    A reward function that returns such a number has failed before (`grader.on_failure`); their sum may still overflow.
+
+    Example: "the total reward is inf"
+    """
+    if episode.reward is not None and not math.isfinite(episode.reward):
+        return f"the total reward is {episode.reward}"
+    for whose, logprobs in (
+        ("sampler", episode.completion.sampler_logprobs),
+        ("reference", episode.reference_logprobs),
+    ):
+        if logprobs is None:
+            continue
+        faults = np.flatnonzero(~np.isfinite(logprobs) & episode.completion.loss_mask)
+        if len(faults):
+            return f"the {whose}'s log-probability of token {faults[0]} is {logprobs[faults[0]]}"
+    return None
+
+
+def leave_out(member: Member, fault: str, *, raises: bool) -> None:
+    """Take an episode with a fault out of the baseline and the loss.
+
+    Raises:
+        NonFiniteError: if `raises`; the episode is then unchanged.
+    """
+    if raises:
+        error = SamplerNonFiniteError if fault.startswith("the sampler's") else NonFiniteError
+        raise error(f"{member.name}: {fault}. {_advice(fault)}")
+    credit = member.episode.credit
+    credit.left_out = f"not finite: {fault}"
+    credit.shaped_reward = None
+    credit.advantage = 0.0
+    credit.turn_advantages = None
+    credit.token_advantages = None
+
+
+def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:
+    """[T] bool: the loss tokens at which all [T] tensors in `named` are finite."""
+    finite = mask > 0  # [T]
+    for values in named.values():
+        finite = finite & torch.isfinite(values)  # [T]
+    return finite
+
+
+def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
+    """Raise NonFiniteError for the first loss token that is not finite, naming prompt, sample and quantity."""
+    fault = (batch.loss_mask > 0) & ~finite_tokens(batch.loss_mask, named)  # [T]
+    position = int(fault.nonzero()[0])
+    member = batch.members[int(batch.sequence_ids[position])]
+    for quantity, values in named.items():
+        value = values[position].item()
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"{member.name}: {quantity} of the token with id {int(batch.labels[position])} "
+                f"(packed position {position}) is {value}. {_advice(quantity)}"
+            )
+
+
+def _advice(fault: str) -> str:
+    return next(advice for word, advice in ADVICE.items() if word in fault)

@@ -1,0 +1,149 @@
+"""Builds the run's grader: finds the reward functions, checks their settings and starts the workers."""
+
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import get_args
+
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.grader import Scorers
+from torchtitan_rl.rewards.scorer import Scope
+from torchtitan_rl.fields.references import load_reward
+from torchtitan_rl.rewards.reports import CallReports
+from torchtitan_rl.rewards.reward import JUDGEMENT, Judgement, Reward
+from torchtitan_rl.data.task import RESERVED_COLUMNS, RewardFunction, Task
+from torchtitan_rl.run.workers import WorkerPool
+
+
+def find_scorers(
+    config: Grader.Config, task: Task, *, required: bool = True, only_watched: bool = False
+) -> dict[str, Scorers]:
+    """The reward functions and the judgement of each member of `task`. Needs no weights, so it is done before them.
+
+    Args:
+        required: whether a task without reward functions is an error. Demonstrations need none.
+        only_watched: whether all weights may be 0. A teacher's run learns without rewards.
+
+    Raises UserError for reward functions that cannot be found or called, and for impossible settings.
+    """
+    extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
+    members = task.members()
+    by_task = {
+        member: _scorers(config, member, extra, required) for member in members.values()
+    }  # held-out tables share a task
+    scorers = {name: by_task[member] for name, member in members.items()}
+    rewards = [reward for of_task in scorers.values() for reward in of_task.rewards]
+    _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
+    counts = only_watched or not rewards or any(reward.weight for reward in rewards)
+    expect(counts, "grader.weights", config.weights, "a weight other than 0, as there would be no reward", "Set one.")
+    return scorers
+
+
+def build_grader(config: Grader.Config, task: Task, scorers: dict[str, Scorers] | None = None) -> Grader:
+    """Build the grader of `task` and start its worker processes. Call it before there are threads; the caller closes the grader.
+
+    Args:
+        scorers: from `find_scorers`; None: they are found here.
+    """
+    return config.build(scorers=scorers or find_scorers(config, task), start_workers=WorkerPool, reports=CallReports())
+
+
+def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
+    """The reward function with its settings. Raises UserError for an attribute `scope` that is none, and for positions.
+
+    A function that names `log_metric` gets a batch, as in TRL: what it logs may be no mean, such as a calibration error.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError as error:  # of a method without a parameter for its object
+        raise UserError(
+            f"reward function {name}: expected parameters that start with self, as it is a method. Add self."
+        ) from error
+    wraps = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # f(*args, **kwargs) passes all on
+    positional = [
+        p.name
+        for p in parameters.values()
+        if p.kind is p.POSITIONAL_ONLY or (p.kind is p.VAR_POSITIONAL and (p.name in RESERVED_COLUMNS or not wraps))
+    ]
+    expect(
+        not positional, f"reward function {name}", str(inspect.signature(function)),
+        "parameters that are given by name", "Declare it as f(completions, **kwargs).",
+    )  # fmt: skip
+    usual = "batch" if "log_metric" in parameters else "group"
+    scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", usual))
+    expect(scope in get_args(Scope), f"reward function {name}: scope", scope, "'group' or 'batch'", "Use 'group'.")
+    return Reward(
+        name=name,
+        function=function,
+        weight=config.weights.get(name, 1.0),
+        on_failure=config.on_failure_of.get(name, config.on_failure),
+        time_limit_seconds=config.time_limit_seconds_of.get(name, config.time_limit_seconds),
+        scope=scope,
+    )
+
+
+def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], required: bool) -> Scorers:
+    """The rewards and the judgement of one task. The rewards of `extra` are those of all members of a mixture.
+
+    Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
+    """
+    rewards = [*(_reward(config, _name(function), function) for function in task.reward_functions()), *extra]
+    names = [reward.name for reward in rewards]
+    unanswered = not getattr(task, "has_answers", True)
+    expect(
+        bool(names) or not required,
+        "grader.rewards",
+        config.rewards,
+        "a reward function, as the task has none" + ": its rows have no answer column" * unanswered,
+        "Name one or more" + ", or the column by task.answer_column" * unanswered + ".",
+    )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    expect(
+        not twice, "grader.rewards", config.rewards,
+        f"one reward function of each name, but with the task's own there are two called {twice}",
+        "Give one another name: other_name=path/to/file.py:function.",
+    )  # fmt: skip
+    taken = sorted({"error", JUDGEMENT} & set(names))
+    expect(
+        not taken, "grader.rewards", taken, "names other than those of errors and the task's judgement in tables",
+        "Give it another name: other_name=path/to/file.py:function.",
+    )  # fmt: skip
+    given = RESERVED_COLUMNS | task.train_example(0, seed=0).columns.keys()
+    for reward in rewards:
+        missing = reward.missing(given)
+        expect(
+            not missing, f"reward function {reward.name}", missing,
+            f"keywords that it can be given, which are {sorted(given)}",
+            f"Name a column of the task, give a default, or call a factory: {reward.name}(...).",
+        )  # fmt: skip
+    return Scorers(
+        rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
+    )
+
+
+def _check(config: Grader.Config, names: list[str]) -> None:
+    """Raise UserError for settings of unknown reward functions."""
+    settings: dict[str, Collection[str]] = {
+        "weights": config.weights,
+        "on_failure_of": config.on_failure_of,
+        "scope_of": config.scope_of,
+        "time_limit_seconds_of": config.time_limit_seconds_of,
+        "in_process": set(config.in_process) - {JUDGEMENT},
+    }
+    for setting, by_name in settings.items():
+        known = set(by_name) <= set(names)
+        expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
+
+
+def _unwrapped(function: Callable) -> Callable:
+    """Returns the function that partials wrap."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def _name(function: Callable) -> str:
+    """The name of a task's reward function in configs and tables."""
+    function = _unwrapped(function)
+    return getattr(function, "__name__", type(function).__name__)

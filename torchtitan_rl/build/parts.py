@@ -1,0 +1,268 @@
+"""Builds what a training loop calls, in the order in which the parts need each other.
+
+    with closing(build_parts(config)) as parts:
+        parts.push(step=0)
+        for group in parts.generator.generate(parts.prompts.next_batch(16), step=1): ...
+
+`train.py` builds a run on these parts; `examples/grpo_minimal.py` is a loop of one's own.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch.distributed as dist
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.utils import set_spmd_backend
+
+from torchtitan_rl import comm, events
+from torchtitan_rl.controller import push_policy
+from torchtitan_rl.generator.demonstrations import NoEngine
+from torchtitan_rl.algorithm.losses.distillation import Teacher, Teachers
+from torchtitan_rl.generator.start import start_generator
+from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
+from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
+from torchtitan_rl.trainer.teachers.hints import Hints
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.sync.lora_engine import EngineAdapter
+from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.trainer.build_trainer import build_trainer
+from torchtitan_rl.models.hf_decoder import longest_window
+from torchtitan_rl.models.multimodal import engine_folder
+from torchtitan_rl.observe.engine_stats import EngineStats
+from torchtitan_rl.models.shard_checksums import ShardChecksums
+from torchtitan_rl.sync.weight_proof import WeightProof
+from torchtitan_rl.build.auto_dtype import choose_dtypes
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
+from torchtitan_rl.build.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
+from torchtitan_rl.build.node import check_environment
+from torchtitan_rl.build.rank_variables import be_only_rank
+from torchtitan_rl.build.second_opinion import compare_start
+from torchtitan_rl.build.start_checkpoint import load_tokenizer
+from torchtitan_rl.build.teacher_folder import prepare_teacher
+from torchtitan_rl.build.trial import try_objective
+from torchtitan_rl.build.validation import check_model
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torchtitan.models.common.decoder import Decoder
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.algorithm import Algorithm
+    from torchtitan_rl.generator.generator import Generator
+    from torchtitan_rl.rewards.grader import Grader
+    from torchtitan_rl.services import Source
+    from torchtitan_rl.trainer.trainer import Trainer
+    from torchtitan_rl.types import IntArray, Prompt
+    from torchtitan_rl.environments.factory import Conversations
+    from torchtitan_rl.data.stream import PromptStream
+    from torchtitan_rl.sync.weight_sync import WeightSync
+    from torchtitan_rl.config import RunConfig
+
+
+PROBE_TOKENS = 128
+"""Fewest tokens of the sequence by which trainer and engine are compared, if max_model_len has room."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    prompts: "PromptStream"
+    held_out: "list[Prompt]"
+    """The prompts of evaluations, at least one."""
+    probe: "IntArray"
+    """[L] the first of them, by which the weight sync compares trainer and engine."""
+    grader: "Grader"
+    algorithm: "Algorithm"
+    trainer: "Trainer"
+    sources: "list[Source]"
+    """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
+    reads its log-probabilities, and the loss's own."""
+    generator: "Generator | NoEngine"
+    weight_sync: "WeightSync | None"
+    """None without an engine."""
+
+    def push(self, *, step: int) -> int:
+        """Push the policy after `step` into the engine, and verify it there. Returns the bytes sent. Collective.
+
+        `generator` needs it before it samples: with step 0 for the start, then after each update.
+        """
+        return push_policy(self.weight_sync, self.trainer, self.generator, self.probe, policy_version=step)
+
+    def close(self) -> None:
+        """Stop the reward functions' workers and the engine, then the process group that it uses."""
+        self.grader.close()
+        self.generator.close()
+        comm.close_process_group()
+
+
+def prepare(config: "RunConfig") -> Prepared:
+    """Check the config and this machine, make or download the policy's start, and join the other ranks.
+
+    Sets `hf_assets_path` and `model_spec`, and what depends on the GPU's memory.
+
+    Raises:
+        UserError: naming the field, the value, what was expected and the remedy.
+    """
+    check_environment()
+    world_size = int(os.environ["WORLD_SIZE"])
+    if said := choose_dtypes(config):
+        events.progress(said)
+    prepared = check_parts(config, world_size=world_size)
+    if config.teacher:
+        prepare_teacher(config, load_tokenizer(config.hf_assets_path))
+        check_model(config, world_size=world_size)  # with the teacher's memory
+    with events.heartbeat("compare the policy with transformers"):
+        compared = compare_start(config)
+    for estimate in (choose_by_memory, memory_warning):
+        if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
+            events.progress(said)
+    if compared:
+        events.progress(compared)
+    with events.heartbeat("start"), events.timed("wait for the other ranks"):
+        comm.init_process_group(config.comm)
+    return prepared
+
+
+def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder: Path = Path()) -> Parts:
+    """Build and connect the parts of a training loop. The engine sleeps, with empty weights, until the first push. Collective.
+
+    Args:
+        prepared: from `prepare`; None: prepared here.
+        folder: where the trainer writes what torchtitan dumps for debugging.
+
+    Raises:
+        UserError: as `prepare`, and if parts do not fit each other.
+    """
+    if prepared is None:
+        be_only_rank()
+        prepared = prepare(config)
+    task, scorers = prepared
+    set_spmd_backend(config.trainer.parallelism.spmd_backend)
+    tokenizer = load_tokenizer(config.hf_assets_path)
+    grader = build_grader(config.grader, task, scorers)  # first of all: it forks, and the others start threads
+    prompts, held_out, environments = build_prompts(config, task, tokenizer)
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    try_objective(config, held_out[0], grader.reward_names)
+    with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
+        trainer = trainer_of_run(config, algorithm, folder)
+        sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
+        sources += _teach(config, trainer, prompts)
+        sources += algorithm.policy_loss.sources(trainer)
+    generator, weight_sync = NoEngine(), None
+    if config.needs_engine:
+        with events.phase("start the vLLM engine"):
+            generator = _build_generator(config, tokenizer, environments, trainer.lora)
+        proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
+        weight_sync = config.weight_sync.build(proof=proof, policy=trainer.model, dtypes=set(config.dtypes.values()))
+        generator.sleep()  # loading the optimizer's state needs the engine's memory
+    return Parts(
+        tokenizer=tokenizer,
+        prompts=prompts,
+        held_out=held_out,
+        probe=_probe(config, held_out[0]),
+        grader=grader,
+        algorithm=algorithm,
+        trainer=trainer,
+        sources=sources,
+        generator=generator,
+        weight_sync=weight_sync,
+    )
+
+
+def _teach(config: "RunConfig", trainer: "Trainer", prompts: "PromptStream") -> "list[Source]":
+    """Load the teacher that the loss asks for. Returns what scores the episodes for it. Collective."""
+    loss = trainer.algorithm.policy_loss
+    if not loss.needs_teacher:
+        return []
+    hints = Hints(config.teacher_hint, prompts, config.generator.max_model_len) if config.teacher_hint else None
+    folder: Path | Decoder = Path(config.teacher or config.hf_assets_path)
+    sources: list[Source] = [hints] if hints else []
+    if config.teaches_itself and config.teacher_rate == 1:
+        folder = trainer.model
+    elif config.teaches_itself and config.teacher_rate > 0:
+        average = PolicyAverage(trainer, config.teacher_rate)
+        sources.append(average)
+        folder = average.model
+    if loss.divergence_beta is None:
+        teachers = {"": Teacher(trainer, teacher_spec(config), folder, hints)}
+        for name, more in config.more_teachers.items():
+            teachers[name] = Teacher(trainer, spec_from_folder(Path(more)), Path(more), hints)
+        return [*sources, Teachers(teachers) if config.more_teachers else teachers[""]]
+    trainer.teacher = ExactTeacher(trainer, teacher_spec(config), folder, hints)
+    return sources
+
+
+def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":
+    """Returns the prompt's tokens, repeated to be longer than every sliding window, so that a wrong window shows.
+
+    Repeated text is predicted from far behind, so a wrong rotary base shows.
+    """
+    ids = prompt.token_ids
+    length = max(PROBE_TOKENS, longest_window(config.model_spec.model) + len(ids))
+    return np.resize(ids, min(length, config.generator.max_model_len - 1))
+
+
+def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> "Trainer":
+    """Build the trainer and give its process groups the run's timeout. Collective."""
+    dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
+    trainer = build_trainer(
+        config.trainer,
+        model_spec=config.model_spec,
+        hf_assets_path=config.hf_assets_path,
+        parallel_dims=dims,
+        algorithm=algorithm,
+        num_steps=config.num_steps,
+        max_model_len=config.generator.max_model_len,
+        temperature=config.sampling.temperature,
+        generator_dtype=config.generator.dtype,
+        dump_folder=str(folder),
+        policy_lora=Lora.of(config.trainer.lora),
+        router_replay=config.generator.router_replay,
+    )
+    _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
+    return trainer
+
+
+def _build_generator(
+    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", environments: "Conversations", lora: Lora | None
+) -> "Generator":
+    tp_size = config.generator.tensor_parallel_degree
+    records_kept = not config.generator.router_replay and (config.truncates or environments.may_answer)
+    engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
+    model = config.model_spec.model
+    with engine_folder(config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None) as folder:
+        generator = start_generator(
+            config.generator,
+            hf_assets_path=folder,
+            tokenizer=tokenizer,
+            sampling=config.sampling,
+            seed=config.seed,
+            environments=environments,
+            stats=EngineStats(),
+            lora=EngineAdapter(lora, **engine) if lora else None,
+            records_kept=records_kept,
+        )
+    if records_kept and environments.may_answer:
+        from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
+
+        environments.make_grammar = Grammars(generator.llm, tokenizer, config.conversations.tool_call_parser).of
+    if tp_size > 1:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        _set_timeouts(config, [get_tp_group().device_group, get_tp_group().cpu_group])
+    return generator
+
+
+def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None:
+    """Set comm.init_timeout_seconds, which otherwise rules the default group alone: NCCL's own is 10 minutes."""
+    for group in groups:
+        group.set_timeout(timedelta(seconds=config.comm.init_timeout_seconds))

@@ -1,0 +1,166 @@
+"""Prepares and checks the checkpoint that the policy starts from: weights, model and tokenizer."""
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from torchtitan_rl.text import without_code_advice
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.run.hub import folder_of, is_hub_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.config import RunConfig
+
+START_CHECKPOINTS = Path("outputs/start_checkpoints")
+
+_EXPORT = "Export its model (torchtitan-rl export --run RUN --output FOLDER), and pass that folder."
+_OTHER_FOLDERS = {
+    "run_id": (": it is a run's folder", _EXPORT),
+    ".metadata": (": it is a run's checkpoint", _EXPORT),
+    "adapter_config.json": (
+        ": it is a LoRA adapter",
+        "Merge it into its base with peft's merge_and_unload, and pass that folder.",
+    ),
+}
+"""Folders that may be taken for a model's, by a file in them, and the remedy."""
+
+
+_AS_SAFETENSORS = (
+    "Load it with transformers' from_pretrained and save it with save_pretrained, which writes safetensors."
+)
+
+
+def prepare_start(config: "RunConfig") -> None:
+    """Prepare the folder of `hf_assets_path` and set `model_spec` from its config.json.
+
+    If the field is empty, the task creates the folder. If it is a name on the hub, the model is downloaded.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    from torchtitan_rl.models import spec_from_folder
+    from torchtitan_rl.build.weight_files import check_tensors
+
+    if not config.hf_assets_path:
+        from torchtitan_rl.data.starts.warm_start import start_of  # imports transformers' models
+
+        start = start_of(config.task, START_CHECKPOINTS)
+        instruction = getattr(config.task, "instruction", "")
+        asked = f"this task{f' with task.instruction {instruction!r:.80}' if instruction else ''}"
+        expect(
+            start is not None, "hf_assets_path", "", f"a Hugging Face checkpoint folder, as {asked} makes no start itself",
+            "Pass --hf-assets-path FOLDER, or a name on the hub such as Qwen/Qwen3-0.6B.",
+        )  # fmt: skip
+        config.hf_assets_path = str(start)
+    elif is_hub_name(config.hf_assets_path):
+        config.hf_assets_path = str(folder_of(config.hf_assets_path))
+    folder = Path(config.hf_assets_path)
+    check_complete(folder)
+    config.model_spec = spec_from_folder(folder)
+    check_tensors(folder, config.model_spec)
+
+
+def check_complete(folder: Path) -> None:
+    """Check that this node has all files of a checkpoint folder.
+
+    Raises:
+        UserError: naming `hf_assets_path` and what is missing.
+    """
+    field, node = "hf_assets_path", socket.gethostname()
+    whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
+    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
+    if folder.parts[:1] in (("https:",), ("http:",)):
+        remedy = f"Pass the model's name on the hub, {'/'.join(folder.parts[2:4])}."
+    expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
+    kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
+    below = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json"))
+    kinds += [(f": there is a config.json in {below[-1]}", "Pass that folder.")] if below else []
+    kind, remedy = next(iter(kinds), ("", remedy))
+    for file in ("config.json", "tokenizer*", "*.safetensors"):
+        if file == "*.safetensors" and any(folder.glob("*.bin")):
+            kind, remedy = ": its weights are in the older format .bin", _AS_SAFETENSORS
+        expect(
+            any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}{kind}", remedy
+        )
+    for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
+        if problem := _unreadable(file):
+            raise UserError(
+                f"{field} = {str(folder)!r}: expected {whole}, but on node {node} its {file.name} cannot be read: {problem}. It "
+                "may have been cut off, or be a pointer of Git LFS (git lfs pull) or a web page in the file's place: download it again."
+            )
+
+
+def _unreadable(file: Path) -> str | None:
+    """The error of reading a JSON file, or a safetensors file's header and size; None if it can be read."""
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_text())
+        else:
+            safe_open(file, "pt").__exit__(None, None, None)
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        return str(error)
+    return None
+
+
+def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
+    """Returns a folder's tokenizer. Raises UserError, naming `hf_assets_path`, if its files are not one."""
+    from transformers import AutoTokenizer
+
+    remedy, lacks = "Use the tokenizer files of the checkpoint.", not Path(folder, "tokenizer.json").is_file()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # many types, for files that are missing, empty or of another form
+        said = f"{type(error).__name__}: {without_code_advice(str(error))}"
+        problem = "it has no tokenizer.json, nor files that transformers makes one of" if lacks else said
+        raise UserError(
+            f"hf_assets_path = {folder!r}: expected a tokenizer that transformers can load, but {problem}. {remedy}"
+        ) from error
+    known = len(tokenizer) > len(tokenizer.all_special_ids)
+    expect(known, "hf_assets_path", folder, "a tokenizer with a vocabulary, but it has special tokens alone", remedy)
+    return tokenizer
+
+
+def unlike_its_file(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Returns a line for the user if transformers' class for a folder reads text otherwise than its tokenizer.json; "" if not."""
+    from tokenizers import Tokenizer
+
+    path = Path(tokenizer.name_or_path, "tokenizer.json")
+    if type(tokenizer).__name__ == "TokenizersBackend" or not path.is_file():
+        return ""
+    file = Tokenizer.from_file(str(path))
+    for text in ("We need to add 12 and 345.", "it's x = f(n)\n\n    return n"):
+        read, trained = tokenizer.tokenize(text), file.encode(text, add_special_tokens=False).tokens
+        if read != trained:
+            return (
+                f"transformers' {type(tokenizer).__name__} reads {text!r} as {read}, and tokenizer.json as {trained}, with which the "
+                'model was trained: for most models "tokenizer_class": "TokenizersBackend" in tokenizer_config.json takes the file'
+            )
+    return ""
+
+
+def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> None:
+    """Check that every token has a row in the model's embedding and that completions can end.
+
+    Raises:
+        UserError: naming `hf_assets_path`.
+    """
+    folder, largest = tokenizer.name_or_path, max(tokenizer.get_vocab().values())
+    expect(
+        largest < vocab_size,
+        "hf_assets_path",
+        folder,
+        f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}",
+        "Use the tokenizer files that belong to the checkpoint.",
+    )
+    expect(
+        tokenizer.eos_token_id is not None,
+        "hf_assets_path",
+        folder,
+        "a tokenizer with an eos_token, or no completion could end",
+        "Set eos_token in its tokenizer_config.json.",
+    )

@@ -1,0 +1,227 @@
+"""--dry-run: shows what a run would do, without an engine or an update. It makes the start if that is missing, and starts the reward
+functions' workers."""
+
+from contextlib import closing
+from itertools import cycle, groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from torchtitan_rl.build.auto_dtype import choose_dtypes
+from torchtitan_rl.build.grader_parts import build_grader
+from torchtitan_rl.build.memory import (
+    choose_by_memory,
+    fsdp_shards,
+    gpu_memory_bytes,
+    machine_memory,
+    memory_warning,
+    teacher_spec,
+)
+from torchtitan_rl.build.second_opinion import compare_start, logprobs_at_start
+from torchtitan_rl.build.start_checkpoint import load_tokenizer
+from torchtitan_rl.build.step_time import expected_time
+from torchtitan_rl.build.task_parts import build_prompts, check_parts
+from torchtitan_rl.build.teacher_folder import prepare_teacher
+from torchtitan_rl.build.trial import try_objective
+from torchtitan_rl.build.validation import check_model
+from torchtitan_rl.data.end_tokens import THINKING_TAGS
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.data.tool_calls import opened_thinking
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.observe.tokens import pieces
+from torchtitan_rl.rewards import RewardError
+from torchtitan_rl.run.dump_folder import check_can_be_made, lock_existing
+from torchtitan_rl.run.resume import choose_resume
+from torchtitan_rl.text import head_and_tail, visible
+from torchtitan_rl.trainer.teachers.hints import Hints, column
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
+
+if TYPE_CHECKING:
+    from torchtitan_rl.config import RunConfig
+    from torchtitan_rl.data.tasks import Task
+    from torchtitan_rl.rewards import Grader
+
+NUM_PROMPTS = 5
+ANSWER_CHARACTERS = 10_000
+"""Answers are shown and tokenized up to this length."""
+_FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "#### {}", "[ANSWER] {}")
+"""Forms of an answer, tried until the task accepts one as correct."""
+
+
+def show_run(config: "RunConfig", *, world_size: int) -> None:
+    """Print layout, memory, five prompts, and what is learned of the first or the rewards of answers to it.
+
+    Raises the errors of a run.
+    """
+    dtypes = choose_dtypes(config)
+    task, scorers = check_parts(config, world_size=world_size)
+    tokenizer = load_tokenizer(config.hf_assets_path)
+    if config.teacher:
+        _show("teacher", _teacher(config, tokenizer))
+        check_model(config, world_size=world_size)  # with the teacher's memory
+    _show("run folder", _run_folder(config))
+    _show("layout", _layout(config, world_size))
+    _show("memory", _memory(config, world_size, dtypes))
+    if compared := compare_start(config):
+        _show("model", compared)
+    parts = build_prompts(config, task, tokenizer)
+    prompts = parts.stream.next_batch(NUM_PROMPTS)
+    for number, prompt in enumerate(prompts, start=1):
+        asked_by = f", {prompt.task}" * bool(prompt.task)
+        title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
+        shown = prompt.text
+        if config.needs_engine:
+            shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
+        _show(title, shown)
+    if config.teacher_hint:
+        _show("prompt 1 as the teacher reads it", _hinted(config, parts.stream, prompts[0]))
+    _show("time", expected_time(config, prompts, world_size))
+    if not config.samples_training:
+        _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
+    with closing(build_grader(config.grader, task, scorers)) as grader:
+        try_objective(config, prompts[0], grader.reward_names)
+        if config.needs_engine:
+            _show("rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer))
+
+
+def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
+    """The prompt with its hint, which a run checks in the same way. A function's hints are known after sampling."""
+    Hints(config.teacher_hint, stream, config.generator.max_model_len)
+    if ":" in config.teacher_hint:
+        return f"with what {config.teacher_hint} says of each sample"
+    [hint] = column(config.teacher_hint, Group(prompt=prompt, samples=[None]))
+    return stream.hinted(prompt, hint).text if hint else "as the policy reads it: the row has no hint"
+
+
+def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The tokens of the prompt and its demonstration, those to learn in lines of their own, and the loss of the start."""
+    demonstration = prompt.demonstration
+    ids = np.concatenate([prompt.token_ids, demonstration.token_ids])  # [L]
+    learns = np.concatenate([np.zeros(len(prompt.token_ids), bool), demonstration.loss_mask])  # [L]
+    lines: list[str] = []
+    for learned, run in groupby(zip(learns.tolist(), ids.tolist(), strict=True), key=itemgetter(0)):
+        shown = " ".join(map(repr, pieces([token for _, token in run], tokenizer.decode)))
+        lines.append(f"{'learned' if learned else 'read   '} {shown}")
+    lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
+    logprobs = logprobs_at_start(config, torch.from_numpy(ids).long())
+    if logprobs is not None:
+        loss = -logprobs[torch.from_numpy(learns[1:])].mean()
+        lines.append(f"the start's loss on them: {loss:.4f} a token")
+    return "\n".join(lines)
+
+
+def _teacher(config: "RunConfig", tokenizer: PreTrainedTokenizerBase) -> str:
+    """The teacher's model, checked as a run does, as text."""
+    prepare_teacher(config, tokenizer)
+    spec = teacher_spec(config)
+    return f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary"
+
+
+def _run_folder(config: "RunConfig") -> str:
+    """The folder that the run would write to, and the checkpoint that it would go on from, as text."""
+    folder = Path(config.dump_folder or "outputs/NAME-TIME")
+    if config.dump_folder and (lock := lock_existing(folder)):
+        lock.close()
+    check_can_be_made(folder.absolute())
+    found = choose_resume(config, folder)
+    if found is None:
+        return f"{folder}: a new run"
+    how = "a new run, forked from" if found.fork else "goes on from"
+    return f"{folder}: {how} {found.checkpoint}"
+
+
+def _layout(config: "RunConfig", world_size: int) -> str:
+    """The ranks of policy and engines, and the sequences and updates of a step, as text."""
+    p, tp = config.trainer.parallelism, config.generator.tensor_parallel_degree
+    shards = fsdp_shards(config, world_size)
+    prompts, n = config.num_prompts_per_step, config.sampling.n
+    updates = config.trainer.num_epochs * config.trainer.num_minibatches
+    return (
+        f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path}\n"
+        f"{_plural(world_size, 'rank')}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
+        f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {_plural(world_size // tp, 'engine')} on "
+        f"{_plural(tp, 'rank')}{' each' * (world_size > tp)}\n"
+        f"a step: {_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences of up to "
+        f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
+        f"{_plural(config.num_steps, 'step')} in all"
+    )
+
+
+def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:
+    """The memory estimate for this machine's GPUs, or for the machine if there are none. `dtypes`: the chosen ones."""
+    on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
+    if on["gpu_bytes"] is None:
+        lines = [machine_memory(config, world_size=world_size)]
+    else:
+        lines = [choose_by_memory(config, **on), memory_warning(config, **on)]
+    return "\n".join(filter(None, [dtypes, *lines]))
+
+
+def _rewards(
+    config: "RunConfig", grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """A line each for a right, a wrong and an empty answer to the first prompt: each function's value, the reward, the judgement.
+
+    The functions get `sampling.n` of them, in turn.
+
+    Raises UserError for a function that fails where a run would stop.
+    """
+    prompt = prompts[0]
+    member = task.members()[prompt.task]
+
+    def judged(text: str) -> bool | None:
+        try:
+            return member.judge(member.extract_answer(text), prompt)
+        except Exception:  # the grader says it below, or leaves it out, as grader.on_failure asks
+            return False
+
+    closing = dict(THINKING_TAGS).get(opened_thinking(prompt.text), "")  # an answer follows the thinking
+    forms = [closing + form for form in _FORMS if judged(closing + form.format(prompt.expected_answer))]
+    form = forms[0] if forms else closing + "{}"
+    others = [form.format(other.expected_answer[:ANSWER_CHARACTERS]) for other in prompts[1:]]
+    other = next((text for text in others if not judged(text)), form.format("wrong"))
+    answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": other, "empty": ""}
+    size = max(config.sampling.n, len(answers))  # as in a run: a function may count on it
+    samples = [_completion(i, text, tokenizer) for i, text in zip(range(size), cycle(answers.values()))]
+    try:
+        [group] = grader.grade([Group(prompt=prompt, samples=samples)])
+    except RewardError as error:
+        raise UserError(str(error)) from error
+    lines, (right, wrong, *_) = [_line(kind, scored) for kind, scored in zip(answers, group.samples)], group.samples
+    found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
+    if "environment_reward" in grader.reward_names:
+        found += "\n(environment_reward needs a whole conversation, which a dry run does not play)"
+    elif right.correct and None not in (right.reward, wrong.reward) and right.reward <= wrong.reward:
+        found += "\n(the right answer gets no more than the wrong one: is a sign or a comparison the wrong way round?)"
+    return "\n".join(lines) + found
+
+
+def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Completion:
+    """A completion with `text` and the end token, so that rewards see the length of a real answer."""
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    zeros = [0.0] * len(ids)
+    return Completion(
+        sample_idx=index, policy_version=0, token_ids=ids, sampler_logprobs=zeros, text=text, finish_reason="stop"
+    )
+
+
+def _line(kind: str, scored: ScoredCompletion) -> str:
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in scored.reward_breakdown.items())
+    return f"{kind:6} {scored.completion.text!r}: reward {_number(scored.reward)} ({parts}); judged {scored.correct}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value + 0.0:.4g}"
+
+
+def _plural(count: int, word: str) -> str:
+    """Example: "1 rank", "2 ranks"."""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def _show(title: str, text: str) -> None:
+    print(f"--- {title}\n{visible(text)}\n", flush=True)

@@ -1,0 +1,191 @@
+"""Exports a run's checkpoint to a Hugging Face folder for transformers and vLLM. Needs no GPU, and memory for one file.
+
+torchtitan-rl export --run outputs/debug-20261120-130000 --output exported/ [--step 100]
+
+A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --merged, the base with the adapter in it.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from ast import literal_eval
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torchtitan_rl import device  # noqa: F401  (before torchtitan and vLLM)
+
+# isort: split
+import torch
+from safetensors.torch import save_file
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.build.memory import meta_model
+from torchtitan_rl.command.registry import tell_repeated
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.lora.adapters import Lora, adapter_rows
+from torchtitan_rl.models.lora.folder import merged_weights, write_adapter
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
+from torchtitan_rl.models.multimodal import whole_weights
+from torchtitan_rl.run import manifest, safe_load
+from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
+from torchtitan_rl.run.dump_folder import CHECKOUT
+from torchtitan_rl.run.manifest import examine
+from torchtitan_rl.run.safe_load import stored_hf_weights
+
+ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
+"""The folder in which training runs: the checkout, or with an installed package the current folder."""
+WEIGHTS = (".safetensors", ".bin", ".pth", ".pt", ".gguf")
+SHARD_BYTES = 4 * 2**30
+"""Maximum bytes of a file and of the memory needed at once, unless a single tensor is larger."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="torchtitan-rl export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.allow_abbrev = False
+    parser.add_argument("--run", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--merged", action="store_true", help="with LoRA: the merged model, added up in float32")
+    args = parser.parse_args(arguments)
+    tell_repeated(sys.argv[1:] if arguments is None else arguments)
+    try:
+        expect(bool(args.output), "--output", "", "a new folder", "Name one.")  # Path("") is the current folder
+        export(args.run, Path(args.output), args.step, args.dtype, merged=args.merged)
+    except (UserError, OSError) as error:
+        parser.error(str(error))
+
+
+def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: bool = True) -> None:
+    """Writes checkpoint `step` (None: the last) of `run` to `output`.
+
+    Args:
+        merged: with LoRA, write the merged model and not an adapter folder.
+
+    Raises:
+        UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
+    """
+    is_model, model = any(run.glob("tokenizer*")), "a run's folder, and this is a model's, which needs no export"
+    expect(not is_model, "--run", str(run), model, "Name the folder of a run.")
+    expect(
+        (run / "config.json").is_file(),
+        "--run",
+        str(run),
+        "a run's folder with a config.json",
+        "Name one; --step is for a checkpoint.",
+    )
+    try:
+        start = Path(json.loads((run / "config.json").read_text())["hf_assets_path"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"--run = '{run}': its config.json is not as a run writes it: {type(error).__name__}: {error}."
+        ) from error
+    start = start if start.exists() else ROOT / start  # training always runs in the checkout
+    remedy = "Run this in the folder the run was started from, or put the folder back."
+    expect(
+        (start / "config.json").is_file(), "hf_assets_path", str(start), "the folder that the run started from", remedy
+    )
+    is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+    expect(is_free, "--output", str(output), "a new folder", "Name another.")
+    checkpoint = find_checkpoint(run, step)
+    spec, lora = spec_from_folder(start), lora_of(checkpoint)
+    model, of_text = meta_model(spec), bool(getattr(spec.model, "part_of", ""))
+    if lora and not merged:
+        adapter = stored_adapter(spec, lora, checkpoint)
+        write_adapter(adapter, lora.config, str(start.resolve()), output, of_text=of_text)
+        print(f"{output}: adapter {checkpoint.name} of {run}")
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    if lora:
+        weights = merged_weights(start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype))
+    else:
+        weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))
+    if of_text:
+        weights = whole_weights(weights, start)
+    write_safetensors(weights, model.enable_weight_tying, output)
+    copy_assets(start, output, dtype)
+    print(f"{output}: {checkpoint.name} of {run} in {dtype}")
+
+
+def lora_of(checkpoint: Path) -> Lora | None:
+    """Returns the LoRA that a checkpoint holds the adapters of; None if it holds all weights."""
+    fields = manifest.read(checkpoint).get("config", {})
+    if not fields.get("trainer.lora.rank"):
+        return None
+    targets = literal_eval(fields["trainer.lora.targets"])
+    return Lora(LoraConfig(rank=fields["trainer.lora.rank"], alpha=fields["trainer.lora.alpha"], targets=targets))
+
+
+def stored_adapter(spec: ModelSpec, lora: Lora, checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Returns the adapters of a checkpoint by peft's names without their prefix, in float32."""
+    model = meta_model(spec, lora)
+    names = {id(p): canonical_fqn(name) for name, p in model.named_parameters() if is_adapter(name)}
+    shapes = {names[id(p)]: p.shape for p in model.parameters() if id(p) in names}
+    state = {name: torch.empty(shape) for name, shape in shapes.items()}
+    safe_load.load(state, checkpoint, no_dist=True)
+    rows = adapter_rows(model, spec.state_dict_adapter(spec.model, None))
+    return {name: state[names[id(p)]][own] for p, exported in rows for name, own in exported.items()}
+
+
+def find_checkpoint(run: Path, step: int | None) -> Path:
+    """Returns a checkpoint's folder after checking it. Raises UserError if it is missing or damaged."""
+    steps = CheckpointFolder(run).steps()
+    expect(bool(steps), "--run", str(run), "a run that has saved a checkpoint", f"There is none in {run}/checkpoint.")
+    chosen = max(steps) if step is None else step
+    remedy = "Leave --step out for the last."
+    expect(chosen in steps, "--step", chosen, f"one of {list(steps)}, the checkpoints in {run}/checkpoint", remedy)
+    reason = examine(steps[chosen])
+    expect(not reason, "--step", chosen, f"a whole checkpoint, but in {steps[chosen]} {reason}", "Name another step.")
+    return steps[chosen]
+
+
+def write_safetensors(weights: Iterable[tuple[str, torch.Tensor]], tied: bool, output: Path) -> None:
+    """Writes files of at most SHARD_BYTES and their index. A tied output head is left out."""
+    written: list[tuple[Path, list[str]]] = []
+    shard: dict[str, torch.Tensor] = {}
+    total = held = 0
+
+    def write() -> None:
+        file = output / f"unfinished-{len(written) + 1:05d}.safetensors"
+        save_file(shard, file, metadata={"format": "pt"})
+        written.append((file, list(shard)))
+
+    for name, tensor in weights:
+        if tied and name == "lm_head.weight":
+            continue
+        size = tensor.numel() * tensor.element_size()
+        if shard and held + size > SHARD_BYTES:
+            write()
+            shard, held = {}, 0
+        shard[name] = tensor.contiguous()
+        held += size
+        total += size
+    write()
+    weight_map = {}
+    for i, (file, names) in enumerate(written):
+        final = f"model-{i + 1:05d}-of-{len(written):05d}.safetensors"
+        file.rename(output / final)
+        weight_map |= dict.fromkeys(names, final)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def copy_assets(source: Path, output: Path, dtype: str) -> None:
+    """Copies the starting folder's files except its weights, and sets the exported dtype in config.json."""
+    for file in [*source.iterdir(), *source.glob("additional_chat_templates/*")]:
+        if file.is_file() and file.suffix not in WEIGHTS and not file.name.endswith(".index.json"):
+            (output / file.relative_to(source)).parent.mkdir(exist_ok=True)
+            shutil.copy2(file, output / file.relative_to(source))
+    config = json.loads((output / "config.json").read_text())
+    config["dtype"] = dtype
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""`--preview`: the start answers a few prompts, and a line says whether there is something to learn from. Trains nothing."""
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from torchtitan_rl import events
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.build.parts import build_parts
+from torchtitan_rl.observe.metrics.idle import likely_reason
+from torchtitan_rl.observe.terminal import Terminal
+from torchtitan_rl.types import Episode, Group, flat
+
+if TYPE_CHECKING:
+    from torchtitan_rl.config import RunConfig
+
+NUM_PROMPTS, NUM_SHOWN = 16, 3
+"""Prompts that are sampled, and those of which a good and a bad answer are shown."""
+
+
+def show_preview(config: "RunConfig") -> None:
+    """Sample a few prompts on one rank, print answers, rewards and lengths, and what they mean for training."""
+    os.environ["WORLD_SIZE"] = "1"
+    events.listen(Terminal())
+    with closing(build_parts(config)) as parts:
+        parts.push(step=0)
+        prompts = parts.prompts.next_batch(NUM_PROMPTS)
+        grading, began = parts.grader.round(), time.monotonic()
+        for group in parts.generator.generate(prompts):
+            grading.begin(group)
+        groups = draft_episodes(sorted(grading.scored_groups(), key=lambda group: group.prompt.prompt_idx))
+        seconds = time.monotonic() - began
+    for group in groups[:NUM_SHOWN]:
+        print("\n".join(["", *answers(group)]))
+    print(f"\n{measures(groups)}\nsampled in {seconds:.0f} s; a step samples {config.num_prompts_per_step} prompts")
+    print(verdict(groups), flush=True)
+
+
+def answers(group: Group[Episode]) -> list[str]:
+    """Returns the end of the prompt, and the answers with the highest and the lowest reward, with their rewards."""
+    ordered = sorted(group.samples, key=lambda episode: -(episode.reward or 0))
+    lines = [f"prompt: {group.prompt.text[-300:]!r}", f"expected answer: {group.prompt.expected_answer!r:.200}"]
+    for episode in (ordered[0], ordered[-1]):
+        reward = "none" if episode.reward is None else f"{episode.reward:.3g}"
+        ending = episode.completion.finish_reason
+        lines.append(
+            f"  reward {reward}, {len(episode.completion.token_ids)} tokens, {ending}: {episode.completion.text!r:.300}"
+        )
+    return lines
+
+
+def measures(groups: Sequence[Group[Episode]]) -> str:
+    """Returns a line with the mean reward, the shares of right, readable and cut answers, and the mean length."""
+    episodes = flat(groups)
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    said = [f"reward {fmean(rewards):.3g}" if rewards else "no rewards"]
+    judged = [episode.scored for episode in episodes if episode.scored.correct is not None]
+    if judged:
+        said.append(f"{fmean(bool(one.correct) for one in judged):.0%} right")
+        said.append(
+            f"{fmean(one.answer is not None for one in judged):.0%} with an answer in the form that the task reads"
+        )
+    said.append(f"{fmean(len(episode.completion.token_ids) for episode in episodes):.0f} tokens on average")
+    said.append(f"{fmean(episode.completion.finish_reason == 'length' for episode in episodes):.0%} cut off")
+    return f"{len(episodes)} answers: {', '.join(said)}"
+
+
+def verdict(groups: Sequence[Group[Episode]]) -> str:
+    """Returns what the rewards mean for training: only groups with different rewards have something to learn from."""
+    differing = sum(len({episode.reward for episode in group.samples}) > 1 for group in groups)
+    said = f"{differing} of {len(groups)} groups have different rewards"
+    if differing == 0:
+        return f"{said}: in these there is nothing to learn from. {likely_reason(groups)}"
+    if differing < len(groups) / 4:
+        return f"{said}: a step learns little. Use prompts of medium difficulty, or more completions (--sampling.n)."
+    return f"{said}: there is something to learn from."

@@ -1,0 +1,224 @@
+"""Parses the command line into a config: `--config NAME` or `--config path/to/file.py:function`, then dotted overrides."""
+
+import argparse
+import inspect
+import json
+import os
+import pkgutil
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import reduce
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+from torchtitan_rl.command.help_screen import TYRO, show_help
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.fields.config_types import check_types
+from torchtitan_rl.fields.references import (
+    did_you_mean,
+    from_caller,
+    import_checked,
+    load_function,
+    returned,
+)
+from torchtitan_rl.run.checkpoint_folder import check_form, is_choice
+from torchtitan_rl.run.hub import is_hub_name
+from torchtitan_rl.run.identity import described
+from torchtitan_rl.run.secrets import without_secrets
+
+if TYPE_CHECKING:
+    from torchtitan_rl.config import RunConfig
+
+ConfigFunction = Callable[[], "RunConfig"]
+
+_SWITCHES = ("--list-configs", "--print-config", "--dry-run", "--preview")
+"""Options that are no fields of a config, and end the program after what they show."""
+
+
+def config_functions() -> dict[str, ConfigFunction]:
+    """All public functions defined in modules of configs/, by name.
+
+    Raises:
+        UserError: if a module cannot be imported, or two functions have one name.
+    """
+    import configs
+
+    found: dict[str, ConfigFunction] = {}
+    for info in pkgutil.iter_modules(configs.__path__):
+        module = import_checked(f"configs.{info.name}", "configs/")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not name.startswith("_"):
+                first = found.setdefault(name, function)
+                both = f"one name for one config, but {first.__module__} and {module.__name__} both have it"
+                expect(first is function, "--config", name, both, "Rename one.")
+    return found
+
+
+def config_function(name: str) -> ConfigFunction:
+    """The config function of a registered name, or of a reference such as path/to/file.py:function.
+
+    Raises:
+        UserError: with similar names, if there is none.
+    """
+    if _is_reference(name):
+        return load_function(name, "--config")
+    known = config_functions()
+    remedy = f"{did_you_mean(name, known)}--list-configs shows all."
+    expect(name in known, "--config", name, "a registered name or path/to/file.py:function", remedy)
+    return known[name]
+
+
+def _is_reference(name: str) -> bool:
+    return ":" in name or name.endswith(".py")
+
+
+def config_file(name: str) -> Path:
+    """The file of a config function, by the name of `config_function`."""
+    return Path(inspect.getfile(config_function(name))).resolve()
+
+
+def load_config(name: str) -> "RunConfig":
+    """The config that `name` stands for. Raises UserError like `config_function`, or if the function returns no RunConfig."""
+    from torchtitan_rl.config import RunConfig
+
+    function = config_function(name)
+    written = inspect.isfunction(function) or not _is_reference(name)
+    expect(written, "--config", name, "a function", f"It is {function!r:.200}: write one with def.")
+    config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
+    check_types(config)
+    return config
+
+
+def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
+    """(config name, config with overrides) from command-line arguments.
+
+    Prints and exits for --help, --list-configs, --print-config, --dry-run and --preview.
+    """
+    program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
+    own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
+    own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
+    own.add_argument("-h", "--help", nargs="?", const="", choices=["", "all"], metavar="all")
+    for flag in _SWITCHES:
+        own.add_argument(flag, f"--{flag[2:].replace('-', '_')}", action="store_true")
+    given, overrides = own.parse_known_args(args)
+    configs = sum(word.partition("=")[0] == "--config" for word in args)
+    expect(configs <= 1, "--config", given.config, f"one config, and not {configs}", "Name one.")
+    asked = [flag for flag in _SWITCHES if getattr(given, flag[2:].replace("-", "_"))]
+    asked += ["--help"] * (given.help is not None)
+    expect(len(asked) <= 1, "command", " ".join(asked), "one of these, as each ends the program", "Use one.")
+    if os.environ.get("RANK", "0") == "0":
+        tell_repeated(args)
+    if given.list_configs:
+        list_configs()
+        raise SystemExit(0)
+    name, default = given.config, load_config(given.config)
+    _refuse_repeated_names(overrides, default)
+    cli = {"default": default, "prog": f"{program} --config {name}", "config": TYRO, "args": overrides}
+    config, unknown = tyro.cli(type(default), return_unknown_args=True, **cli)
+    if unknown:
+        _refuse_unknown(unknown[0], default)
+        tyro.cli(type(default), **cli)  # says which options are spelled alike, and exits
+    if given.help is not None:
+        show_help(program, name, inspect.getdoc(config_function(name)) or "", config, every_field=bool(given.help))
+        raise SystemExit(0)
+    for field in ("dump_folder", "hf_assets_path", "teacher", "resume"):
+        path = getattr(config, field)
+        if field == "resume" and not (path and Path(from_caller(path)).is_dir()):
+            check_form(path)
+        if _is_path(field, path):
+            setattr(config, field, from_caller(path))
+    for name, path in config.more_teachers.items():
+        if _is_path("teacher", path):
+            config.more_teachers[name] = from_caller(path)
+    if given.preview:
+        from torchtitan_rl.command.preview import show_preview  # imports the trainer and the engine
+
+        show_preview(config)
+        raise SystemExit(0)
+    if given.print_config or given.dry_run:
+        if os.environ.get("RANK", "0") == "0":
+            _show(config, dry_run=given.dry_run)
+        raise SystemExit(0)
+    return name, config
+
+
+def tell_repeated(args: Sequence[str]) -> None:
+    """Prints options that are given several times, also as --x and --no-x. People append options to a saved command."""
+    options = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--")]
+    for option, count in Counter(re.sub(r"^(--|.*\.)no-", r"\1", option) for option in options).items():
+        if count > 1:
+            print(f"{option} is given {count} times: the last one counts", file=sys.stderr)
+
+
+def _refuse_repeated_names(args: Sequence[str], config: "RunConfig") -> None:
+    """Raise UserError for a name that one option of pairs, such as --grader.weights, has several times."""
+    for i, word in enumerate(args):
+        option, *first = word.split("=", 1)
+        path = option.removeprefix("--").replace("-", "_").split(".")
+        if isinstance(reduce(lambda part, name: getattr(part, name, None), path, config), dict):
+            pairs = [*first, *takewhile(lambda word: not word.startswith("--"), args[i + 1 :])]
+            for name, count in Counter(pairs[::2]).items():
+                expect(count == 1, option, name, f"each name once, and not {count} times", "Keep one of its values.")
+
+
+def _refuse_unknown(word: str, config: Any) -> None:
+    """Raise UserError for an option of a part of the config that its class does not have."""
+    option = word.partition("=")[0]
+    path, rest = [], option.removeprefix("--").replace("-", "_").split(".")
+    while rest and is_dataclass(inner := getattr(config, rest[0], None)):
+        config, path = inner, [*path, rest.pop(0)]
+    if path:
+        part, known = ".".join(path), [field.name for field in fields(config)]
+        near = did_you_mean(rest[0], known) if rest else ""
+        raise UserError(
+            f"{word}: expected a field of {part}, here {type(config).__qualname__.removesuffix('.Config')} with {known or 'none'}. "
+            f"{near}A part of another class is set in a config function: config.{part} = CLASS.Config()."
+        )
+
+
+def _is_path(field: str, given: str) -> bool:
+    """Whether a field's value is a path: not a model on the hub, a recipe, a step, auto or never."""
+    if field == "resume":
+        return not is_choice(given)
+    elsewhere = (
+        field != "dump_folder" and (":" in given or is_hub_name(given)) and not Path(from_caller(given)).exists()
+    )
+    return bool(given) and not elsewhere
+
+
+def _show(config: "RunConfig", *, dry_run: bool) -> None:
+    """Print the config as in config.json, or with `dry_run` what a run would do."""
+    if dry_run:
+        from torchtitan_rl.command.dry_run import (
+            show_run,  # imports torchtitan's models and transformers
+        )
+
+        try:
+            show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+        except SystemExit as request:  # for example in a task: what is shown is not the whole, so it is no success
+            raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the dry run") from request
+    else:
+        print(json.dumps(without_secrets(described(config)), indent=2, default=repr), flush=True)
+
+
+def list_configs() -> None:
+    """Print the registered configs: task, parallelism and description."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
+    for name, function in config_functions().items():
+        config = load_config(name)
+        p = config.trainer.parallelism
+        fsdp = "all ranks" if p.data_parallel_shard_degree < 0 else p.data_parallel_shard_degree
+        task = type(config.task).__qualname__.partition(".")[0]
+        layout = f"FSDP {fsdp}, TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
+        summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+        console.print(f"[bold]{name:18}[/bold] {task}, {layout}", soft_wrap=True)
+        console.print(f"  [dim]{escape(summary)}[/dim]", soft_wrap=True)

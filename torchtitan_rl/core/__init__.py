@@ -1,1 +1,0 @@
-"""Training as one reads it; READING.md says in which order."""

@@ -1,5 +1,0 @@
-"""Sampling from the policy. Importing this package needs no vLLM; building a `Generator` does."""
-
-from torchtitan_rl.core.generator.sampling import SamplingConfig
-
-__all__ = ["SamplingConfig"]

@@ -1,0 +1,1 @@
+"""Data: what becomes a prompt."""

@@ -1,0 +1,398 @@
+"""`PromptRenderer` turns an example into the text and tokens of a prompt."""
+
+import math
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from itertools import groupby, takewhile
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from jinja2 import TemplateError
+from torchtitan.config import Configurable
+
+from torchtitan_rl.data.chat_messages import Message, Tools, left_out, render_chat
+from torchtitan_rl.data.demonstration import (
+    TemplateRewritesError,
+    TurnBeginsOtherwiseError,
+    chat_segments,
+    plain_segments,
+    tokenized,
+)
+from torchtitan_rl.data.task import Example, Task
+from torchtitan_rl.data.template import special_tokens
+from torchtitan_rl.environments.tools import tool_schemas
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.fields.number import MANY, number
+from torchtitan_rl.text import strings
+from torchtitan_rl.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Refused(UserError):
+    """An example that cannot be a prompt, for example because the chat template rejects its system message."""
+
+    def __init__(self, message: str, fault: str) -> None:
+        """`fault`: the reason, worded to follow "3 rows"."""
+        super().__init__(message)
+        self.fault = fault
+
+
+class TooLong(Refused):
+    """A prompt that has more tokens than prompts.max_prompt_tokens."""
+
+
+class PromptRenderer(Configurable):
+    """Renders messages with the tokenizer's chat template; without messages or template, uses the plain text."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        apply_chat_template: bool = True
+        """Render the task's messages with the tokenizer's chat template. Without messages or template, the example's
+        plain text is used."""
+
+        system_prompt: str = ""
+        """System message of every prompt; in plain text, the first paragraph. A prompt with its own system message
+        keeps that one. Empty: none."""
+
+        few_shot: list[tuple[str, str]] = field(default_factory=list)
+        """Pairs of question and answer placed before every prompt: as user and assistant turns, or in plain text as one
+        paragraph per pair, with the answer directly after the question."""
+
+        enable_thinking: bool = False
+        """Passed to the chat template. Qwen3's template uses it; most others ignore it."""
+
+        date: str = ""
+        """The date that a chat template writes which asks for today's, such as 2026-11-26. Empty: the day of the run's start,
+        which its checkpoints keep."""
+
+        special_tokens: Literal["refuse", "allow"] = "refuse"
+        """Prompts with the name of a special token in their text, such as <|im_end|>, which would become that token.
+        refuse: such rows of a data set are left out and listed. allow: for prompts that contain a chat format already."""
+
+        max_prompt_tokens: int = number(
+            512, least=1, remedy="Set it to the longest prompt you want to allow, in tokens."
+        )
+        """Maximum prompt length in tokens, including system prompt and few-shot examples. Longer rows of a data set are
+        left out and listed at the start. Longer generated prompts are skipped and counted as prompts/too_long."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        task: Task,
+        tokenizer: "PreTrainedTokenizerBase",
+        end_token_ids: Collection[int] = (),
+        max_completion_tokens: int = MANY,
+    ) -> None:
+        """
+        Args:
+            end_token_ids: the tokens that can end a turn of a demonstration; empty: the tokenizer's end token.
+            max_completion_tokens: the longest demonstration.
+        """
+        self.config = config
+        self.tokenizer = tokenizer
+        self._end_token_ids = set(end_token_ids) or {tokenizer.eos_token_id}
+        self._max_completion_tokens = max_completion_tokens
+        self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
+        self._options = template_options(config)
+        self._special = special_tokens(tokenizer)
+        added = tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
+        # Tokens, such as <eos>, that the tokenizer appends to a text. After one the policy would begin another text.
+        self._num_appended = len(list(takewhile(bool, reversed(added))))
+        self._longest_token = max(map(len, tokenizer.get_vocab()))
+        self._template = str(tokenizer.chat_template or "") if config.apply_chat_template else ""
+        self._switches = "enable_thinking" in self._template
+        unread = "False, as no chat template with such a switch is used"
+        expect(self._switches or not config.enable_thinking, "prompts.enable_thinking", True, unread, "Leave it out.")
+        names_file = re.fullmatch(r"\S+\.(txt|md|json|jinja)", config.system_prompt)
+        remedy = 'Pass what is in it: --prompts.system-prompt "$(cat FILE)".'
+        expect(not names_file, "prompts.system_prompt", config.system_prompt, "the text, not a file's name", remedy)
+        if self._template:
+            self._check_template()
+
+    def prompt(self, example: Example) -> Prompt:
+        """Returns the example as a prompt with prompt_idx 0.
+
+        Raises Refused or another UserError if it cannot.
+        """
+        [found] = self.prompts([example])
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
+        """Returns each example as a prompt, or the error if it cannot be one. A batch is tokenized on all cores."""
+        found: list[Prompt | UserError] = []
+        for is_chat, run in groupby(map(self._checked_text, examples), key=_is_chat):
+            alike = list(run)
+            found += alike if is_chat is None else self._tokenized(alike, is_chat)
+        return found
+
+    def hinted(self, prompt: Prompt, hint: str) -> Prompt:
+        """Returns the prompt with a hint: at the end of its last user message, or before a plain text. Names of special
+        tokens are left out of it."""
+        hint = self._special.sub("", hint)
+        if not prompt.messages:
+            messages, text = None, f"{hint}\n\n{prompt.text}"
+        else:
+            last = max((i for i, one in enumerate(prompt.messages) if one["role"] == "user"), default=-1)
+            asked = prompt.messages[last]
+            messages = [*prompt.messages]
+            messages[last] = {**asked, "content": f"{asked['content']}\n\n{hint}"}
+            text = self._chat_text(messages, prompt.tools or self._tools[prompt.task])
+        ids = self._token_ids([text], is_chat=bool(messages))[0]
+        return replace(prompt, text=text, messages=messages, token_ids=ids)
+
+    def faults(self, examples: Sequence[Example]) -> list[str | None]:
+        """Returns for each example why it cannot be a prompt, worded to follow "3 rows"; None if it can."""
+        odd = "that have no tokens or that the tokenizer cannot represent"
+        found = self.prompts(examples)
+        return [None if isinstance(each, Prompt) else getattr(each, "fault", odd) for each in found]
+
+    def check_represents(self, text: str) -> None:
+        """Raises UserError unless decoding the tokens of `text`, or of its beginning, gives it again."""
+        text = text[:10_000]
+        token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        self._check_represents(text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+
+    def _checked_text(self, example: Example) -> "_Rendered | UserError":
+        """Returns the example's text, or the error that is known before it is tokenized."""
+        rendered = self._rendered(example)
+        if isinstance(rendered, UserError):
+            return rendered
+        shown = rendered.text[:200]
+        least = math.ceil(len(rendered.text) / self._longest_token)
+        if least > self.config.max_prompt_tokens:  # a text of many megabytes would be tokenized for half a minute
+            return self._too_long(least, shown, f"the fewest tokens possible for the {len(rendered.text)} characters")
+        try:
+            rendered.text.encode()
+        except UnicodeEncodeError as error:  # the tokenizer's error would not say which prompt it is
+            return UserError(
+                f"prompt = {shown!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
+                f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
+            )
+        texts = strings([rendered.messages or rendered.text, example.demonstration, example.tools])
+        found = next(filter(None, map(self._special.search, texts)), None)
+        if found and self.config.special_tokens == "refuse":
+            return Refused(
+                f"prompt = {found.string[:200]!r}: expected text without {found[0]!r}, which the tokenizer reads as a "
+                "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format.",
+                "with the name of a special token in their text (prompts.special_tokens)",
+            )
+        return rendered
+
+    def _too_long(self, least: int, shown: str, what: str = "the number of tokens") -> TooLong:
+        return TooLong(
+            f"prompts.max_prompt_tokens = {self.config.max_prompt_tokens}: expected at least {least}, {what} of "
+            f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task.",
+            f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
+        )
+
+    def _rendered(self, example: Example) -> "_Rendered | Refused":
+        if example.tools and (self._tools[example.task] or not (example.messages and self._template)):
+            return Refused(
+                f"Example.tools = {example.tools!r:.200}: expected none, as the task has tools of its own or no chat template "
+                "renders them. Leave them out, or rename the column.",
+                "with tools, which only a chat template can render, for a task that has none of its own",
+            )
+        if not (example.messages and self._template):
+            return _Rendered(example, None, self._plain_text(example))
+        messages = self._with_preface(example.messages)
+        roles = [message["role"] for message in messages]
+        problem, fault = "", "that the chat template rejects"
+        try:
+            text = self._chat_text(messages, self._tools_of(example))
+            following = example.demonstration or ()
+            render = partial(self._chat_text, add_generation_prompt=not following)
+            lost = left_out(render, [*messages, *following], self._tools_of(example), self._template)
+            if lost:
+                problem, fault = f"it leaves out {lost}", f"of which the chat template leaves out {lost}"
+        except (TemplateError, TypeError, TimeoutError) as error:
+            problem = f"for the roles {roles} it raises: {error}"
+        if problem:
+            return Refused(
+                f"prompt = {messages[-1].get('content')!r:.200}: expected messages that the tokenizer's chat "
+                f"template writes, but {problem}. Correct the messages (a system message's text can be in the user's, thinking "
+                "in a field that the template reads), or pass --prompts.no-apply-chat-template.",
+                fault,
+            )
+        return _Rendered(example, messages, text)
+
+    def _tools_of(self, example: Example) -> Tools | None:
+        return example.tools or self._tools[example.task]
+
+    def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
+        ids = self._token_ids([one.text for one in rendered], is_chat)
+        decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
+        return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
+
+    def _token_ids(self, texts: list[str], is_chat: bool) -> list[list[int]]:
+        # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
+        ids = self.tokenizer(texts, add_special_tokens=not is_chat)["input_ids"]
+        if not is_chat and self._num_appended:
+            ids = [token_ids[: -self._num_appended] for token_ids in ids]
+        begins = self.tokenizer.bos_token_id
+        if begins is not None:  # a plain text that begins with it, such as a chat format, has it already
+            ids = [token_ids[1:] if token_ids[:2] == [begins, begins] else token_ids for token_ids in ids]
+        return ids
+
+    def _with_preface(self, messages: list[Message]) -> list[Message]:
+        """Returns the messages preceded by the system prompt and the few-shot examples."""
+        own = messages[:1] if messages[0]["role"] == "system" else []
+        system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
+        shown = [
+            {"role": role, "content": text.strip()}
+            for pair in self.config.few_shot
+            for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+        return [*(own or system), *shown, *messages[len(own) :]]
+
+    def _plain_text(self, example: Example) -> str:
+        expect(
+            bool(example.text or not example.messages),
+            "prompts.apply_chat_template",
+            self.config.apply_chat_template,
+            "a chat template, because the task's prompts are chat messages without plain text, but "
+            f"{'the tokenizer has none' if not self.tokenizer.chat_template else 'it is switched off'}",
+            "Start from an instruct checkpoint, or give the task plain text (task.template).",
+        )
+        system = [self.config.system_prompt] if self.config.system_prompt else []
+        return "\n\n".join([*system, *(question + answer for question, answer in self.config.few_shot), example.text])
+
+    def _chat_text(self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True) -> str:
+        options = {"add_generation_prompt": add_generation_prompt, "tools": tools, **self._options}
+        return render_chat(self.tokenizer, messages, **options)
+
+    def _check_template(self) -> None:
+        """Raises UserError unless the template renders and opens the assistant's turn. What it leaves out is found in each prompt."""
+        field, name = "the tokenizer's chat_template", self.tokenizer.name_or_path
+        remedy = "Use the checkpoint's own chat_template, or pass --prompts.no-apply-chat-template."
+        question, answer = {"role": "user", "content": "@asked@"}, "@generated@"
+        tools = next(iter(self._tools.values()))
+        try:
+            opened = self._chat_text([question], tools)
+            closed, whole = (
+                self._chat_text([question, *more], tools, add_generation_prompt=False)
+                for more in ((), ({"role": "assistant", "content": answer},))
+            )
+        except Exception as error:  # a template is a program: whatever it raises, and errors of its syntax
+            expect(
+                False,
+                field,
+                name,
+                f"a template that renders, but: {type(error).__name__}: {str(error).rstrip('.')}",
+                remedy,
+            )
+        # Some templates need no generation prompt: with "[/INST]" the answer follows the user's turn directly.
+        expect(
+            opened != closed or whole.partition(answer)[0].strip() == opened.strip(),
+            field,
+            name,
+            f"a template that opens the assistant's turn, but with add_generation_prompt it renders {opened!r}",
+            "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
+        )
+
+    def _checked(self, rendered: "_Rendered", token_ids: list[int], decoded: str) -> Prompt | UserError:
+        example, messages, text = rendered
+        try:
+            self._check(text, token_ids, decoded)
+            demonstration = self._demonstration(rendered) if example.demonstration else None
+        except UserError as error:
+            return error
+        return Prompt(
+            prompt_idx=0,
+            text=text,
+            token_ids=np.asarray(token_ids, dtype=np.int32),
+            expected_answer=example.expected_answer,
+            messages=messages,
+            columns=example.columns,
+            task=example.task,
+            sampling=example.sampling,
+            tools=example.tools,
+            demonstration=demonstration,
+        )
+
+    def _demonstration(self, rendered: "_Rendered") -> Completion:
+        example, messages, text = rendered
+        answer = example.demonstration
+        try:
+            if messages is None:
+                segments = plain_segments(answer, self.tokenizer.eos_token)
+            else:
+                segments = chat_segments(
+                    text, messages, answer, partial(self._chat_text, tools=self._tools_of(example))
+                )
+            found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
+        except TurnBeginsOtherwiseError as error:
+            rows = ("without", "leave out") if self.config.enable_thinking else ("with", "pass")
+            remedy = f"for rows {rows[0]} thinking {rows[1]} --prompts.enable-thinking"
+            remedy = (
+                remedy if self._switches else "its chat_template must write a turn's thinking, and after that opening"
+            )
+            raise _not_learnable(
+                f"whose turn does not begin as the prompt ends, with {str(error)!r}: {remedy}"
+            ) from error
+        except TemplateRewritesError as error:
+            raise _not_learnable(
+                "whose earlier turns the chat template changes (task.demonstrations last has one turn)"
+            ) from error
+        except (ValueError, TypeError, TemplateError) as error:
+            raise _not_learnable(f"whose demonstration cannot be learned: {error}") from error
+        if len(found.token_ids) > self._max_completion_tokens:
+            raise _not_learnable(
+                f"whose demonstration is longer than sampling.max_tokens {self._max_completion_tokens}"
+            )
+        return found
+
+    def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
+        shown, longest = text[:200], self.config.max_prompt_tokens
+        expect(
+            len(token_ids) > 0, "prompt", shown, "at least one token to predict the completion from",
+            "Leave such examples out in the task.",
+        )  # fmt: skip
+        if len(token_ids) > longest:
+            raise self._too_long(len(token_ids), shown)
+        self._check_represents(text, token_ids, decoded)
+
+    def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:
+        unknown = self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
+        # Some tokenizers add <bos> or a space before the first word, which is harmless.
+        expect(
+            not unknown and text.strip() in decoded,
+            "hf_assets_path",
+            self.tokenizer.name_or_path,
+            f"a tokenizer that represents the task's text, but {text[:200]!r} decodes to {decoded[:200]!r}",
+            "Use the checkpoint folder that the policy starts from, with its own tokenizer files.",
+        )
+
+
+def template_options(config: PromptRenderer.Config) -> dict[str, Any]:
+    """Returns the arguments of the chat template that the config sets. `strftime_now` replaces the one of transformers."""
+    try:
+        day = datetime.fromisoformat(config.date) if config.date else datetime.now()
+    except ValueError:
+        expect(
+            False, "prompts.date", config.date, "a date such as 2026-11-26", "Leave it out for the day of the start."
+        )
+    return {"enable_thinking": config.enable_thinking, "strftime_now": day.strftime}
+
+
+class _Rendered(NamedTuple):
+    example: Example
+    messages: list[Message] | None
+    """None for a plain-text prompt."""
+    text: str
+
+
+def _not_learnable(fault: str) -> Refused:
+    return Refused(f"demonstrations: there are examples {fault}. Correct them, or leave them out.", fault)
+
+
+def _is_chat(rendered: _Rendered | UserError) -> bool | None:
+    """Returns whether it is a chat prompt; None for an example that could not be rendered."""
+    return None if isinstance(rendered, UserError) else bool(rendered.messages)

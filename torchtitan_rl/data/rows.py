@@ -1,0 +1,234 @@
+"""rows: any table of prompts, with or without answers. Reward functions receive every column by name, as in TRL."""
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from torchtitan_rl.data.answers import KINDS, OR
+from torchtitan_rl.data.row_set import ANSWER_COLUMNS, RowSet
+from torchtitan_rl.data.table import Table, load_table
+from torchtitan_rl.data.task import (
+    Example,
+    Faults,
+    RewardFunction,
+    Task,
+    check_metric_name,
+    completion_text,
+    shared_out,
+)
+from torchtitan_rl.errors import expect
+from torchtitan_rl.events import heartbeat, progress
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.fields.references import from_caller
+
+
+class Rows(Task):
+    """Examples from the rows of a table, reshuffled in each epoch.
+
+    Invalid rows are an error before training, with their row numbers. Rows with repeated prompts, missing answers or
+    held-out prompts are left out and listed.
+    """
+
+    answer_columns: ClassVar[tuple[str, ...]] = ANSWER_COLUMNS
+    """Columns that may have the answer, the first one first."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        path: str = ""
+        """A file (.jsonl, .json, .csv, .tsv, also compressed, or .parquet), a folder of such files, or the name of a data
+        set on the Hugging Face hub."""
+
+        subset: str = ""
+        """Configuration of a data set that has several, on the hub or in folders, such as "main" for openai/gsm8k."""
+
+        split: str = "train"
+        """Split to train on, in a data set on the hub or in a folder with files such as train.jsonl."""
+
+        held_out_path: str = ""
+        """Rows to evaluate on, in the same forms as `path`. Empty: see held_out_split."""
+
+        held_out_paths: dict[str, str] = field(default_factory=dict)
+        """Several tables to evaluate on, by name. Each provides the same number of prompts and also gets its own
+        metrics, evaluation/<name>/..."""
+
+        held_out_split: str = ""
+        """Split to evaluate on, in held_out_path(s) or else in `path`. If held_out_path is empty too, a share of the
+        training rows is held out."""
+
+        held_out_share: float = number(0.05, above=0, below=1)
+        """Share of the rows to hold out, at least one row, if there is no held-out path or split. The choice depends
+        only on the prompts and held_out_seed."""
+
+        held_out_seed: int = number(0, least=0)
+        """Seed for the choice of held-out rows."""
+
+        prompt_column: str = ""
+        """Column with the prompt: text, or chat messages that end with a user message. Empty: the first existing one of
+        prompt, messages, question, problem, conversations, conversation, query, instruction."""
+
+        template: str = ""
+        """Format string that builds the prompt from the row's columns, such as "Question: {question}\\nAnswer:". Empty:
+        use the prompt column as it is."""
+
+        demonstrations: Literal["none", "last", "all"] = "none"
+        """Completions of the rows to learn from (algorithm.loss Nll), which the rows have in a completion column, or in
+        messages that end with the assistant. last: the last assistant turn. all: every assistant turn. none: the policy
+        samples the completions."""
+
+        completion_column: str = ""
+        """With demonstrations: column with the completion, text or the messages that follow the prompt's. Empty: the first
+        existing one of completion, response, chosen, and output of an instruction; else the prompt column's messages have it."""
+
+        answer_column: str = ""
+        """Column with the right answer, text, a number, or a list of which any is right; a dotted name, such as reward_model.ground_truth, looks into an
+        object or its JSON text. Empty: the first existing one of answer, expected_answer, ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""
+
+        answer_kind: Literal["text", "tag", "number"] = "text"
+        """How a completion's answer is extracted and compared. text: the whole completion, as text. tag: the content of
+        <answer>...</answer>, as text. number: the last number, by value."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        of_task = {one.name: one.default for one in fields(config)}  # for the task's own data set on the hub
+        place = Path(from_caller(str(Path(config.path).expanduser())))
+        is_local, is_file = bool(config.path) and place.exists(), place.is_file()
+        self._told = {""}
+        self._held_out_split = config.held_out_split
+        if is_file and not config.held_out_path and config.held_out_split == of_task["held_out_split"]:
+            self._held_out_split = ""  # one file has no splits
+        expect(
+            not is_local or config.subset in ("", of_task["subset"]) or (place / config.subset).is_dir(),
+            "task.subset",
+            config.subset,
+            "a folder in task.path",
+            "Leave it out, or name its file.",
+        )
+        table = load_table(config.path, subset=config.subset, split=config.split)
+        self._train = self._part(table)
+        self._held_out = self._held_out_parts()
+        there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
+        expect(len(self._train.kept) > 0, "task.path", config.path, there, self._train.remedy())
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the training table has an answer column."""
+        return bool(self._train.answer_column)
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns the example at `index` of the stream. The order of the rows depends on the seed and the epoch."""
+        epoch, place = divmod(index, len(self._train.kept))
+        return self._train.example(_order(len(self._train.kept), seed, epoch)[place])
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """Returns the first `num` held-out rows, or all if there are fewer; num / tables from each table."""
+        return [
+            replace(part.example(place), task=name)
+            for (name, part), share in zip(self._held_out.items(), shared_out(num, len(self._held_out)), strict=True)
+            for place in range(min(share, len(part.kept)))
+        ]
+
+    def members(self) -> dict[str, Task]:
+        """Returns itself under "" and under each held-out table's name, so that each table gets its own metrics."""
+        return {"": self, **dict.fromkeys(self._held_out, self)}
+
+    def epoch(self, num_seen: int) -> float:
+        """Returns the passes over the kept training rows."""
+        return num_seen / len(self._train.kept)
+
+    def leave_out(self, faults: Faults) -> None:
+        """Leaves out rows that cannot be used. Raises UserError if a table keeps none."""
+        held_out = [(part, f"held out as {name}" if name else "held out") for name, part in self._held_out.items()]
+        for part, what in [(self._train, "for training"), *held_out]:
+            with heartbeat(f"tokenize the prompts of {part.table.name}"):
+                found = [fault or "" for examples in part.batches() for fault in faults(examples)]
+            for reason in sorted(set(found) - {""}):
+                part.leave_out_where(np.array(found) == reason, reason)
+                found = [fault for fault in found if fault != reason]
+            progress(part.describe(what))
+            expect(
+                len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but: {part.describe(what)}",
+                part.remedy(),
+            )  # fmt: skip
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        """Returns `correct` if the rows have answers, else nothing."""
+        return (self.correct,) if self.has_answers else ()
+
+    def correct(self, /, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
+        """1 for the right answer, else 0."""
+        answers = [self.extract_answer(completion_text(completion)) for completion in completions]
+        return [float(self.is_correct(a, expected)) for a, expected in zip(answers, expected_answer, strict=True)]
+
+    def extract_answer(self, text: str) -> str | None:
+        """Returns the answer in a completion, as task.answer_kind reads it."""
+        return KINDS[self.config.answer_kind].extract(text)
+
+    def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        """Returns whether the answer is one of the accepted ones."""
+        return answer is not None and any(self.equal(answer, one) for one in expected_answer.split(OR))
+
+    def equal(self, answer: str, expected_answer: str) -> bool:
+        """Returns whether the answers are equal by task.answer_kind."""
+        return KINDS[self.config.answer_kind].equal(answer, expected_answer)
+
+    def judge(self, answer: str | None, prompt: Any) -> bool | None:
+        """Returns whether the answer is right, or None if the rows have no answers."""
+        return super().judge(answer, prompt) if self.has_answers else None
+
+    def expected_answer(self, text: str) -> str | None:
+        """Returns the answer in a row's answer column, or None if it is invalid. Override it to parse the column.
+
+        That of a solution which ends as gsm8k's do, "He has 2.\n#### 2", is what follows the ####.
+        """
+        last_line = re.search(r"^####[^\S\n]*([^\n]+)$\s*\Z", text, re.MULTILINE)
+        text = last_line[1].strip() if last_line else text
+        # As a number, "abc" does not even equal itself.
+        return text if KINDS[self.config.answer_kind].equal(text, text) else None
+
+    def _held_out_parts(self) -> dict[str, RowSet]:
+        """Returns the held-out sets by name, and leaves their prompts out of training."""
+        config = self.config
+        one = config.held_out_path or (self._held_out_split and config.path)
+        expect(
+            not (one and config.held_out_paths), "task.held_out_path", one,
+            "nothing, because task.held_out_paths is set",
+            "Name all tables in held_out_paths.",
+        )  # fmt: skip
+        for name in config.held_out_paths:
+            check_metric_name(name, "task.held_out_paths")
+        paths = config.held_out_paths or ({"": one} if one else {})
+        if not paths:
+            share, rows = config.held_out_share, len(self._train.kept)
+            some = f"a share that leaves some of the {rows} rows for training"
+            expect(rows < 2 or round(share * rows) < rows, "task.held_out_share", share, some, "Lower it.")
+            return {"": self._train.split_off(config.held_out_share, config.held_out_seed)}
+        parts = {}
+        for name, path in paths.items():
+            field = f"task.held_out_paths {name}" if name else "task.held_out_path"
+            split = self._held_out_split or "train"
+            parts[name] = self._part(load_table(path, subset=config.subset, split=split, field=field))
+            answers = "an answer column, as the training rows have one"
+            expect(
+                bool(parts[name].answer_column) or not self.has_answers, field, path, answers, "Name it like theirs."
+            )
+            self._train.leave_out_where(np.isin(self._train.keys, parts[name].keys), "also held out")
+        return parts
+
+    def _part(self, table: Table) -> RowSet:
+        with heartbeat(f"read {table.name}"):
+            part = RowSet(table, self.config, self.expected_answer, self.answer_columns)
+        if (reads := part.reads()) not in self._told:
+            progress(reads)
+        self._told.add(reads)
+        return part
+
+
+@functools.lru_cache(maxsize=4)
+def _order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    """Returns [num_rows] the order of the rows in an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(num_rows)

@@ -1,0 +1,202 @@
+"""The interface of a task: its examples, and how training and evaluation judge the answers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.own_config import OwnConfig
+
+if TYPE_CHECKING:
+    from torchtitan_rl.data.turns import Environment
+    from torchtitan_rl.generator import SamplingConfig
+    from torchtitan_rl.types import Prompt
+
+RewardFunction = Callable[..., Any]
+"""TRL's signature: takes keywords such as `prompts`, `completions` and columns; returns one float or None per completion."""
+
+Faults = Callable[[Sequence["Example"]], list[str | None]]
+"""Returns, for each example, why it cannot be a prompt; None if it can."""
+
+RESERVED_COLUMNS = frozenset(
+    ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons", "expected_answer"]
+    + ["turn_rewards", "turn_columns", "trainer_state", "log_extra", "log_metric"]
+)
+"""Keywords that the grader passes to reward functions itself. No data set column may have one of these names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One question, not yet tokenised.
+
+    Example: Example(text="What is 12 + 34?\\n", expected_answer="46", columns={"operands": [12, 34]})
+    """
+
+    text: str
+    """The prompt as plain text."""
+    expected_answer: str
+    """A number is converted to text: 46 becomes "46"."""
+    messages: list[dict[str, Any]] | None = None
+    """The same prompt as chat messages, used instead of `text` with a chat template; None: there are none."""
+    tools: list[dict[str, Any]] | None = None
+    """JSON schemas that the chat template describes, in OpenAI's form; None: those of `Task.tools`."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Further columns. A reward function with a parameter of that name receives the column."""
+    task: str = ""
+    """The name of the mixture member this example comes from; set by the mixture."""
+    sampling: "SamplingConfig | None" = None
+    """Sampling settings of the mixture member in training; None: the run's."""
+    demonstration: list[dict[str, Any]] | None = None
+    """The messages that follow the prompt's, to learn from: the assistant's turns. None: completions are sampled."""
+
+    def __post_init__(self) -> None:
+        by_name = isinstance(self.columns, dict) and all(isinstance(name, str) for name in self.columns)
+        expect(by_name, "Example.columns", self.columns, "a dict by name", "Return one.")
+        turns = self.messages if isinstance(self.messages, list) else []
+        chat = bool(turns) and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns)
+        expect(
+            self.messages is None or chat,
+            "Example.messages",
+            self.messages,
+            "a list of one or more dicts with a role, or None for a prompt of text alone",
+            "Give the first message here; what an environment's reset() returns follows it.",
+        )
+        answer, clash = self.expected_answer, sorted(RESERVED_COLUMNS & self.columns.keys())
+        if isinstance(answer, Real) and not isinstance(answer, bool):
+            object.__setattr__(self, "expected_answer", str(answer))
+        for name in ("text", "expected_answer"):
+            value = getattr(self, name)
+            expect(isinstance(value, str), f"Example.{name}", value, "a text", "Let the task convert it.")
+        expect(
+            not clash, "Example.columns", clash, "names that the grader does not give itself", "Rename these columns."
+        )
+
+
+class Task(OwnConfig, ABC):
+    """Examples and the judgement of answers. Stateless: every method is a pure function of the config and its arguments.
+
+    Subclass it, with a nested Config for its settings, and set `RunConfig.task` to that Config. docs/rewards.md has a
+    complete example.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        warm_start: str = ""
+        """A function that returns the recipe of a small start policy, used if hf_assets_path is empty
+        (package.module:function or path/to/file.py:function). Empty: hf_assets_path is required."""
+
+        def start_checkpoint(self, cache_root: Path) -> Path | None:
+            """The folder of a checkpoint made by the task, used if the run names none; None: the task makes none.
+
+            Called on every rank before the process group starts. Such folders are kept under `cache_root`.
+            """
+            return None
+
+        def samplings(self) -> dict[str, "SamplingConfig"]:
+            """Sampling settings that belong to members of the task, keyed by config field."""
+            return {}
+
+    @abstractmethod
+    def train_example(self, index: int, *, seed: int) -> Example:
+        """The training example at `index` (0, 1, 2, ..., endless) of the stream with this seed.
+
+        Random access makes a run resumable: the position in the data is one integer. With a finite data set of N rows,
+        shuffle the rows by (seed, index // N) and take row index % N.
+        """
+
+    @abstractmethod
+    def held_out_examples(self, num: int) -> list[Example]:
+        """The first `num` examples of a fixed list that is disjoint from the training examples of every seed.
+
+        Raises UserError if there are fewer.
+        """
+
+    @abstractmethod
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        """The functions that score completions, in TRL's signature. Tables show them by `__name__`."""
+
+    @abstractmethod
+    def extract_answer(self, text: str) -> str | None:
+        """The answer in a completion's text, in canonical form; None if there is none."""
+
+    def is_correct(self, answer: str | None, expected_answer: str) -> bool:
+        """Whether an extracted answer is correct. The correctness reward and the evaluation's accuracy use this."""
+        return answer is not None and answer == expected_answer
+
+    def judge(self, answer: str | None, prompt: "Prompt") -> bool | None:
+        """Whether an extracted answer to `prompt` is correct; None if the prompt has nothing to judge it by.
+
+        By default `is_correct` compares it with the expected answer. Override this method if other columns decide.
+        """
+        return self.is_correct(answer, prompt.expected_answer)
+
+    def epoch(self, num_seen: int) -> float | None:
+        """Passes over the training examples after `num_seen` of them; None: they never repeat."""
+        return None
+
+    def leave_out(self, faults: "Faults") -> None:
+        """Drop the examples that cannot be prompts, for example because they have too many tokens, and report them.
+
+        The prompt stream calls it once before training. A task without a fixed list does nothing: the stream skips and
+        counts its faulty examples as they come.
+
+        Args:
+            faults: returns a reason for each example, such as "longer than prompts.max_prompt_tokens 512", or None.
+                One call with many examples is faster than many calls.
+        """
+
+    def members(self) -> dict[str, "Task"]:
+        """The tasks that examples come from, by `Example.task`: this task, or the members of a mixture.
+
+        Each one scores and judges the completions of its own examples.
+        """
+        return {"": self}
+
+    def tools(self) -> Sequence[Callable[..., Any]]:
+        """Functions that the policy may call. Each has type hints and a docstring that describes its arguments."""
+        return ()
+
+    def environment(self, prompt: "Prompt", *, seed: int = 0) -> "Environment | None":
+        """A new environment, which answers one sample of the prompt between its turns.
+
+        None: the calls of `tools` are answered; without tools the conversation has one turn.
+
+        Called in the conversation's own thread, beside others.
+
+        Args:
+            seed: for random answers, such as dice. It is made of (run seed, step, prompt, sample), so it differs between
+                samples and is the same when the run is repeated. A method without this parameter is called without it.
+        """
+        return None
+
+
+class OpenedText(str):
+    """What the policy wrote in a turn that began inside a block of thinking: the prompt ended with the tag `opened`."""
+
+    opened = ""
+
+
+def completion_text(completion: str | list[dict[str, str]]) -> str:
+    """The policy's text in a completion as reward functions receive it: a string, or messages for a chat prompt.
+
+    With the tag in front by which the prompt opened the thinking, so that what is thought is told from the answer.
+    """
+    if isinstance(completion, str):
+        return f"{completion.opened}{completion}" if isinstance(completion, OpenedText) else completion
+    return "\n".join(completion_text(message["content"]) for message in completion if message["role"] == "assistant")
+
+
+def shared_out(num: int, among: int) -> list[int]:
+    """`num` split into `among` shares that differ by at most 1. Example: shared_out(8, 3) == [3, 3, 2]."""
+    return [num // among + (i < num % among) for i in range(among)]
+
+
+def check_metric_name(name: str, field: str) -> None:
+    """Raise UserError if `name` cannot be part of a metric's name, evaluation/<name>/..."""
+    holds = bool(name) and "/" not in name and name != "sampled"
+    expect(holds, field, name, "a name without /, other than sampled, by which metrics go", "Choose another.")

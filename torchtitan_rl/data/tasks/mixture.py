@@ -1,0 +1,137 @@
+"""A mixture of tasks in one run, drawn by weight. Each has its own rewards, judgement, sampling and metrics."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from torchtitan_rl.data.task import (
+    Example,
+    Faults,
+    RewardFunction,
+    Task,
+    check_metric_name,
+    shared_out,
+)
+from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.fields.references import tried
+from torchtitan_rl.generator import SamplingConfig
+
+_BLOCK = 4096
+
+
+@dataclass(kw_only=True, slots=True)
+class Share:
+    """One task of a mixture."""
+
+    task: Task.Config
+    weight: float = number(1.0, above=0, remedy="Leave the task out.")
+    """How often the task is drawn, relative to the others."""
+    sampling: SamplingConfig | None = None
+    """The task's own n, max_tokens and stop conditions in training, at the run's temperature. None: the run's."""
+
+
+class Mixture(Task):
+    """Draws from several tasks.
+
+    The member and example at an index of the stream depend only on the seed and the index.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        tasks: dict[str, Share] = field(default_factory=dict, metadata={"remedy": 'Use {"NAME": Share(task=...)}.'})
+        """The members by name. Their metrics are train/<name>/... and evaluation/<name>/..."""
+
+        def start_checkpoint(self, cache_root: Path) -> Path | None:
+            """Returns the starting checkpoint of the first member that has one."""
+            from torchtitan_rl.data.starts.warm_start import (
+                start_of,  # imports transformers' models
+            )
+
+            starts = (start_of(share.task, cache_root) for share in self.tasks.values())
+            return next((start for start in starts if start is not None), None)
+
+        def samplings(self) -> dict[str, SamplingConfig]:
+            """Returns the members' own sampling configs, by field."""
+            return {
+                f"task.tasks.{name}.sampling": s.sampling for name, s in self.tasks.items() if s.sampling is not None
+            }
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        names = list(config.tasks)
+        expect(bool(names), "task.tasks", names, "one task or more", "Name them in the config function.")
+        for name, share in config.tasks.items():
+            plain = not isinstance(share.task, Mixture.Config)
+            expect(plain, "task.tasks", name, "a task that is not a mixture", "List its members here.")
+            check_metric_name(name, "task.tasks")
+        self._names = names
+        self._members = {name: share.task.build() for name, share in config.tasks.items()}
+        weights = np.array([share.weight for share in config.tasks.values()])
+        self._weights = weights / weights.sum()
+
+    def members(self) -> dict[str, Task]:
+        return self._members
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns the next example of the member drawn at this index."""
+        member, place = self._member_at(index, seed)
+        name = self._names[member]
+        return self._marked(name, tried(self._members[name], "train_example", place, seed=seed))
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """Returns the first num / members examples of each member, one member after another."""
+        return [
+            self._marked(name, example)
+            for name, share in zip(self._names, shared_out(num, len(self._names)), strict=True)
+            if share
+            for example in tried(self._members[name], "held_out_examples", share)
+        ]
+
+    def epoch(self, num_seen: int) -> float | None:
+        """Returns the largest epoch of any member, estimated from the weights."""
+        seen = self._weights * num_seen
+        epochs = [member.epoch(round(n)) for member, n in zip(self._members.values(), seen, strict=True)]
+        return max((epoch for epoch in epochs if epoch is not None), default=None)
+
+    def leave_out(self, faults: Faults) -> None:
+        """Leaves out the examples of each member that cannot be used."""
+        for name, member in self._members.items():
+            tried(member, "leave_out", lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        """Returns nothing: each member scores its own examples."""
+        return ()
+
+    def extract_answer(self, text: str) -> str | None:
+        """Raises NotImplementedError: each member extracts its own answers."""
+        raise NotImplementedError("a mixture extracts no answers; call the member that the example belongs to")
+
+    def _marked(self, name: str, example: Example) -> Example:
+        return replace(example, task=name, sampling=self.config.tasks[name].sampling)
+
+    def _member_at(self, index: int, seed: int) -> tuple[int, int]:
+        """Returns (member, how often it was drawn before) at an index of the stream."""
+        block, offset = divmod(index, _BLOCK)
+        drawn = _block(seed, block, tuple(self._weights))
+        member = int(drawn[offset])
+        before = _drawn_before(seed, block, tuple(self._weights))[member]
+        return member, int(before + np.count_nonzero(drawn[:offset] == member))
+
+
+@functools.lru_cache(maxsize=4)
+def _block(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
+    """Returns [_BLOCK] the members drawn at the indices of a block."""
+    return np.random.default_rng([seed, block]).choice(len(weights), size=_BLOCK, p=weights)
+
+
+@functools.lru_cache(maxsize=4)
+def _drawn_before(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
+    """Returns [members] how often each was drawn before a block."""
+    counts = np.zeros(len(weights), dtype=np.int64)
+    for earlier in range(block):
+        counts += np.bincount(_block(seed, earlier, weights), minlength=len(weights))
+    return counts

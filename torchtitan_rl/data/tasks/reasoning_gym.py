@@ -1,0 +1,132 @@
+"""reasoning_gym: any of its hundred procedurally generated tasks, or a weighted mix, scored by their own scorers."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchtitan_rl.data.answers import KINDS
+from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
+from torchtitan_rl.data.tasks.procedural import asked, is_held_out
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.fields.references import did_you_mean
+
+if TYPE_CHECKING:
+    from reasoning_gym.dataset import ProceduralDataset
+
+    from torchtitan_rl.types import Prompt
+
+_NUM_DRAWS = 10_000
+"""Number of different questions per task. Some tasks generate them all at construction."""
+
+
+class ReasoningGym(Task):
+    """Questions from reasoning_gym. The reward is the task's own score of the answer, 0 to 1."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Task.Config):
+        tasks: list[tuple[str, float]] = field(default_factory=lambda: [("chain_sum", 1.0)])
+        """Names of tasks, each with its sampling weight."""
+
+        settings: list[tuple[str, str]] = field(default_factory=list)
+        """Settings of individual tasks, as task.setting and a JSON value, such as chain_sum.max_terms 3."""
+
+        instruction: str = "Give the final answer between <answer> and </answer>."
+        """Text added to each question as a separate paragraph. Empty: nothing."""
+
+        answer_kind: Literal["text", "tag", "number"] = "tag"
+        """The answer in a completion: all of it, the content of <answer>...</answer>, or the last number. Change `instruction`
+        with it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._weights = dict(config.tasks)
+        expect(bool(config.tasks), "task.tasks", config.tasks, "one task or more", "Use chain_sum 1.")
+        for name, weight in config.tasks:
+            expect(weight > 0, f"task.tasks {name}", weight, "a weight above 0", "Leave the task out instead.")
+        self._sources = {name: _source(name, self._settings(name)) for name in self._weights}
+        strange = sorted({setting.partition(".")[0] for setting, _ in config.settings} - set(self._weights))
+        expect(not strange, "task.settings", strange, f"settings of {list(self._weights)}", "Write task.setting VALUE.")
+
+    def train_example(self, index: int, *, seed: int) -> Example:
+        """Returns a question that is not held out."""
+        return next(e for e in self._draws(f"{seed}/{index}") if not is_held_out(e.text))
+
+    def held_out_examples(self, num: int) -> list[Example]:
+        """Returns `num` different questions from the held-out eighth, independent of the run's seed."""
+        chosen: dict[str, Example] = {}
+        for _, example in zip(range(1000 * num), self._draws("held_out")):
+            if len(chosen) == num:
+                break
+            if is_held_out(example.text):
+                chosen.setdefault(example.text, example)
+        names = list(self._weights)
+        expect(
+            len(chosen) == num, "evaluation.num_prompts", num,
+            f"at most the {len(chosen)} held-out questions of {names}",
+            "Ask for fewer, or change task.settings so that more questions exist.",
+        )  # fmt: skip
+        return list(chosen.values())
+
+    def reward_functions(self) -> Sequence[RewardFunction]:
+        return (self.score,)
+
+    def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
+        """Returns the task's own score for each answer."""
+        return [
+            self._score(self.extract_answer(completion_text(c)), e) for c, e in zip(completions, entry, strict=True)
+        ]
+
+    def extract_answer(self, text: str) -> str | None:
+        """Returns the answer in a completion, as task.answer_kind reads it."""
+        return KINDS[self.config.answer_kind].extract(text)
+
+    def judge(self, answer: str | None, prompt: "Prompt") -> bool:
+        """Returns whether the answer gets the full score. Many tasks have more than one right answer."""
+        return self._score(answer, prompt.columns["entry"]) >= 0.999
+
+    def _score(self, answer: str | None, entry: dict[str, Any]) -> float:
+        return float(self._sources[entry["metadata"]["source_dataset"]].score_answer(answer, entry))
+
+    def _draws(self, key: str) -> Iterator[Example]:
+        """Yields an endless sequence of examples from both splits, determined by `key`."""
+        for attempt in count():
+            rng = random.Random(f"{key}/{attempt}")
+            [name] = rng.choices(list(self._weights), list(self._weights.values()))
+            yield self._example(self._sources[name][rng.randrange(_NUM_DRAWS)])
+
+    def _example(self, entry: dict[str, Any]) -> Example:
+        question = "\n\n".join(filter(None, [entry["question"].strip(), self.config.instruction]))
+        return asked(question, entry["answer"] or "", entry=entry)
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        own = f"{name}."
+        return {key.removeprefix(own): _parsed(value) for key, value in self.config.settings if key.startswith(own)}
+
+
+def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
+    """Returns reasoning_gym's data set of that name. Raises UserError for an unknown name or invalid settings."""
+    try:
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ImportError as error:
+        raise UserError(
+            f"task.tasks: expected reasoning-gym to be installed, but: {error}. pip install 'reasoning-gym~=0.1.25'; its pycosat "
+            "needs a C compiler and Python's headers (apt install gcc python3-dev)."
+        ) from error
+    import reasoning_gym  # noqa: F401  (fills the registry)
+
+    remedy = f"{did_you_mean(name, DATASETS)}The names are those of reasoning_gym's gallery."
+    expect(name in DATASETS, "task.tasks", name, f"one of reasoning_gym's {len(DATASETS)} tasks", remedy)
+    try:
+        return create_dataset(name, seed=0, size=_NUM_DRAWS, **settings)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"task.settings = {settings!r}: expected valid settings for {name}, but: {error}.") from error
+
+
+def _parsed(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,273 @@
+"""`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a rollout."""
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchtitan_rl.data.chat_messages import REASONING
+from torchtitan_rl.data.tool_calls import CallParser, ToolCall, suits
+from torchtitan_rl.data.turns import Message, Turn
+from torchtitan_rl.environments.agents.history import appended, common
+from torchtitan_rl.environments.agents.protocol import (
+    AgentError,
+    AgentFailed,
+    ChatRequest,
+    Outcome,
+    body_of,
+    completion,
+    heard,
+    policy_message,
+)
+from torchtitan_rl.environments.agents.running import Running, RunningCommand, RunningCoroutine
+from torchtitan_rl.environments.agents.settings import NotFollowed
+from torchtitan_rl.environments.checks import Context, check_command
+from torchtitan_rl.environments.fitted import FittedEnvironment
+from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
+from torchtitan_rl.generator.conversation import Conversation
+from torchtitan_rl.types import FinishReason
+
+Agent = Sequence[str] | Callable[..., Awaitable[Any]]
+"""A command, or a coroutine function `agent(task, *, base_url, api_key)`."""
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What the agent knows of one trace."""
+
+    tools: list[dict[str, Any]]
+    history: list[Message] = field(default_factory=list)
+
+
+@typed
+class AgentEnvironment(FittedEnvironment):
+    """Starts an agent, and turns its requests for chat completions into the turns of a conversation.
+
+    The policy's turn is the response to a request. What the next request has appended to a trace of the rollout is the
+    environment's answer; a request that appends to none of them opens a trace. The conversation is done when the agent
+    has ended.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        task: Any = None,
+        role: str = "user",
+        env: Mapping[str, str] | None = None,
+        seconds: float = 600.0,
+        parser: CallParser | None = None,
+        broken_call_reward: float | None = 0.0,
+    ) -> None:
+        """
+        Args:
+            task: what the agent is told, such as a question. A command finds it as JSON in the file $AGENT_TASK.
+            role: role of the messages that the agent appends; the chat template is tested with it before training.
+            env: further environment variables of a command.
+            seconds: maximum time between a turn of the policy and the agent's next request or end. A run lowers it to 0.9 of
+                `conversations.call_seconds`.
+            parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
+            broken_call_reward: the reward if the agent fails right after a turn that it cannot use (a broken call, a call
+                that does not suit the tools, an empty turn), unless it has posted one. None: no reward.
+        """
+        check_above_zero(seconds=seconds)
+        try:
+            if callable(agent):
+                inspect.signature(agent).bind(task, base_url="", api_key="")
+            else:
+                json.dumps(task)
+        except (TypeError, ValueError, RecursionError) as error:
+            expected = "a coroutine function agent(task, *, base_url, api_key), or a command with a task in JSON values"
+            raise TypeError(f"agent = {agent!r:.80}, task = {task!r:.80}: expected {expected}, but: {error}") from error
+        if not callable(agent):
+            check_command("agent", agent, path=(env or {}).get("PATH"))
+        self._parser = parser
+        self.role = role
+        self._agent, self._task, self._env, self._seconds = agent, task, dict(env or {}), seconds
+        self._broken_call_reward = broken_call_reward
+        self._conversation: Conversation | None = None
+        self._in_order = False
+        self._session, self._running = None, None
+        self._has_ended = False
+        self._request: ChatRequest | None = None
+        self._number = -1
+        """That of the request under way."""
+        self._refusal = ""
+        """The reason for which the agent's last request was refused, if it was."""
+        self._traces: list[_Trace] = []
+        self._current = 0
+        self._said: dict[str, str] = {}
+        """{a message of the policy, as agents repeat it: its text as it was sampled, without thoughts}"""
+        self._turns = 0
+
+    def fit(
+        self,
+        *,
+        conversation: Conversation,
+        call_seconds: float,
+        in_order: bool = False,
+        **facts: Any,
+    ) -> None:
+        """Adapt to a run, which calls this before the reset."""
+        super().fit(conversation=conversation, call_seconds=call_seconds, **facts)
+        self._conversation = conversation
+        self._seconds = min(self._seconds, 0.9 * call_seconds)
+        self._in_order = in_order
+
+    def reset(self) -> Context:
+        """Starts the agent. Returns the messages and tools of its first request, which are the whole prompt."""
+        from torchtitan_rl.environments.agents.gateway import gateway  # vLLM brings its server
+
+        self._session = gateway().open_session()
+        if callable(self._agent):
+            self._running: Running = RunningCoroutine(self._agent, self._session, task=self._task)
+        else:
+            self._running = RunningCommand(self._agent, self._session, task=self._task, env=self._env)
+        follows = self._listen()
+        if isinstance(follows, Outcome):
+            raise AgentError(self._with_refusal("the agent ended without a request"))
+        return follows.messages
+
+    def step(self, message: Message) -> Turn:
+        """Answers the agent's request with the policy's message. Returns what its next request asks, or its end."""
+        self._turns += 1
+        trace = self._traces[self._current]
+        spoken = self._spoken(message["content"])
+        calls = self._calls(spoken, self._request.tool_names) if trace.tools else []
+        said = policy_message(self._turns, spoken, calls)
+        repeated = heard(said, calls)
+        trace.history.append(repeated)
+        self._said[_key(repeated)] = spoken
+        self._reply(said)
+        wrong = sum(not self._is_usable(call) for call in calls)
+        columns = {"tool_calls": len(calls), "tool_errors": wrong} if trace.tools else {}
+        try:
+            follows = self._listen()
+        except AgentFailed:
+            if not wrong and spoken.strip():
+                raise
+            columns["tool_errors"] = max(wrong, 1)
+            self._has_ended = True
+            posted = self._session.outcome.reward
+            reward = self._broken_call_reward if posted is None else posted
+            return Turn(done=True, finish_reason="broken_call", reward=reward, columns=columns)
+        if isinstance(follows, Outcome):
+            return Turn(done=True, reward=follows.reward, columns={**columns, **follows.columns})
+        return replace(follows, columns={**columns, **self._request.columns})
+
+    def close(self, finish_reason: FinishReason) -> float | None:
+        """Ends the agent. Returns the reward that it has posted, unless the last turn already returned it."""
+        if self._session is None:
+            return None
+        self._session.close(f"the conversation has ended: {finish_reason}")
+        if self._running is not None:
+            self._running.stop()
+        return None if self._has_ended else self._session.outcome.reward
+
+    def _listen(self) -> Turn | Outcome:
+        """Waits for the agent. Returns what its next request appends, or its outcome if it has ended."""
+        try:
+            while True:
+                event = self._session.next_event(self._seconds, in_order=self._in_order or not self._traces)
+                if isinstance(event, Outcome):
+                    self._has_ended = True
+                    return event
+                self._number = event.number
+                try:
+                    request = ChatRequest.read(
+                        event.body, self._conversation.sampling, self._make_grammar, path=event.path
+                    )
+                except NotFollowed as refused:
+                    self._refusal = str(refused)
+                    self._session.refuse(event.number, self._refusal, field=refused.field)
+                    continue
+                return self._placed(request)
+        except AgentError as error:
+            reason = self._with_refusal(str(error))
+            self._session.close(reason)
+            raise type(error)(reason) from None
+
+    def _with_refusal(self, reason: str) -> str:
+        return f"{reason}; its last request was refused: {self._refusal}" if self._refusal else reason
+
+    def _placed(self, request: ChatRequest) -> Turn:
+        """Finds the trace that the request continues, the longest one, or opens one. Returns the messages for it."""
+        self._request, self.grammar = request, request.grammar
+        self._refusal = ""
+        # Some formats mark a call with special tokens; without tools they are no part of a message.
+        self.special_tokens = bool(request.tools)
+        names = _tool_names(request)
+        found = [appended(trace.history, request.messages) for trace in self._traces]
+        fits = [
+            i for i, more in enumerate(found) if not isinstance(more, str) and self._traces[i].tools == request.tools
+        ]
+        if fits:
+            self._current = max(fits, key=lambda i: (len(self._traces[i].history), i))
+            answers = [self._as_rendered(message, names) for message in found[self._current]]
+            self._traces[self._current].history = request.messages
+            return Turn(messages=answers, trace=self._current)
+        lengths = [common(trace.history, request.messages) for trace in self._traces]
+        parent = max(range(len(lengths)), key=lambda i: (lengths[i], i == self._current), default=None)
+        reason = ""
+        if parent is not None:
+            reason = found[parent] if isinstance(found[parent], str) else "has other tools"
+            reason = reason if lengths[parent] else "began with other messages"
+        context = [self._as_rendered(message, names) for message in request.messages]
+        self._traces.append(_Trace(request.tools, request.messages))
+        self._current = len(self._traces) - 1
+        return Turn(messages=Context(context, tools=request.tools, parent=parent, reason=reason))
+
+    def _as_rendered(self, message: Message, names: Mapping[str, str]) -> Message:
+        """The message as the chat template renders it: a tool's has the tool's name instead of the call's id."""
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in names:
+                raise AgentError(
+                    f"the agent answered the tool call {message['tool_call_id']!r}, which the policy did not make"
+                )
+            return {"role": "tool", "name": names[message["tool_call_id"]], "content": message["content"]}
+        if message["role"] != "assistant":
+            return message
+        if (said := self._said.get(_key(message))) is not None:
+            return {"role": "assistant", "content": said}
+        shown = {field: value for field, value in message.items() if field != "tool_calls"}
+        if calls := message["tool_calls"]:
+            shown["tool_calls"] = [
+                {"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+                for call in calls
+            ]
+        return shown
+
+    def _is_usable(self, call: ToolCall) -> bool:
+        """Whether an agent can run the call: it was read, names a tool, and has arguments as the tool's schema asks."""
+        if call.error is not None:
+            return False
+        for tool in self._request.tools:
+            if tool["function"]["name"] == call.name:
+                return suits(call.arguments, tool["function"].get("parameters"))
+        return False
+
+    def _reply(self, said: Message) -> None:
+        conversation = self._conversation
+        context, turn = len(conversation.trace.token_ids), len(conversation.last.token_ids)
+        if conversation.current == 0:
+            context += len(conversation.prompt.token_ids)
+        response = completion(self._turns, said, prompt_tokens=context - turn, completion_tokens=turn)
+        content, media_type = body_of(self._request, response)
+        self._session.reply(self._number, content, media_type=media_type)
+
+
+def _tool_names(request: ChatRequest) -> dict[str, str]:
+    """{id of a tool call in the request's messages: its tool, or "unknown"}"""
+    names: dict[str, str] = {}
+    for message in request.messages:
+        for call in message.get("tool_calls", ()):
+            names[str(call["id"])] = call["name"] if call["name"] in request.tool_names else "unknown"
+    return names
+
+
+def _key(message: Message) -> str:
+    """A message of the policy without its calls' ids, as text."""
+    calls = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
+    thinking = [message.get(field) for field in REASONING]
+    return json.dumps([message["content"].strip(), thinking, calls], sort_keys=True)

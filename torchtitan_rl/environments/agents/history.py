@@ -1,0 +1,89 @@
+"""An agent's history: whether a request continues one of its traces, or how it differs from it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from torchtitan_rl.data.chat_messages import REASONING
+from torchtitan_rl.data.turns import Message
+from torchtitan_rl.text import head_and_tail
+
+UNREADABLE = "unreadable"
+"""Key of a tool call of the policy that could not be read. Frameworks keep such a call in forms of their own."""
+
+
+def appended(history: Sequence[Message], messages: Sequence[Message]) -> Sequence[Message] | str:
+    """Returns the messages after `history`, or how the messages differ from it, in words.
+
+    White space at the ends of the policy's texts, the ids of calls and the form of their arguments do not count. An empty
+    message of the policy may be missing, because frameworks drop it.
+    """
+    place = 0
+    for number, before in enumerate(history, 1):
+        if place < len(messages) and same(before, messages[place]):
+            place += 1
+        elif is_empty(before):
+            continue
+        elif place >= len(messages):
+            return f"left out the last {len(history) - number + 1} of {len(history)} messages"
+        else:
+            return f"changed message {number}: {_shown(before)} became {_shown(messages[place])}"
+    if place == len(messages):
+        return "appended no message"
+    if any(message["role"] == "assistant" for message in messages[place:]):
+        return "appended a message of role assistant, which the policy did not say"
+    return messages[place:]
+
+
+def common(history: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Returns the number of messages with which both begin."""
+    count = 0
+    for before, now in zip(history, messages, strict=False):
+        if not same(before, now):
+            break
+        count += 1
+    return count
+
+
+def is_empty(message: Message) -> bool:
+    """Whether this is a message of the policy without a text or a call."""
+    return message["role"] == "assistant" and not message["content"].strip() and not message["tool_calls"]
+
+
+def same(before: Message, now: Message) -> bool:
+    """Whether a request repeats the message `before`."""
+    if before["role"] != now["role"]:
+        return False
+    if before["role"] != "assistant":
+        return before["content"] == now["content"]
+    calls = list(zip(before["tool_calls"], now["tool_calls"], strict=False))
+    return (
+        before["content"].strip() == now["content"].strip()
+        and all(before.get(field) == now.get(field) for field in REASONING)
+        and len(before["tool_calls"]) == len(now["tool_calls"])
+        and all(_same_call(one, other) for one, other in calls)
+    )
+
+
+def _same_call(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    if before.get(UNREADABLE):
+        return True
+    return before["name"] == now["name"] and _same_value(before["arguments"], now["arguments"])
+
+
+def _same_value(before: Any, now: Any) -> bool:
+    """Whether two JSON values are equal. Large integers need only be equal as floats, as JavaScript keeps them."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return before.keys() == now.keys() and all(_same_value(before[key], now[key]) for key in before)
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(_same_value, before, now))
+    if type(before) in (int, float) and type(now) in (int, float):
+        try:
+            return before == now or float(before) == float(now)
+        except OverflowError:
+            return False
+    return type(before) is type(now) and before == now
+
+
+def _shown(message: Message) -> str:
+    return head_and_tail(json.dumps(message, ensure_ascii=False), 200)

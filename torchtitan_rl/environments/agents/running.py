@@ -1,0 +1,153 @@
+"""Agents that run: a command in a process group and a folder of its own, or a coroutine of this process."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torchtitan_rl.environments.agents.protocol import AgentError, AgentFailed, Outcome
+from torchtitan_rl.environments.checks import described
+from torchtitan_rl.environments.threads import event_loop
+from torchtitan_rl.left_processes import CALL_VARIABLE, kill_marked, new_mark
+
+if TYPE_CHECKING:
+    from torchtitan_rl.environments.agents.gateway import Session
+
+logger = logging.getLogger(__name__)
+
+INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "TORCHTITAN_RL_WATCH")
+"""Environment variables of the run that a command gets. The last one marks the processes of a job, which end with it."""
+
+MOST_PRINTED = 16 * 2**20
+"""Bytes that a command may print; then it is killed."""
+
+KEPT = 2000
+"""Last bytes of what a command has printed, for error messages."""
+
+STOP_SECONDS = 10.0
+"""Maximum time that a killed command is waited for."""
+
+
+class Running(Protocol):
+    """An agent that has been started. Its end is reported to the session."""
+
+    def stop(self) -> None:
+        """End the agent if it still runs. Kill its processes and remove its files."""
+
+
+class RunningCommand:
+    """A command in a new folder. All processes that it has started are killed when its first process ends, or by `stop`."""
+
+    def __init__(self, command: Sequence[str], session: "Session", *, task: Any, env: Mapping[str, str]) -> None:
+        self._session = session
+        self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
+        self._task, self._result = self._folder / "task.json", self._folder / "result.json"
+        own = {
+            "OPENAI_BASE_URL": session.base_url,
+            "OPENAI_API_KEY": session.key,
+            "ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": session.key,
+            "AGENT_TASK": str(self._task),
+            "AGENT_RESULT": str(self._result),
+            CALL_VARIABLE: new_mark(),
+        }
+        self._mark = own[CALL_VARIABLE]
+        home = self._folder / "home"  # a cache in a shared one could answer in the policy's place
+        home.mkdir()
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} | {"HOME": str(home)}
+        self._printed = b""
+        try:
+            self._task.write_text(json.dumps(task))
+            self._process = subprocess.Popen(
+                command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            shutil.rmtree(self._folder)
+            raise
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._reader.start()
+        self._waiter.start()
+
+    def stop(self) -> None:
+        """Kills the process group and removes the folder, as far as the agent has left it removable."""
+        self._kill()
+        self._waiter.join(STOP_SECONDS)
+        try:
+            shutil.rmtree(self._folder)
+        except FileNotFoundError:  # the agent has removed it
+            return
+        except OSError as error:
+            logger.warning("the folder %s of an agent was not removed: %s", self._folder, described(error))
+
+    def _kill(self) -> None:
+        if self._process.returncode is not None:  # the number of its group may be another's by now
+            return
+        with contextlib.suppress(ProcessLookupError):  # all of the group have ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        size = 0
+        with self._process.stdout as pipe:
+            while size <= MOST_PRINTED and (chunk := os.read(pipe.fileno(), 65536)):
+                size += len(chunk)
+                self._printed = (self._printed + chunk)[-KEPT:]
+        if size > MOST_PRINTED:
+            self._session.end(AgentError(f"the agent printed more than {MOST_PRINTED:,} bytes"))
+            self._kill()
+
+    def _wait(self) -> None:
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        self._kill()  # what it has started and left
+        code = self._process.wait()
+        kill_marked(f"{CALL_VARIABLE}={self._mark}", self._process.pid)
+        self._reader.join(STOP_SECONDS)
+        try:
+            self._session.end(self._outcome(code))
+        except (AgentError, OSError) as error:
+            self._session.end(error if isinstance(error, AgentError) else AgentError(described(error)))
+
+    def _outcome(self, code: int) -> Outcome:
+        printed = self._printed.decode(errors="replace").strip()
+        if code > 0:
+            raise AgentFailed(f"the agent ended with exit code {code}: {printed}")
+        if code < 0:
+            raise AgentError(f"the agent was killed by signal {-code} ({signal.strsignal(-code)}): {printed}")
+        if not self._result.exists():
+            return self._session.outcome
+        with self._result.open("rb") as file:
+            return Outcome.read(file.read(MOST_PRINTED))
+
+
+class RunningCoroutine:
+    """A coroutine on the event loop that all coroutines of environments share."""
+
+    def __init__(self, agent: Callable[..., Awaitable[Any]], session: "Session", *, task: Any) -> None:
+        self._future = asyncio.run_coroutine_threadsafe(self._play(agent, session, task), event_loop())
+
+    def stop(self) -> None:
+        """Cancels the coroutine."""
+        self._future.cancel()
+
+    async def _play(self, agent: Callable[..., Awaitable[Any]], session: "Session", task: Any) -> None:
+        try:
+            started = agent(task, base_url=session.base_url, api_key=session.key)
+            if not inspect.isawaitable(started):
+                raise TypeError(f"it returned {started!r:.80}; expected a coroutine function, declared with async def")
+            value = await started
+            session.end(session.outcome if value is None else Outcome.of(value))
+        except AgentError as error:
+            session.end(error)
+        except (Exception, SystemExit) as error:
+            session.end(AgentFailed(f"the agent raised {described(error)}"))

@@ -1,0 +1,202 @@
+"""`Conversations` creates the environments of a batch of samples and holds the limits of a conversation."""
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.data.task import Task
+from torchtitan_rl.data.template import ChatTemplate
+from torchtitan_rl.data.turns import Environment
+from torchtitan_rl.environments.checks import ROLES, described
+from torchtitan_rl.environments.fitted import FittedEnvironment
+from torchtitan_rl.environments.pool import CLOSE_SECONDS, EnvironmentPool
+from torchtitan_rl.environments.threads import call_side_by_side, resolve
+from torchtitan_rl.environments.tools import ToolEnvironment, tool_schemas
+from torchtitan_rl.environments.vllm_parsers import call_parser
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.fields.references import users_line
+from torchtitan_rl.generator.conversation import Conversation
+from torchtitan_rl.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+
+class Conversations(Configurable):
+    """Creates one environment for each sample, and the pool that runs them."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        max_turns: int = number(8, least=1)
+        """Maximum number of policy turns. A conversation that needs more ends with finish_reason "max_turns"."""
+
+        max_traces: int = number(16, least=1, remedy="Use 1 for conversations whose history may not be rewritten.")
+        """Maximum number of token sequences of one rollout. An agent opens one whenever it rewrites its history, for
+        example to compact it, and for each of its sub-agents. A rollout that needs more ends with finish_reason
+        "max_traces"."""
+
+        max_rollout_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
+        """Maximum tokens of all traces of a rollout together, contexts included. All of them share a micro-batch, so
+        this bounds its memory. A rollout that needs more ends with finish_reason "max_tokens". None: no limit."""
+
+        max_turn_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
+        """Maximum tokens in one turn. A longer turn ends the conversation with finish_reason "max_tokens". Two other
+        limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for
+        the whole conversation. None: no limit for a single turn."""
+
+        time_limit_seconds: float = number(0.0, least=0, remedy="Use 0 for no limit.")
+        """Time limit of a whole conversation, in seconds. It is checked when an environment is called; the
+        finish_reason is then "time". 0: no limit."""
+
+        call_seconds: float = number(60.0, least=0, remedy="Use 60; 0 sets no limit.")
+        """Time limit of one call of an environment, in seconds. A call that takes longer counts as failed. 0: no
+        limit."""
+
+        max_answer_characters: int = number(20_000, least=1)
+        """Maximum length of one message from an environment. A longer message counts as a failure."""
+
+        max_open: int = number(512, least=1)
+        """Maximum number of environments that one engine has open at once. The next conversation begins when another
+        environment has been closed."""
+
+        on_failure: Literal["raise", "none"] = "raise"
+        """Handling of an environment that raises, times out or returns an invalid value. raise: stop the run. none: end
+        the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
+        baseline and counted in the metrics."""
+
+        tool_call_parser: str = "auto"
+        """Reads the policy's tool calls. auto: the JSON formats of Qwen, Hermes and Llama 3. Any other: the name of one of
+        vLLM's tool parsers, as for `vllm serve --tool-call-parser`."""
+
+        wait_for_answers: bool = False
+        """Pause sampling while an environment is running. The composition of a batch then does not depend on timing, so
+        a run is bit-for-bit repeatable. Use it with environments that answer at once. Without it the tokens are the
+        same unless the last bit of a log-probability decides between two tokens."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        members: Mapping[str, Task],
+        tokenizer: "PreTrainedTokenizerBase",
+        end_token_ids: Collection[int],
+        template_options: Mapping[str, Any],
+    ) -> None:
+        """
+        Args:
+            members: the tasks that prompts come from, by `Prompt.task`.
+            template_options: arguments of the chat template other than messages and tools.
+        """
+        self.config = config
+        self.max_turn_tokens = config.max_turn_tokens
+        self.max_rollout_tokens = config.max_rollout_tokens
+        self.wait_for_answers = config.wait_for_answers
+        self._members = members
+        schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
+        self._templates = {
+            name: ChatTemplate(tokenizer, end_token_ids=end_token_ids, tools=tools or None, **template_options)
+            for name, tools in schemas.items()
+        }
+        self._parsers = {
+            name: call_parser(config.tool_call_parser, tokenizer, tools) for name, tools in schemas.items()
+        }
+        self.may_answer = any(map(may_answer, members.values()))
+        self.make_grammar: Callable[..., str] | None = None
+        """See `FittedEnvironment.fit`."""
+
+    def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
+        """A new environment. Raises RuntimeError, which names the task, if the task raises or returns anything else."""
+        task = self._members[prompt.task]
+        try:
+            environment = task.environment(prompt, **({"seed": seed} if _takes_seed(task.environment) else {}))
+        except (Exception, SystemExit) as error:
+            raise RuntimeError(f"{type(task).__name__}.environment raised {described(error)}") from error
+        if not isinstance(environment, Environment | None):
+            is_class = isinstance(environment, type)
+            kind = f"the class {environment.__name__} itself" if is_class else type(environment).__name__
+            raise RuntimeError(f"{type(task).__name__}.environment returned {kind}; expected an Environment or None")
+        return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
+
+    def _fitted(self, conversation: Conversation) -> Environment | None:
+        """A new environment for the conversation."""
+        prompt = conversation.prompt
+        environment = self._environment(prompt, conversation.seed)
+        if isinstance(environment, FittedEnvironment):
+            environment.fit(
+                conversation=conversation,
+                call_seconds=self.config.call_seconds or math.inf,
+                most_characters=self.config.max_answer_characters,
+                parser=self._parsers[prompt.task],
+                begins_thinking=self._templates[prompt.task].begins_thinking,
+                in_order=self.config.wait_for_answers,
+                make_grammar=self.make_grammar,
+            )
+        return environment
+
+    def check(self, prompts: Collection[Prompt], *, in_flight: int = 0) -> None:
+        """Opens an environment of each task that has them. Raises UserError if that fails, or for an unsuitable template.
+
+        Args:
+            in_flight: `in_flight.prompts`, which must be 0 for a task with environments.
+        """
+        for task in self._members.values():
+            expect(
+                not (in_flight and may_answer(task)), "in_flight.prompts", in_flight,
+                f"0 with conversations, as {type(task).__name__} has environments or tools, whose state is not carried from "
+                "step to step", "Leave it out.",
+            )  # fmt: skip
+        for prompt in {prompt.task: prompt for prompt in prompts}.values():
+            try:
+                environment = self._environment(prompt, seed=0)
+            except RuntimeError as error:
+                raise UserError(f"{error}{users_line(error)}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
+            if environment is None:
+                continue
+            try:
+                expect(
+                    prompt.messages is not None, "task", type(self._members[prompt.task]).__name__,
+                    "examples with messages, rendered by a chat template, for conversations",
+                    "Give Example.messages, and leave prompts.apply_chat_template on.",
+                )  # fmt: skip
+                name, role = type(environment).__name__, environment.role
+                expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
+                self._templates[prompt.task].check(role)
+            finally:
+                self._close(environment)
+
+    def _close(self, environment: Environment) -> None:
+        """Closes an environment that was made for the check and has not been reset."""
+        seconds = min(self.config.call_seconds or math.inf, CLOSE_SECONDS)
+        [closed] = call_side_by_side(seconds, [lambda: resolve(environment.close("env_error"))], 1)
+        if closed.error is not None:
+            logger.warning(f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}.")
+
+    def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
+        """Returns a pool that makes an environment for each conversation that has one; the first ones are under way."""
+        pool = EnvironmentPool(self.config)
+        for index, conversation in enumerate(conversations):
+            if may_answer(self._members[conversation.prompt.task]):
+                template = self._templates[conversation.prompt.task]
+                if conversation.prompt.tools:
+                    template = template.with_tools(conversation.prompt.tools)
+                pool.add(index, conversation, partial(self._fitted, conversation), template)
+        return pool
+
+
+def may_answer(task: Task) -> bool:
+    """Whether the task has tools or a method `environment` of its own, which may still return None for a prompt."""
+    return type(task).environment is not Task.environment or bool(task.tools())
+
+
+def _takes_seed(environment: Callable[..., Environment | None]) -> bool:
+    parameters = inspect.signature(environment).parameters
+    return "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

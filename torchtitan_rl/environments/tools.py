@@ -1,0 +1,163 @@
+"""Python functions as tools: JSON schemas, and the environment that runs the policy's calls."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, get_type_hints
+
+from torchtitan_rl.data.tool_calls import CallParser, ToolCall
+from torchtitan_rl.data.turns import Message, Turn
+from torchtitan_rl.environments.checks import described, escaped
+from torchtitan_rl.environments.fitted import FittedEnvironment
+from torchtitan_rl.environments.threads import CallResult, call_side_by_side, resolve
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
+from torchtitan_rl.text import head_and_tail
+
+Tool = Callable[..., Any]
+"""A function or coroutine function with type hints and a docstring that describes each argument, as in TRL's
+`tools=`."""
+
+SIDE_BY_SIDE = 16
+"""Calls of one message that run at the same time. The others wait for a free place."""
+
+
+def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Returns the tools' JSON schemas in the form that chat templates expect.
+
+    Raises:
+        UserError: if two tools have the same name, or an argument has no type hint or no description.
+    """
+    from transformers.utils import get_json_schema
+
+    names = [getattr(tool, "__name__", repr(tool)) for tool in tools]
+    expect(len({*names}) == len(names), "tools", names, "one tool of each name", "Rename one.")
+    schemas = []
+    for tool, name in zip(tools, names, strict=True):
+        try:
+            schemas.append(get_json_schema(tool))
+        except Exception as error:
+            if getattr(tool, "__annotations__", {}).get("return") in (Tool, "Tool"):
+                raise UserError(f"tools: {name} returns a tool and is none itself. Use {name}().") from error
+            raise UserError(
+                f"tools: {name}: expected a function with type hints and a Google-style docstring with a line for each "
+                f"argument: {error}"
+            ) from error
+    return schemas
+
+
+@typed
+class ToolEnvironment(FittedEnvironment):
+    """Runs the tool calls in each message of the policy. A message without a call ends the conversation.
+
+    The calls of one message run at the same time, up to `SIDE_BY_SIDE` of them, and share one time limit. Calls inside
+    `<think>` are not run.
+
+    A failed call is reported to the policy in the tool's message and counted as `tool_errors`. A call fails if it
+    cannot be parsed, names an unknown tool, has missing arguments or arguments of another type than the tool's
+    signature, raises, times out, or returns a value that is not text or JSON.
+    """
+
+    role = "tool"
+    special_tokens = True  # some formats mark a call with them
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        seconds: float = 10.0,
+        most_characters: int = 4000,
+        parser: CallParser | None = None,
+    ) -> None:
+        """
+        Args:
+            seconds: time limit of all calls of one message together. A run lowers it to 0.9 of
+                `conversations.call_seconds`.
+            most_characters: maximum length of one result; the middle of a longer one is cut out. A run lowers it to
+                `conversations.max_answer_characters`.
+            parser: finds the calls in a message. None: the run's `conversations.tool_call_parser`.
+        """
+        check_above_zero(seconds=seconds, most_characters=most_characters)
+        self._tools = {tool.__name__: tool for tool in tools}
+        self._seconds = seconds
+        self._most_characters = most_characters
+        self._parser = parser
+
+    def fit(self, *, call_seconds: float, most_characters: int, **facts: Any) -> None:
+        """Adapt to the limits and the chat template of a run, which calls this before the first turn."""
+        super().fit(call_seconds=call_seconds, most_characters=most_characters, **facts)
+        self._seconds = min(self._seconds, 0.9 * call_seconds)
+        self._most_characters = min(self._most_characters, most_characters)
+
+    def step(self, message: Message) -> Turn:
+        """Returns the answers of the message's calls; without a call the conversation is done."""
+        calls = self._calls(self._spoken(message["content"]), self._tools.keys())
+        runs = [partial(run_call, self._tools, call, self._seconds) for call in calls]
+        results = call_side_by_side(self._seconds, runs, SIDE_BY_SIDE)
+        answers = [self._message(call, result) for call, result in zip(calls, results, strict=True)]
+        return Turn(
+            messages=answers,
+            done=not calls,
+            columns={"tool_calls": len(calls), "tool_errors": sum(result.error is not None for result in results)},
+        )
+
+    def _message(self, call: ToolCall, result: CallResult) -> Message:
+        content = result.value if result.error is None else f"error: {described(result.error)}"
+        content = head_and_tail(escaped(content), self._most_characters)
+        return {"role": "tool", "name": call.name if call.name in self._tools else "unknown", "content": content}
+
+
+def run_call(tools: Mapping[str, Tool], call: ToolCall, seconds: float | None = None) -> str:
+    """Runs one call of the policy and returns its result as text.
+
+    Raises what the tool raises, ValueError for a call that could not be read, LookupError for an unknown tool, and TypeError for
+    arguments that do not suit.
+    """
+    if call.error is not None:
+        raise ValueError(call.error)
+    if call.name not in tools:
+        raise LookupError(f"there is no tool {call.name!r}; there are {sorted(tools)}")
+    tool = tools[call.name]
+    inspect.signature(tool).bind(**call.arguments)
+    check_types(tool, call.arguments)
+    return result_text(resolve(tool(**call.arguments), seconds))
+
+
+def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:
+    """Raises TypeError if an argument, as JSON, is not of the type that the tool's signature has for it.
+
+    A float may be given as an integer; nothing else is converted. Arguments without a type hint are not checked.
+    """
+    from pydantic import (  # vLLM brings it
+        PydanticSchemaGenerationError,
+        TypeAdapter,
+        ValidationError,
+    )
+
+    try:
+        hints = get_type_hints(tool)
+    except (TypeError, NameError):  # no function, or a hint that has no value here
+        return
+    for name in arguments.keys() & hints.keys():
+        try:
+            TypeAdapter(hints[name]).validate_json(json.dumps(arguments[name]), strict=True)
+        except PydanticSchemaGenerationError:  # a type that JSON cannot have
+            continue
+        except ValidationError as error:
+            reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+            shown = json.dumps(arguments[name])
+            raise TypeError(f"argument {name} is {shown}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def result_text(result: Any) -> str:
+    """Returns a tool's result as text: a string as it is, anything else as JSON.
+
+    Raises TypeError if neither is possible.
+    """
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, default=lambda array: array.tolist())
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        raise TypeError(f"the tool returned {type(result).__name__}, which is neither text nor JSON") from None

@@ -1,0 +1,86 @@
+"""Call formats that vLLM's tool parsers read, by the names of `vllm serve --tool-call-parser`."""
+
+import copy
+import logging
+import re
+import threading
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from torchtitan_rl.data.tool_calls import CallParser, ToolCall, parse_calls, tool_call
+from torchtitan_rl.environments.checks import described
+from torchtitan_rl.errors import UserError, expect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+AUTO = "auto"
+"""The name of `parse_calls`."""
+
+_FIELD = "conversations.tool_call_parser"
+
+
+def check_parser_name(name: str) -> None:
+    """Raise UserError, with all names that are known, unless `name` is one of them."""
+    if name == AUTO:
+        return
+    from vllm.tool_parsers import ToolParserManager
+
+    known = ToolParserManager.list_registered()
+    expect(
+        name in known, _FIELD, name, f"{AUTO} or one of vLLM's parsers: {', '.join(known)}",
+        "Use the one of the model's card.",
+    )  # fmt: skip
+
+
+def call_parser(name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]) -> CallParser:
+    """Returns the parser of this name.
+
+    Args:
+        schemas: the tools' JSON schemas; some formats need them to know an argument's type.
+
+    Raises:
+        UserError: if there is no such parser, or it cannot be used with this tokenizer.
+    """
+    check_parser_name(name)
+    return parse_calls if name == AUTO else VllmParser(name, tokenizer, schemas)
+
+
+class VllmParser:
+    """One of vLLM's tool parsers. Each text gets a new one, because they keep state.
+
+    They do not distinguish a broken call from none, and log each with a traceback, which is silenced here.
+    """
+
+    def __init__(self, name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.tokenizers.hf import get_cached_tokenizer
+        from vllm.tool_parsers import ToolParserManager
+
+        for package in ("vllm.tool_parsers", "vllm.parser"):
+            logging.getLogger(package).setLevel(logging.CRITICAL)
+        # A copy and a lock: several threads read calls, and a tokenizer is not thread-safe.
+        self._tokenizer = get_cached_tokenizer(copy.deepcopy(tokenizer))
+        self._lock = threading.Lock()
+        tools = {"tools": schemas, "tool_choice": "auto"} if schemas else {}
+        self._request = ChatCompletionRequest(model=name, messages=[{"role": "user", "content": ""}], **tools)
+        try:
+            self._parser = ToolParserManager.get_tool_parser(name)
+            self._request = self._new_parser().adjust_request(self._request)
+            # Without tools no parser says whether it needs special tokens.
+            special = tokenizer.all_special_tokens if tools and self._request.skip_special_tokens else ()
+            self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+            self("", ())
+        except Exception as error:
+            raise UserError(
+                f"{_FIELD} = {name!r}: expected a parser that can read the text of {tokenizer.name_or_path!r}. Use the "
+                f"one of the model's card. {described(error)}"
+            ) from error
+
+    def __call__(self, text: str, tools: Collection[str]) -> list[ToolCall]:
+        with self._lock:
+            found = self._new_parser().extract_tool_calls(self._special.sub("", text), request=self._request)
+        return [tool_call(call.function.name, call.function.arguments) for call in found.tool_calls]
+
+    def _new_parser(self) -> Any:
+        return self._parser(self._tokenizer, self._request.tools)

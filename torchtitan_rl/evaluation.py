@@ -1,0 +1,105 @@
+"""Evaluation on held-out prompts: its schedule, its sampling, and the decisions made from the results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.types import EvaluationPass
+
+
+class Evaluation(Configurable):
+    """The schedule and the passes of the evaluation, and the decisions made from its results."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        every: int = number(10, least=0, remedy="0 turns evaluation off.")
+        """Steps between evaluations. There is also one before the first step and one after the last. 0: none at all."""
+
+        num_prompts: int = number(
+            256, least=1, most=65536, remedy="evaluation.every 0 turns evaluation off."
+        )
+        """The number of held-out prompts, always the task's first ones."""
+
+        sampling: SamplingConfig = field(
+            default_factory=lambda: SamplingConfig(n=1, temperature=0.0)
+        )
+        """Sampling of the first pass; greedy by default. With n 0 nothing is sampled: demonstrations then have their
+        held-out loss alone."""
+
+        sampled: SamplingConfig = field(default_factory=lambda: SamplingConfig(n=0))
+        """Sampling of a second pass, with temperature and n > 1, for mean@n and pass@k. Its metrics are
+        evaluation/sampled/... With n 0 there is no second pass."""
+
+        best_by: str = ""
+        """A metric of the evaluation, such as evaluation/accuracy. The checkpoint of the step with its highest value
+        is kept besides the newest ones. With a leading minus sign the lowest value is best. Empty: no best
+        checkpoint."""
+
+        stop_after: int = number(0, least=0, remedy="0 never stops.")
+        """End the run after this many evaluations in a row without a new best value of `best_by`; 0: never."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.passes: dict[EvaluationPass, SamplingConfig] = {}
+        passes = {"evaluation": config.sampling, "evaluation/sampled": config.sampled}
+        for prefix, sampling in passes.items():
+            if sampling.n > 0:
+                split = "eval_greedy" if sampling.temperature == 0 else "eval_sampled"
+                self.passes[EvaluationPass(prefix, split)] = sampling
+        self.is_best = False
+        """Whether the latest results are the best so far."""
+        self._sign = -1 if config.best_by.startswith("-") else 1
+        self._best: float | None = None  # times the sign
+        self.best_step: int | None = None
+        """The step of the best results so far."""
+        self._worse = 0
+
+    def due(self, step: int, num_steps: int) -> bool:
+        """Whether to evaluate after `step` (0: before the first)."""
+        every = self.config.every
+        return bool(every) and (step % every == 0 or step == num_steps)
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether `stop_after` evaluations in a row were not better than the best."""
+        return bool(self.config.stop_after) and self._worse >= self.config.stop_after
+
+    @property
+    def best(self) -> float | None:
+        """The best value of `best_by` so far; None before the first, or without `best_by`."""
+        return None if self._best is None else self._sign * self._best
+
+    def conclude(self, metrics: Mapping[str, float], step: int) -> None:
+        """Decide whether the results of `step` are the best so far. Raises UserError if `best_by` is not among them."""
+        name = self.config.best_by.removeprefix("-")
+        if name == "":
+            return
+        expect(
+            name in metrics,
+            "evaluation.best_by",
+            name,
+            f"one of {sorted(metrics)}",
+            "Correct the name.",
+        )
+        value = self._sign * metrics[name]
+        self.is_best = self._best is None or value > self._best
+        if self.is_best:
+            self._best = value
+            self.best_step = step
+            self._worse = 0
+        else:
+            self._worse += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a resumed run needs to make the same decisions."""
+        return {"best": self._best, "best_step": self.best_step, "worse": self._worse}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._best, self._worse = state_dict["best"], state_dict["worse"]
+        self.best_step = state_dict.get("best_step")

@@ -1,0 +1,28 @@
+"""Config fields that declare their limits. `fields/field_limits.py` checks them."""
+
+from copy import copy
+from dataclasses import MISSING, field
+from functools import partial
+from typing import Any
+
+MANY = 10**12
+"""The upper limit of every number, and minus the lower, but for inf where it is declared. One beyond is a typing error
+and would overflow later on."""
+
+LIMITS = ("above", "least", "most", "below")
+
+
+def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -> Any:
+    """A config field for a number with limits: above (>), least (>=), most (<=), below (<).
+
+    A limit may be the name of another field of the same config. In a list, tuple or dict the limits apply to every
+    number.
+
+    Example: high: float = number(5.0, above="low", remedy="Use 5.")
+    """
+    if unknown := limits.keys() - set(LIMITS):
+        raise TypeError(f"number() has no limits {sorted(unknown)}; it has {sorted(LIMITS)}")
+    metadata = {"limits": limits, "remedy": remedy, "usual": default}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=partial(copy, default), metadata=metadata)
+    return field(default=default, metadata=metadata)

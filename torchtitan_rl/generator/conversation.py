@@ -1,0 +1,258 @@
+"""The state of one unfinished sample: the policy's turns and the environment's answers so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from torchtitan_rl.types import (
+    NO_RECORD,
+    Completion,
+    FinishReason,
+    Prompt,
+    RecordArray,
+    Trace,
+    TurnRecord,
+)
+
+if TYPE_CHECKING:
+    from torchtitan_rl.generator import SamplingConfig
+
+
+class Sampled(NamedTuple):
+    """One turn of the policy, as the engine sampled it."""
+
+    conversation_idx: int
+    """Index of its conversation in the call."""
+    token_ids: Sequence[int]
+    sampler_logprobs: Sequence[float]
+    text: str
+    finish_reason: FinishReason | None
+    """stop or length; None for a turn that is not at its end"""
+    records: RecordArray | None = None
+    """What the engine recorded at the first tokens of the context and this turn; None if it records nothing."""
+
+
+class Answer(NamedTuple):
+    """An environment's answer to one turn or its first messages, identical on every rank of the engine."""
+
+    conversation_idx: int
+    """Index of its conversation in the call."""
+    turn: TurnRecord | None = None
+    """The answered turn, with its reward if it has one; None for the reset."""
+    token_ids: Sequence[int] = ()
+    """Rendered tokens that the policy reads next."""
+    end: FinishReason | None = None
+    """Why the conversation is over; None if it continues."""
+    error: str | None = None
+    """The environment's error, if `end` is "env_error"."""
+    prompt: Prompt | None = None
+    """Of a reset: the prompt with the environment's first messages; None if the conversation has no environment."""
+    trace: int | None = None
+    """Index of the trace that the tokens continue; None: the current one."""
+    origin: Trace | None = None
+    """Of a new trace, whose context the tokens are; None if the tokens continue one."""
+    grammar: str | None = None
+    """What the policy's next turn must be: a structural tag of vLLM, as JSON. None: any text."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TraceTokens:
+    """One exact token sequence. Tokens are only appended: the policy's as they were sampled, others as they were
+    rendered."""
+
+    origin: Trace = Trace()
+    token_ids: list[int] = field(default_factory=list)
+    sampler_logprobs: list[float] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    records: RecordArray | None = None
+    """What the engine recorded at the prompt's tokens, of the first trace, and at these."""
+
+    def append(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], *, is_sampled: bool
+    ) -> None:
+        """Append tokens that the policy sampled, or others."""
+        self.token_ids += token_ids
+        self.sampler_logprobs += logprobs
+        self.loss_mask += [is_sampled] * len(token_ids)
+
+    def remember(self, records: RecordArray, positions: int) -> None:
+        """Append what the engine recorded to what it recorded in earlier turns, so that the first `positions` tokens
+        have a row.
+
+        A later turn may compute an earlier token again, with newer weights. What counts is how a token was read when
+        its successor was sampled.
+        """
+        before = records[:0] if self.records is None else self.records
+        newer = records[len(before) :]
+        together = np.concatenate([before, newer])
+        self.records = filled(together, positions)
+
+    @property
+    def context_key(self) -> int:
+        """A number that depends on the context alone, not on when the trace began."""
+        context = self.token_ids[: self.origin.context_tokens]
+        return crc32(np.array(context, np.int32).tobytes())
+
+
+def filled(records: RecordArray, positions: int) -> RecordArray:
+    """Returns `positions` rows: the first ones of `records`, and NO_RECORD where there are no more."""
+    missing = max(0, positions - len(records))
+    shape = (missing, *records.shape[1:])
+    without = np.full(shape, NO_RECORD, np.uint8)
+    return np.concatenate([records[:positions], without])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Conversation:
+    """A rollout: its traces, one of which is continued next. Most have only one."""
+
+    prompt: Prompt
+    sample_idx: int
+    sampling: "SamplingConfig"
+    """Its max_tokens limits the sampled tokens of all turns together."""
+    most_in_turn: int
+    """Maximum number of sampled tokens in one turn."""
+    most_tokens: int
+    """Maximum number of tokens in the prompt and all turns of one trace together."""
+    most_in_rollout: int | None = None
+    """Maximum number of tokens in all traces together; None: no limit."""
+    seed: int = 0
+    """For its environment. It differs from sample to sample and from step to step."""
+    in_turns: bool = False
+    """Whether an environment answers. Without one, the first turn is the last."""
+    traces: list[TraceTokens] = field(default_factory=lambda: [TraceTokens()])
+    current: int = 0
+    """Index of the trace in which the policy's last turn was sampled, or its next one will be."""
+    versions: list[int] = field(default_factory=list)
+    """The policy version of the tokens from earlier steps. The other tokens are of this step."""
+    num_sampled: int = 0
+    last: Sampled | None = None
+    """The policy's most recent turn."""
+    grammar: str | None = None
+    """That of the policy's next turn: see `Answer`."""
+    turns: list[TurnRecord] = field(default_factory=list)
+    """The turns that have been answered."""
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def trace(self) -> TraceTokens:
+        """The current trace."""
+        return self.traces[self.current]
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens before the next turn."""
+        before = self.prompt.token_ids.tolist() if self.current == 0 else []
+        return [*before, *self.trace.token_ids]
+
+    def room(self, more: int = 0, *, trace: int | None = None) -> int:
+        """Returns the most tokens that the next turn may have after `more` tokens of an answer; 0 or less means
+        none.
+
+        Args:
+            trace: the trace of the answer, which may be a new one. None: the current one.
+        """
+        trace = self.current if trace is None else trace
+        used = more
+        if trace < len(self.traces):
+            used += len(self.traces[trace].token_ids)
+        if trace == 0:
+            used += len(self.prompt.token_ids)
+        left_to_sample = self.sampling.max_tokens - self.num_sampled
+        left_in_trace = self.most_tokens - used
+        room = min(left_to_sample, left_in_trace, self.most_in_turn)
+        if self.most_in_rollout is None:
+            return room
+        whole = len(self.prompt.token_ids) + more
+        for other in self.traces:
+            whole += len(other.token_ids)
+        return min(room, self.most_in_rollout - whole)
+
+    @property
+    def turn_key(self) -> tuple[int, ...]:
+        """Numbers that name the next turn within the rollout, for its seed: (turn,) in the first trace.
+
+        In another one the turn, the context, and how many earlier traces have the same. So the order in which
+        sub-agents take their turns does not change what each is told.
+        """
+        number = sum(turn.trace == self.current for turn in self.turns)
+        if self.current == 0:
+            return (number,)
+        key = self.trace.context_key
+        alike = sum(trace.context_key == key for trace in self.traces[1 : self.current])
+        return number, key, alike
+
+    def append_turn(self, sampled: Sampled) -> None:
+        """Append a turn of the policy as it was sampled, or as far as it was: it then has no finish_reason."""
+        self.trace.append(sampled.token_ids, sampled.sampler_logprobs, is_sampled=True)
+        if sampled.records is not None:
+            read = len(self.context) - 1  # not the last token yet
+            self.trace.remember(sampled.records, read)
+        self.num_sampled += len(sampled.token_ids)
+        self.last = sampled
+        if not self.in_turns:
+            self.finish_reason = sampled.finish_reason
+
+    def append_answer(self, answer: Answer) -> None:
+        """Append the environment's answer to the last turn. The answer to the reset replaces the prompt."""
+        if answer.origin is not None:
+            self.traces.append(TraceTokens(origin=answer.origin))
+        if answer.trace is not None:
+            self.current = answer.trace
+        logprobs = [0.0] * len(answer.token_ids)
+        self.trace.append(answer.token_ids, logprobs, is_sampled=False)
+        if answer.turn is not None:
+            self.turns.append(answer.turn)
+        elif answer.prompt is not None:
+            self.prompt = answer.prompt
+            self.in_turns = True
+        self.grammar = answer.grammar
+        self.finish_reason = answer.end
+        self.error = answer.error
+
+    def all_versions(self, newest: int) -> list[int]:
+        """Returns the policy version of every token, if the `newest` sampled those of this step."""
+        num_tokens = 0
+        for trace in self.traces:
+            num_tokens += len(trace.token_ids)
+        return self.versions + [newest] * (num_tokens - len(self.versions))
+
+    def completion(self, policy_version: int) -> Completion:
+        """Returns the whole conversation as a completion. Call it when the conversation is over."""
+        text = self.last.text if self.last else ""
+        if self.in_turns:
+            text = "\n".join(turn.text for turn in self.turns)
+        token_versions = None
+        if self.versions:
+            token_versions = np.array(self.all_versions(policy_version), dtype=np.int32)  # [L]
+        whole = TraceTokens()
+        traces: list[Trace] = []
+        recorded = [trace.records for trace in self.traces if trace.records is not None]
+        records: list[RecordArray] = []  # of the prompt's tokens and all traces
+        for i, trace in enumerate(self.traces):
+            if recorded:
+                num_prompt = len(self.prompt.token_ids) if i == 0 else 0
+                own = recorded[0][:0] if trace.records is None else trace.records
+                records.append(filled(own, num_prompt + len(trace.token_ids)))
+            traces.append(replace(trace.origin, begin=len(whole.token_ids)))
+            whole.token_ids += trace.token_ids
+            whole.sampler_logprobs += trace.sampler_logprobs
+            whole.loss_mask += trace.loss_mask
+        return Completion(
+            sample_idx=self.sample_idx,
+            policy_version=policy_version,
+            token_ids=whole.token_ids,
+            sampler_logprobs=whole.sampler_logprobs,
+            loss_mask=whole.loss_mask,
+            text=text,
+            finish_reason=self.finish_reason,
+            turns=tuple(self.turns),
+            traces=tuple(traces),
+            error=self.error,
+            token_versions=token_versions,
+            sampler_records=np.concatenate(records) if records else None,
+        )

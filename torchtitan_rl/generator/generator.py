@@ -1,0 +1,324 @@
+"""Samples with the colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchtitan.config import TORCH_DTYPE_MAP, Configurable
+
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.generator.conversation import Conversation
+from torchtitan_rl.generator.rollout import EnvironmentFactory
+from torchtitan_rl.generator.sampling_round import SamplingRound
+from torchtitan_rl.generator.turn_engine import (
+    EngineLora,
+    EngineStatistics,
+    TurnEngine,
+    WideHead,
+)
+from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from vllm import LLM, RequestOutput
+
+T = TypeVar("T")
+
+
+class Generator(Configurable):
+    """Samples completions with the weights of the last sync.
+
+    Every rank calls `generate` with the same prompts. Each replica completes its own share of them.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        tensor_parallel_degree: int = number(1, least=1, remedy="1 turns it off.")
+        """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size /
+        this."""
+
+        dtype: Literal["float32", "bfloat16", "auto"] = "bfloat16"
+        """Type of the engine's weights and activations. "auto": bfloat16 on a GPU, and on a CPU that has
+        instructions for it."""
+
+        max_model_len: int = number(2048, least=1)
+        """Maximum length of a prompt plus its completion, in tokens."""
+
+        gpu_memory_utilization: float = number(
+            0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer."
+        )
+        """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer
+        state stay in memory beside it. No effect on a CPU."""
+
+        sleep: Literal[True, False, "auto"] = "auto"
+        """Free the engine's weights and KV cache on the GPU during training. "auto": if memory needs it. No effect on
+        a CPU."""
+
+        enforce_eager: bool = False
+        """Run without CUDA graphs: decoding is slower, the start is faster. A CPU engine is always eager."""
+
+        max_num_seqs: int = number(256, least=1, most=4096)
+        """Maximum number of sequences that one replica decodes at once."""
+
+        router_replay: bool = False
+        """For a mixture of experts: record which experts the engine chose for each token, and let the trainer choose the
+        same, with weights from its own router (R3, arXiv 2510.11370)."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        llm: "LLM",
+        tokenizer: "PreTrainedTokenizerBase",
+        end_token_ids: list[int],
+        hidden_token_ids: Set[int],
+        sampling: SamplingConfig,
+        seed: int,
+        sleeps: bool = False,
+        environments: EnvironmentFactory | None = None,
+        stats: EngineStatistics | None = None,
+        lora: EngineLora | None = None,
+    ) -> None:
+        """`generator.start.start_generator` starts the engine.
+
+        Args:
+            llm: the engine, with empty weights. `WeightSync.push` must fill them before `generate`.
+            end_token_ids: the tokens that end a turn.
+            hidden_token_ids: the tokens that a completion's text leaves out.
+            sampling: used if neither `generate` nor the prompt has a sampling config.
+            sleeps: whether the engine can sleep.
+            environments: makes the environments that answer the policy; None if every completion is one turn.
+            stats: records the engine's statistics; None records nothing.
+            lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
+        """
+        self.config = config
+        self.llm = llm
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.seed = seed
+        self.environments = environments
+        self.end_token_ids = end_token_ids
+        self._hidden_token_ids = hidden_token_ids
+        self.policy_version = -1
+        degree = config.tensor_parallel_degree
+        self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
+        self.num_replicas = dist.get_world_size() // degree
+        self.lora, self.lora_request = lora, lora.request() if lora else None
+        self.stats = stats
+        self._sleeps = sleeps
+        self._asleep = False
+        self.before_reload: Callable[[nn.Module], None] | None = None
+        """Called with the engine's model before its weights are replaced."""
+        self.wide_head: WideHead | None = None
+        """The copy of the output head with which the engine computes; None: it computes with its own."""
+        self.records: Callable[[RequestOutput, str], RecordArray | None] | None = None
+        """Returns what the engine recorded of a request, by its output and the engine's name of it; None: it records nothing."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the engine's weights."""
+        return TORCH_DTYPE_MAP[self.config.dtype]
+
+    def generate(self, prompts: Sequence[Prompt], **settings: Any) -> Iterator[Group[Completion]]:
+        """Complete this replica's share of `prompts`: every num_replicas-th prompt, n completions each, in one turn
+        or several.
+
+        Yields each group when its last completion ends, while other groups are still being sampled. The same (seed,
+        step, round, replica, prompts, weights, environments' answers) give the same tokens. `settings`: see `begin`.
+        """
+        yield from self.begin(prompts, **settings).whole_groups()
+
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        step: int = 0,
+        round: int = 0,
+        sampling_config: SamplingConfig | None = None,
+        seeded: bool = False,
+    ) -> SamplingRound:
+        """Returns what `generate` with these arguments samples, before its first token. Sample it before the next
+        call.
+
+        Args:
+            step: the training step, part of the seed.
+            round: the number of the call within the step, part of the seed.
+            sampling_config: replaces the prompt's and the configured sampling, for evaluation.
+            seeded: give each sample its own seed, which makes the tokens independent of the number of replicas. It is
+                slower.
+        """
+        if self.policy_version < 0:
+            raise RuntimeError(
+                "The generator was called before the first weight sync: the engine's weights are empty."
+            )
+
+        def seed_of(*parts: int) -> int:
+            return _stable_seed(self.seed, step, round, *parts)
+
+        self._seed(seed_of(self.replica))
+        mine = prompts[self.replica :: self.num_replicas]
+        groups = [
+            self._conversations(
+                prompt, sampling_config or prompt.sampling or self.sampling, seed_of
+            )
+            for prompt in mine
+        ]
+        return SamplingRound(
+            mine,
+            groups,
+            self._turn_engine(seed_of),
+            environments=self.environments,
+            stats=self.stats,
+            share=self.share,
+            is_first=self.rank_in_replica == 0,
+            policy_version=self.policy_version,
+            seeded=seeded,
+        )
+
+    def _turn_engine(self, seed_of: Callable[..., int]) -> TurnEngine:
+        """Returns the engine of one call, whose statistics begin now."""
+        if self.stats is not None:
+            self.stats.begin()
+
+        def seed_of_turn(conversation: Conversation) -> int:
+            return seed_of(
+                conversation.prompt.prompt_idx, conversation.sample_idx, *conversation.turn_key
+            )
+
+        return TurnEngine(
+            self.llm,
+            self.tokenizer,
+            self.end_token_ids,
+            self._hidden_token_ids,
+            seed=seed_of_turn,
+            lora_request=self.lora_request,
+            records=self.records,
+        )
+
+    def _seed(self, number: int) -> None:
+        """Seed what the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw
+        alike."""
+        torch.manual_seed(number)
+        np.random.seed(number % 2**32)
+
+    def _conversations(
+        self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]
+    ) -> list[Conversation]:
+        """Returns the prompt's conversations, each without a turn."""
+        longest_turn = self.environments.max_turn_tokens if self.environments else None
+        longest_rollout = self.environments.max_rollout_tokens if self.environments else None
+        return [
+            Conversation(
+                prompt=prompt,
+                sample_idx=sample_idx,
+                sampling=sampling,
+                most_in_turn=longest_turn or sampling.max_tokens,
+                most_tokens=self.config.max_model_len,
+                most_in_rollout=longest_rollout,
+                seed=seed_of(prompt.prompt_idx, sample_idx),
+            )
+            for sample_idx in range(sampling.n)
+        ]
+
+    def share(self, value: Any) -> Any:
+        """Returns the value of this replica's first rank on all of its ranks."""
+        if self.config.tensor_parallel_degree == 1:
+            return value
+        from vllm.distributed.parallel_state import get_tp_group
+
+        return get_tp_group().broadcast_object(value, src=0)
+
+    def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Returns log mu of token_ids[1:], each given the tokens before it, at temperature 1: [L - 1]. Used by the
+        probe."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=1, temperature=0, prompt_logprobs=0, flat_logprobs=True, detokenize=False
+        )
+        tokens = {"prompt_token_ids": token_ids.tolist()}
+        output = self.llm.generate(
+            [tokens], params, use_tqdm=False, lora_request=self.lora_request
+        )[0]
+        return np.asarray(output.prompt_logprobs.logprobs, dtype=np.float32)  # [L - 1]
+
+    def sleep(self) -> None:
+        """Free the GPU memory of weights and KV cache. A base is kept on the host. No effect on a CPU."""
+        if self._sleeps and not self._asleep:
+            self.llm.sleep(level=1 if self.lora else 2)
+            self._asleep = True
+
+    @property
+    def holds_base(self) -> bool:
+        """Whether only the adapter needs to be sent."""
+        return self.lora is not None and self.policy_version >= 0
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
+        """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
+
+        With an adapter, only the first call loads the base. The KV cache is allocated last, so the gathered blocks
+        have room.
+        """
+        self._wake_weights()
+        adapters: dict[str, Tensor] = dict(weights) if self.holds_base else {}
+        if not self.holds_base:
+            base = self._base_of(weights, adapters)
+            if self.before_reload:
+                self.llm.apply_model(self.before_reload)
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
+            if self.wide_head:
+                self.wide_head.refresh()
+        if self.lora:
+            self.lora.load(self.llm, adapters)
+        if self._asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM kept its prefix cache after a weight sync: completions would mix old and new weights."
+            )
+        self.policy_version = policy_version
+
+    def _base_of(
+        self, weights: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Yields the weights that are not an adapter's, and puts the others into `adapters`."""
+        for name, tensor in weights:
+            if ".lora_" in name:
+                adapters[name] = tensor
+            else:
+                yield name, tensor
+
+    def _wake_weights(self) -> None:
+        """Map a sleeping engine's weights, which stay undefined, and restore its buffers. vLLM ignores a second
+        call."""
+        if self._asleep:
+            self.llm.wake_up(tags=["weights"])
+
+    def inspect(self, function: Callable[[nn.Module], T]) -> T:
+        """Returns `function`'s result for this rank's part of the engine's model. It wakes a sleeping engine's
+        weights."""
+        self._wake_weights()
+        return self.llm.apply_model(function)[0]
+
+    def num_cached_blocks(self) -> int:
+        """Returns the number of KV cache blocks that the prefix cache can reuse."""
+        manager = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+        return len(manager.block_pool.cached_block_hash_to_block)
+
+    def close(self) -> None:
+        """Stop the engine. Must run before the process group is destroyed, or vLLM's teardown raises."""
+        self.llm.llm_engine.engine_core.shutdown()
+
+
+def _stable_seed(*parts: int) -> int:
+    """Returns a 63-bit seed made of integers, the same in every process and version of Python."""
+    text = ",".join(map(str, parts))
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,219 @@
+"""Sampling over several steps: a step ends when enough groups are whole, and the others go on after its update.
+
+A carried group keeps its tokens with their log-probabilities. Which groups make a step depends on tokens, never on time, and
+none is thrown away: a group that has reached the greatest age is waited for.
+"""
+
+import base64
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from torchtitan.config import Configurable
+
+from torchtitan_rl import comm
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.events import record_metrics
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.generator.conversation import Conversation, Sampled
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.types import Completion, FinishReason, Group, Metric, Prompt, RecordArray
+
+
+class Partial(NamedTuple):
+    """The tokens of an unfinished sample, or of a finished one whose group is not complete."""
+
+    token_ids: list[int]
+    sampler_logprobs: list[float]
+    versions: list[int]
+    """The policy version that sampled each token."""
+    finish_reason: FinishReason | None
+    """None if it goes on."""
+    text: str
+    """The whole text, if it does not go on."""
+    records: RecordArray | None = None
+    """What the engine recorded at the prompt's tokens and these; None if nothing."""
+
+    @classmethod
+    def of(cls, conversation: Conversation, newest: int) -> "Partial":
+        """The tokens so far, the new ones of which the policy version `newest` sampled."""
+        finish_reason, versions = conversation.finish_reason, conversation.all_versions(newest)
+        trace = conversation.trace
+        text = conversation.last.text if finish_reason and conversation.last else ""
+        return cls(trace.token_ids, trace.sampler_logprobs, versions, finish_reason, text, trace.records)
+
+    def as_json(self) -> list[Any]:
+        """The fields as JSON values: records as their shape and base64."""
+        *others, records = self
+        if records is not None:
+            records = [records.shape, base64.b64encode(records.tobytes()).decode()]
+        return [*others, records]
+
+    @classmethod
+    def from_json(cls, *values: Any) -> "Partial":
+        """What `as_json` returned. Checkpoints of earlier versions have no records."""
+        partial = cls(*values)
+        if partial.records is None:
+            return partial
+        shape, encoded = partial.records
+        records = np.frombuffer(base64.b64decode(encoded), dtype=np.uint8).reshape(shape)
+        return partial._replace(records=records)
+
+    def go_on_in(self, conversation: Conversation) -> None:
+        """Give a new conversation these tokens. A limit that is lower now ends it."""
+        conversation.append_turn(
+            Sampled(-1, self.token_ids, self.sampler_logprobs, self.text, self.finish_reason, self.records)
+        )
+        conversation.versions = list(self.versions)
+        if conversation.finish_reason is None and conversation.room() <= 0:
+            conversation.finish_reason = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Carried:
+    """A prompt whose group continues in the next step."""
+
+    prompt: Prompt
+    since: int
+    """The policy version of the group's first tokens."""
+    samples: list[Partial]
+
+
+class GroupBudget:
+    """Decides which groups a step takes on one replica, as they become whole."""
+
+    def __init__(self, size: int, urgent: Collection[int] = ()) -> None:
+        """`size`: groups to take, among them the `urgent` ones, by prompt_idx."""
+        self.left, self._urgent = size, set(urgent)
+
+    def takes(self, prompt_idx: int) -> bool:
+        """Whether the whole group of `prompt_idx` is taken. Room is kept for the urgent ones."""
+        if prompt_idx not in self._urgent and self.left == len(self._urgent):
+            return False
+        self._urgent.discard(prompt_idx)
+        self.left -= 1
+        return True
+
+
+class InFlight(Configurable):
+    """The carried groups. Between steps they are equal on every rank and part of checkpoints."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        prompts: int = number(0, least=0, remedy="Use 1.5 times num_prompts_per_step, or 0.")
+        """Prompts that are sampled at once. A step ends when num_prompts_per_step of them are whole; the others go on after
+        the update. 0: every step waits for its longest completion."""
+
+        max_age: int = number(4, least=1, remedy="Use 4.")
+        """Most updates between a group's first token and the step that trains on it. That step waits for the group."""
+
+    needs_engine = True
+
+    def __init__(self, config: Config, *, prompt_at: Callable[[int], Prompt]) -> None:
+        """`prompt_at`: returns the training prompt of a `stream_idx`, after a resume."""
+        self.config = config
+        self.carried: dict[int, Carried] = {}  # by prompt_idx
+        self._prompt_at = prompt_at
+        self._kept: list[Carried] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether a step may begin or end with unfinished groups."""
+        return bool(self.config.prompts or self.carried)
+
+    def num_new(self, needed: int) -> int:
+        """Returns how many prompts a step of `needed` groups begins."""
+        return max(0, max(needed, self.config.prompts) - len(self.carried))
+
+    def admit(self, new: Sequence[Prompt]) -> list[Prompt]:
+        """Returns the carried prompts and the new ones, by prompt_idx. A new prompt gets the smallest index that is free.
+
+        Replicas share the prompts by index, so a carried group stays on its replica, and its successor gets its place.
+        """
+        if not self.active:
+            return list(new)
+        free = sorted(set(range(len(self.carried) + len(new))) - set(self.carried))
+        prompts = [replace(prompt, prompt_idx=index) for prompt, index in zip(new, free, strict=False)]
+        prompts += [carried.prompt for carried in self.carried.values()]
+        return sorted(prompts, key=lambda prompt: prompt.prompt_idx)
+
+    def sample(
+        self, generator: Generator, prompts: Sequence[Prompt], *, needed: int, step: int, round: int
+    ) -> Iterator[Group[Completion]]:
+        """Yields the first groups that are whole, this replica's share of `needed`. The others are kept for the next step."""
+        if not self.active:
+            yield from generator.generate(prompts, step=step, round=round)
+            return
+        begun = generator.begin(prompts, step=step, round=round)
+        self._give_tokens(begun.groups)
+        share = len(range(generator.replica, needed, generator.num_replicas))
+        budget, taken = self._budget(begun.prompts, share, version=generator.policy_version), set()
+        with closing(begun.whole_groups()) as whole:
+            for group in whole:
+                if budget.takes(group.prompt.prompt_idx):
+                    taken.add(group.prompt.prompt_idx)
+                    yield group
+                if not budget.left:
+                    break
+            begun.cut()
+        for prompt, conversations in zip(begun.prompts, begun.groups, strict=True):
+            if prompt.prompt_idx not in taken:
+                self._keep(prompt, conversations, version=generator.policy_version)
+
+    def _give_tokens(self, groups: Sequence[Sequence[Conversation]]) -> None:
+        """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
+        for group in groups:
+            carried = self.carried.get(group[0].prompt.prompt_idx)
+            for partial, conversation in zip(carried.samples if carried else (), group, strict=False):
+                partial.go_on_in(conversation)
+
+    def _budget(self, mine: Sequence[Prompt], size: int, *, version: int) -> GroupBudget:
+        """Returns the quota of a replica that samples `mine` with the policy `version`."""
+        began = {p.prompt_idx: self.carried[p.prompt_idx].since for p in mine if p.prompt_idx in self.carried}
+        old = sorted((since, index) for index, since in began.items() if version - since >= self.config.max_age)
+        return GroupBudget(size, [index for _, index in old[:size]])
+
+    def _keep(self, prompt: Prompt, conversations: Sequence[Conversation], *, version: int) -> None:
+        """Carry a group of this replica whose tokens were last sampled with the policy `version`."""
+        before = self.carried.get(prompt.prompt_idx)
+        samples = [Partial.of(conversation, version) for conversation in conversations]
+        self._kept.append(Carried(prompt=prompt, since=before.since if before else version, samples=samples))
+
+    def gather(self, generator: Generator) -> None:
+        """Make the kept groups of all replicas the carried ones, on every rank. Collective."""
+        if not self.active:
+            return
+        version = generator.policy_version
+        kept, self._kept = self._kept if generator.rank_in_replica == 0 else [], []
+        self.carried = {carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)}
+        tokens = sum(len(sample.token_ids) for carried in self.carried.values() for sample in carried.samples)
+        oldest = max((version - carried.since + 1 for carried in self.carried.values()), default=0)
+        counts = {"groups": len(self.carried), "tokens": tokens, "oldest": oldest}
+        record_metrics({f"in_flight/{name}": Metric(float(count), "max") for name, count in counts.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The carried groups, as JSON values. A prompt is saved as its place in the data, and its tokens to compare."""
+        return {
+            str(index): [
+                carried.prompt.stream_idx,
+                carried.prompt.token_ids.tolist(),
+                carried.since,
+                [sample.as_json() for sample in carried.samples],
+            ]
+            for index, carried in self.carried.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises UserError if the data have other prompts there now."""
+        self.carried = {}
+        for index, (place, tokens, since, samples) in state.items():
+            prompt = replace(self._prompt_at(place), prompt_idx=int(index))
+            if prompt.token_ids.tolist() != tokens:
+                raise UserError(
+                    f"the checkpoint holds unfinished completions of training prompt {place}, whose text is another one now. "
+                    "Resume with the data that the run was started with."
+                )
+            partials = [Partial.from_json(*sample) for sample in samples]
+            self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=partials)

@@ -1,0 +1,101 @@
+"""The sampling loop. Conversations advance independently, and the engine's batch is refilled as turns end."""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Protocol
+
+from torchtitan_rl.events import timed
+from torchtitan_rl.generator.conversation import Answer, Conversation
+from torchtitan_rl.generator.turn_engine import TurnEngine
+
+Share = Callable[[Any], Any]
+"""Returns the value of the engine's first rank on all its ranks, because all must add the same requests in the same
+order."""
+
+
+class Environments(Protocol):
+    """The environments of one call's conversations. Each has its conversation's index in the call."""
+
+    indices: Collection[int]
+    """The conversations that may have an environment. Each of them begins with an answer, that of its reset."""
+
+    def step_async(self, index: int) -> None:
+        """Start the environment's step on the policy's last turn."""
+
+    def answers(self, *, wait: bool, all: bool) -> list[Answer]:
+        """Return the answers that have arrived: at least one with `wait`, every outstanding one with `all`."""
+
+    def close(self) -> None:
+        """Close every environment that is still open."""
+
+
+class EnvironmentFactory(Protocol):
+    """Makes the environments that answer the policy."""
+
+    max_turn_tokens: int | None
+    """Maximum number of tokens in one turn; None if only the completion's limit applies."""
+    max_rollout_tokens: int | None
+    """Maximum number of tokens in all traces of a rollout together; None: no limit."""
+    wait_for_answers: bool
+    """Whether sampling pauses until every outstanding answer has arrived."""
+
+    def start(self, conversations: list[Conversation]) -> Environments:
+        """Return the environments of the conversations; their resets are under way."""
+
+
+def roll_out(
+    conversations: list[Conversation],
+    engine: TurnEngine,
+    environments: Environments | None,
+    share: Share,
+    *,
+    wait_for_answers: bool,
+    seeded: bool = False,
+) -> Iterator[int]:
+    """Sample all conversations to their end. Yields the index of each when it ends.
+
+    A conversation without an environment ends with its first turn. One that has ended in an earlier step comes first.
+
+    Args:
+        environments: the running environments on the engine's first rank; None on other ranks and without environments.
+        wait_for_answers: pause sampling until every outstanding answer has arrived. The composition of a batch, and
+            so the last bits of its numbers, then does not depend on timing.
+        seeded: give each turn its own seed even without environments.
+    """
+    in_turns: Collection[int] = share(environments.indices if environments else ())
+    # Without environments all requests are added at once, so the batch's draws are repeatable and cost less than seeds.
+    seeded = seeded or bool(in_turns)
+    for index, conversation in enumerate(conversations):
+        if index not in in_turns and conversation.finish_reason is None:
+            engine.add(index, conversation, seeded=seeded)
+    yield from [
+        index
+        for index, conversation in enumerate(conversations)
+        if conversation.finish_reason is not None
+    ]
+    asked = len(in_turns)
+    while engine.busy or asked:
+        turns = engine.step() if engine.busy else []
+        for sampled in turns:  # all are appended before one is yielded: the caller may stop
+            conversations[sampled.conversation_idx].append_turn(sampled)
+        for index in (sampled.conversation_idx for sampled in turns):
+            if conversations[index].in_turns:
+                asked += 1
+                if environments is not None:
+                    environments.step_async(index)
+            else:
+                yield index
+        if not asked:
+            continue
+        with timed("generate/environments"):
+            answers: list[Answer] = share(
+                environments and environments.answers(wait=not engine.busy, all=wait_for_answers)
+            )
+        asked -= len(answers)
+        for answer in answers:
+            conversations[answer.conversation_idx].append_answer(answer)
+            if answer.end is None:
+                engine.add(
+                    answer.conversation_idx, conversations[answer.conversation_idx], seeded=seeded
+                )
+            else:
+                yield answer.conversation_idx

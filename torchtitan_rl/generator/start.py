@@ -1,0 +1,237 @@
+"""Starts a generator with its vLLM engine in this process."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from torchtitan_rl.data.end_tokens import end_token_ids, hidden_token_ids
+from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.kept_tokens import KeptTokens
+from torchtitan_rl.generator.patches import Float32Head, repack_experts, replace_engine_parts
+from torchtitan_rl.generator.routing import SlotRecords, output_records
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from torchtitan_rl.generator.rollout import EnvironmentFactory
+    from torchtitan_rl.generator.turn_engine import EngineLora, EngineStatistics
+    from torchtitan_rl.sampling import SamplingConfig
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens in a block of a CPU engine's KV cache. vLLM's 128 let shorter prompts share nothing, and are no faster."""
+
+
+NEED_TORCHVISION = ("Qwen3_5ForCausalLM",)
+"""Architectures of text whose module in vLLM imports torchvision, for images."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings of PyTorch's GPU allocator. The first one that is set wins."""
+
+
+def start_generator(
+    config: Generator.Config,
+    *,
+    hf_assets_path: str,
+    tokenizer: "PreTrainedTokenizerBase",
+    sampling: "SamplingConfig",
+    seed: int,
+    environments: "EnvironmentFactory | None" = None,
+    stats: "EngineStatistics | None" = None,
+    lora: "EngineLora | None" = None,
+    records_kept: bool = False,
+) -> Generator:
+    """Returns a generator whose engine has empty weights. `WeightSync.push` must fill them before it samples.
+
+    Args:
+        hf_assets_path: the folder whose config.json describes the model.
+        sampling, environments, stats: see `Generator`.
+        lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
+        records_kept: record the tokens that the sampler keeps, for completions to learn from.
+    """
+    from vllm import LLM
+
+    degree = config.tensor_parallel_degree
+    replica, rank_in_replica = divmod(dist.get_rank(), degree)
+    siblings = range(replica * degree, (replica + 1) * degree)
+    options = engine_options(config) | (lora.engine_options() if lora else {})
+    unlink_shared_memory(siblings, rank_in_replica)  # left by a killed run
+    is_hybrid = import_engine_model(hf_assets_path)
+    with without_preloads():
+        llm = LLM(
+            model=hf_assets_path,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            tensor_parallel_size=degree,
+            distributed_executor_backend="external_launcher",
+            logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
+            enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
+            disable_log_stats=stats is None,
+            seed=seed,
+            **options,
+        )
+    unlink_shared_memory(siblings, rank_in_replica)
+    replace_engine_parts(llm, tokenizer, stats)
+    generator = config.build(
+        llm=llm,
+        tokenizer=tokenizer,
+        end_token_ids=end_token_ids(hf_assets_path, tokenizer),
+        hidden_token_ids=hidden_token_ids(tokenizer),
+        sampling=sampling,
+        seed=seed,
+        sleeps=options["enable_sleep_mode"],
+        environments=environments,
+        stats=stats,
+        lora=lora,
+    )
+    if ON_CPU:
+        generator.before_reload = repack_experts
+    if ON_CPU and config.dtype == "bfloat16":
+        generator.wide_head = generator.inspect(Float32Head)
+    if config.router_replay:
+        generator.records = SlotRecords(llm).of if ON_CPU else output_records
+    elif records_kept:
+        generator.records = KeptTokens(llm).of
+    return generator
+
+
+def engine_options(config: Generator.Config) -> dict[str, Any]:
+    """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
+
+    - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to
+      eighths.
+    - A float32 engine on a GPU needs vLLM's Triton attention, because the flash kernels support 16-bit types only.
+    - A CPU engine is always eager and never sleeps. It prefills whole prompts: requests with their own seed (each
+      turn of a conversation has one) lose half their tokens when preempted, because the CPU generator cannot be
+      rewound.
+    - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
+    """
+    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
+    if ON_CPU:
+        options |= {
+            "enforce_eager": True,
+            "enable_sleep_mode": False,
+            "enable_chunked_prefill": False,
+        }
+        return options | {"block_size": CPU_BLOCK_TOKENS}
+    options |= {
+        "enforce_eager": config.enforce_eager,
+        "enable_sleep_mode": bool(config.sleep),
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "moe_backend": "triton",  # others rearrange the weights of experts, which could then not be proven
+        "enable_return_routed_experts": config.router_replay,
+    }
+    if config.dtype == "float32":
+        options["attention_config"] = {"backend": "TRITON_ATTN"}
+    if config.tensor_parallel_degree > 1 and expandable_segments():
+        options["disable_custom_all_reduce"] = True
+    return options
+
+
+def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
+    """Remove the name of the memory that this rank of a CPU engine shares with its other `ranks`. Mappings stay valid.
+
+    vLLM derives the name from the ranks alone and fails if it exists, so a killed run would block every later one.
+    """
+    ending = f"-[{'-'.join(map(str, ranks))}]-cpushm_{rank_in_replica}"
+    for path in Path("/dev/shm").glob("*-cpushm_*"):
+        if path.name.endswith(ending):
+            path.unlink(missing_ok=True)
+
+
+def import_engine_model(hf_assets_path: str) -> bool:
+    """Import the engine's model class here. Returns whether it is a hybrid, with layers that carry a state.
+
+    vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to leave CUDA alone.
+
+    The trainer has initialized CUDA already. vLLM itself refuses an architecture that it does not know.
+    """
+    from vllm import ModelRegistry
+
+    is_hybrid = False
+    entries = json.loads(Path(hf_assets_path, "config.json").read_text())
+    for architecture in entries.get("architectures") or ():
+        known = ModelRegistry.models.get(architecture)
+        if known:
+            with torchvision_stand_in() if architecture in NEED_TORCHVISION else nullcontext():
+                model_class = known.load_model_cls()
+            ModelRegistry.register_model(architecture, model_class)
+            is_hybrid |= getattr(model_class, "is_hybrid", False)
+    return is_hybrid
+
+
+class _Anything(ModuleType):
+    """A module of any name, with any attribute."""
+
+    __path__: tuple[str, ...] = ()
+
+    def __getattr__(self, name: str) -> "_Anything":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name)
+
+
+class _StandIn(MetaPathFinder, Loader):
+    """Finds torchvision and all below it."""
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        own = name.partition(".")[0] == "torchvision"
+        return ModuleSpec(name, self, is_package=True) if own else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Anything(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def torchvision_stand_in() -> Iterator[None]:
+    """Within the context, torchvision can be imported if it is not installed. Nothing in it works. PyPI's build needs CUDA."""
+    if find_spec("torchvision") is not None:
+        yield
+        return
+    finder = _StandIn()
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+
+
+@contextmanager
+def without_preloads() -> Iterator[None]:
+    """Restore LD_PRELOAD afterwards. A CPU engine names two libraries in it for worker processes, which it does not
+    have here.
+
+    Programs that rewards and tools start would load them too.
+    """
+    before = os.environ.get("LD_PRELOAD")
+    try:
+        yield
+    finally:
+        os.environ.pop("LD_PRELOAD", None)
+        if before is not None:
+            os.environ["LD_PRELOAD"] = before
+
+
+def expandable_segments() -> bool:
+    """Whether the environment enables growing segments in PyTorch's GPU allocator."""
+    settings = next(filter(None, map(os.environ.get, ALLOCATOR_VARIABLES)), "")
+    return bool(re.search(r"expandable_segments\s*:\s*(True|1)\b", settings, re.IGNORECASE))

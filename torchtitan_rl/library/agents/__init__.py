@@ -1,3 +1,0 @@
-"""Agents in their own processes: an OpenAI-compatible address of the policy. Importing this package needs no vLLM."""
-
-from torchtitan_rl.library.agents.environment import AgentEnvironment

@@ -1,5 +1,0 @@
-"""Environments and tools: they answer the policy between its turns. Importing this package needs no vLLM."""
-
-from torchtitan_rl.library.environments.checks import Context
-from torchtitan_rl.library.environments.interface import Environment, Message, Turn, environment_reward
-from torchtitan_rl.library.environments.tools import ToolEnvironment, tool_schemas

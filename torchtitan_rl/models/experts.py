@@ -1,0 +1,225 @@
+"""Mixture of experts over a pack: exact in any dtype, without the padding of a pack, and measured."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts, MoE
+from torchtitan.models.qwen3 import Qwen3Model
+
+from torchtitan_rl.models.score import SeesPacks
+from torchtitan_rl.types import NO_RECORD, Metric, SegmentLayout
+
+
+class ExactExperts(GroupedExperts):
+    """torchtitan's experts in the dtype of their weights. torchtitan's own round input and weights to bfloat16."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
+        """x [R, D], sorted by expert, and the number of rows of each expert, [E] -> [R, D]"""
+        ends = torch.cumsum(num_tokens_per_expert_E, dim=0, dtype=torch.int32)  # [E]
+        gate = _transposed(self.w1_EFD)  # [E, D, F]
+        down = _transposed(self.w2_EDF)  # [E, F, D]
+        up = _transposed(self.w3_EFD)  # [E, D, F]
+        opened = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends))  # [R, F]
+        inner = opened * self._grouped_mm(A=x_RD, B_t=up, offs=ends)  # [R, F]
+        return self._grouped_mm(A=inner, B_t=down, offs=ends)  # [R, D]
+
+
+def _transposed(weight: Tensor) -> Tensor:
+    """This rank's experts of a weight [E, X, Y] -> [E, Y, X]."""
+    if isinstance(weight, DTensor):
+        weight = weight.to_local()
+    return weight.transpose(-2, -1)
+
+
+class Float32Gate(Linear):
+    """A router's logits in float32. torchtitan asks autocast for that, which on a CPU has no float32."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):
+        pass
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[1, n, D] -> [1, n, E]"""
+        return F.linear(input.float(), self.weight.float())
+
+
+class PackedMoE(MoE):
+    """torchtitan's mixture of experts for one pack. Padding at the pack's end is not routed and not counted.
+
+    With `replayed`, tokens go to the experts that the sampler recorded (R3, arXiv 2510.11370). Their weights are the
+    router's own, and so is its gradient.
+
+    Forwards with a gradient count what their tokens chose, until `take_counts`. Forwards without one, such as those of an
+    evaluation, count nothing.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MoE.Config):
+        pass
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.padding = 0
+        """Rows at the end of the next pack that are not routed. Set by `route`; the backward may read it again."""
+        self.entropy: Tensor | float = 0.0
+        """The sum of the routers' entropies of the tokens in `tokens_per_expert_E`, in nats."""
+        self.replayed: Tensor | None = None
+        """[T, K] uint8, the experts of each row of the next pack; NO_RECORD where the router chooses. None: everywhere.
+        Set by `route`, as `padding` is."""
+        self.replays: Tensor | float = 0.0
+        """Tokens with replayed experts, and those of them for which the router would have chosen others: [2]."""
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """[1, T, D] -> [1, T, D], 0 on padding"""
+        routed = x_BLD[:, : x_BLD.shape[1] - self.padding]  # [1, n, D]
+        bias = None if self.replayed is None else self._bias(routed.shape[1])  # [1, n, E]
+        # [1, n, K], [1, n, K], [1, n, E]
+        weights, chosen, probabilities = self.router(routed, bias)
+        is_chosen = torch.zeros_like(probabilities, dtype=torch.bool)  # [1, n, E]
+        is_chosen.scatter_(-1, chosen, True)
+        counts = is_chosen.sum((0, 1))  # [E] int64
+        if torch.is_grad_enabled():
+            self._count(counts, probabilities.detach())
+            if self.replayed is not None:
+                self._count_replays(chosen[0], probabilities[0].detach())
+        out = self.routed_experts(routed, weights, chosen, counts)  # [1, n, D]
+        return F.pad(out, (0, 0, 0, self.padding))
+
+    def _bias(self, rows: int) -> Tensor:
+        """[1, n, E], what torchtitan adds to the probabilities for the choice alone: more than any at replayed experts."""
+        experts = self.router.num_experts
+        # [n, K], E where nothing was recorded
+        chosen = self.replayed[:rows].long().clamp(max=experts)
+        bias = torch.zeros(rows, experts + 1, device=chosen.device)
+        return bias.scatter_(-1, chosen, 2.0)[None, :, :experts]
+
+    def _count_replays(self, chosen: Tensor, probabilities: Tensor) -> None:
+        """Add one pack's replays, [n, K] of [n, E]."""
+        replayed = self.replayed[: len(chosen), 0] != NO_RECORD  # [n]
+        least = probabilities.gather(-1, chosen).amin(-1)  # [n], of the chosen
+        most = probabilities.scatter(-1, chosen, 0.0).amax(-1)  # [n], of the others
+        otherwise = replayed & (most > least)  # [n]
+        counts = torch.stack([replayed.sum(), otherwise.sum()])  # [2]
+        self.replays = self.replays + counts
+
+    def _count(self, counts: Tensor, probabilities: Tensor) -> None:
+        """Add one pack's counts, [E], and entropies, of [1, n, E]."""
+        self.tokens_per_expert_E += counts
+        self.entropy = self.entropy - torch.special.xlogy(probabilities, probabilities).sum()
+
+    def take_counts(self) -> Tensor:
+        """Returns (tokens of each expert, sum of entropies, replays), [E + 3] float32, since the last call."""
+        zeros = self.tokens_per_expert_E.new_zeros
+        sums = zeros(1) + self.entropy, zeros(2) + self.replays
+        taken = torch.cat([self.tokens_per_expert_E, *sums])  # [E + 3]
+        self.tokens_per_expert_E.zero_()
+        self.entropy = self.replays = 0.0
+        return taken
+
+
+def packed_moe(config: MoE.Config) -> PackedMoE.Config:
+    """Returns the config of the same mixture as a PackedMoE with ExactExperts.
+
+    Without torchtitan's load balancing: its bias of experts is in no Hugging Face model and not in the engine.
+    """
+    experts = ExactExperts.Config(**_fields(config.routed_experts.inner_experts))
+    routed = replace(config.routed_experts, inner_experts=experts)
+    gate = Float32Gate.Config(**_fields(config.router.gate))
+    router = replace(config.router, gate=gate)
+    given = _fields(config) | {
+        "routed_experts": routed,
+        "router": router,
+        "load_balance_coeff": None,
+    }
+    return PackedMoE.Config(**given)
+
+
+class PackedQwen3(Qwen3Model, SeesPacks):
+    """A Qwen3 whose mixtures are told of each pack."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        pass
+
+    def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
+        route(self, layout, records)
+
+    def update_metrics(self, group: dist.ProcessGroup | None) -> dict[str, Metric]:
+        return routing_metrics(self, group)
+
+
+def packed_qwen3(config: Qwen3Model.Config) -> PackedQwen3.Config:
+    """Returns the config of the same model as a PackedQwen3 with PackedMoE."""
+    layers = [replace(layer, moe=None if layer.moe is None else packed_moe(layer.moe)) for layer in config.layers]
+    return PackedQwen3.Config(**_fields(config) | {"layers": layers})
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+def mixtures(model: Decoder) -> Iterator[PackedMoE]:
+    """Yields the mixture of each layer that has one."""
+    for layer in model.layers.values():
+        if getattr(layer, "moe_enabled", False):
+            yield layer.moe
+
+
+def route(model: Decoder, layout: SegmentLayout, records: Tensor | None) -> None:
+    """Tell a model's mixtures which rows of the next forward, and of its backward, are padding, and to which experts the
+    others go.
+
+    Args:
+        records: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
+    """
+    for number, layer in model.layers.items():
+        if not getattr(layer, "moe_enabled", False):
+            continue
+        layer.moe.padding = layout.padding
+        layer.moe.replayed = None
+        if records is not None:
+            of_layers = records.view(len(records), len(model.layers), -1)  # [T, layers, K]
+            layer.moe.replayed = of_layers[:, int(number)]  # [T, K]
+
+
+def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str, Metric]:
+    """Returns the metrics of what the tokens chose since the last call; {} for a dense model. Collective.
+
+    Args:
+        group: the data-parallel ranks; None for one.
+    """
+    found = list(mixtures(model))
+    if not found:
+        return {}
+    counted = torch.stack([moe.take_counts() for moe in found])  # [layers, E + 3]
+    if group is not None:
+        dist.all_reduce(counted, group=group)
+    counted = counted.cpu()  # the host waits once
+    counts = counted[:, :-3]  # [layers, E]
+    entropies = counted[:, -3]  # [layers]
+    replayed, otherwise = counted[:, -2:].sum(0).tolist()
+    tokens = counts.sum(1) / found[0].router.top_k  # [layers]
+    if not tokens.all():
+        return {}
+    largest = counts.amax(1) / counts.mean(1)  # [layers]
+    values = {
+        "moe/largest_load": largest.max(),
+        "moe/router_entropy": (entropies / tokens).mean(),
+        "moe/dead_experts": (counts == 0).sum(),
+    }
+    if replayed:
+        values["moe/replayed"] = replayed / tokens.sum()
+        values["moe/chosen_otherwise"] = otherwise / replayed
+    return {name: Metric(float(value), "mean") for name, value in values.items()}

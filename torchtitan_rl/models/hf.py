@@ -1,0 +1,95 @@
+"""The sharded policy in Hugging Face's layout: full weights, block by block."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.models.common.attention import FusedQKVLinear
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
+
+from torchtitan_rl.models.lora.lora_config import is_adapter
+
+
+@torch.no_grad()
+def hf_weights(
+    model: Decoder,
+    state_dict_adapter: BaseStateDictAdapter,
+    dtype: torch.dtype,
+    *,
+    whole_blocks: bool = False,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields (Hugging Face name, full tensor in `dtype`) for every weight but adapters'. Tied weights come under both
+    names.
+
+    Collective: all ranks must iterate in step. Each tensor is cast before it is gathered. Only one block's tensors
+    are held at a time: FSDP frees them when the next one is asked for, so copy what you keep.
+
+    Args:
+        whole_blocks: let FSDP gather a layer in one collective, as for a forward. Allowed only for the forward's dtype.
+    """
+    for prefix, block in blocks_of(model):
+        if prefix == "lm_head." and model.enable_weight_tying:
+            continue  # comes with the embedding
+        at_once = whole_blocks and prefix.startswith("layers.")
+        with _unsharded(block) if at_once else nullcontext():
+            state: dict[str, Tensor] = {}
+            for name, p in block.named_parameters():
+                if not is_adapter(name):
+                    state[canonical_fqn(prefix + name)] = gather(p, dtype)
+            yield from to_hf(model, state_dict_adapter, prefix, block, state)
+
+
+@contextmanager
+def _unsharded(block: FSDPModule) -> Iterator[None]:
+    block.unshard()
+    try:
+        yield
+    finally:
+        block.reshard()
+
+
+def to_hf(
+    model: Decoder,
+    state_dict_adapter: BaseStateDictAdapter,
+    prefix: str,
+    block: nn.Module,
+    state: dict[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields one block's tensors under their Hugging Face names. Tied tensors come under both names."""
+    for name, module in block.named_modules():
+        # In place of torchtitan's state_dict hook, which gathers in the master dtype.
+        if isinstance(module, FusedQKVLinear):
+            FusedQKVLinear._split_qkv_on_save(
+                module, state, canonical_fqn(f"{prefix}{name}") + ".", {}
+            )
+    weights = state_dict_adapter.to_hf(state)
+    if model.enable_weight_tying and "model.embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    yield from weights.items()
+
+
+def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
+    """Yields (prefix of its parameter names, module) for the embedding, each layer, the norm and the head."""
+    for name, child in model.named_children():
+        if name == "layers":
+            yield from ((f"layers.{i}.", layer) for i, layer in child.named_children())
+        else:
+            yield f"{name}.", child
+
+
+def gather(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the full tensor in `dtype` on every rank. Collective."""
+    cast = parameter.detach().to(dtype)
+    return cast.full_tensor() if isinstance(cast, DTensor) else cast
+
+
+def local_shard(t: Tensor) -> Tensor:
+    """Returns this rank's shard of a DTensor, detached; the whole of a plain tensor."""
+    if isinstance(t, DTensor):
+        t = t.to_local()
+    return t.detach()

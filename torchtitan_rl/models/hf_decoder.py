@@ -1,0 +1,321 @@
+"""Runs a decoder of transformers as the policy: its own layers, with packed attention, FSDP2 and the scoring head.
+
+The model has torchtitan's parts (`tok_embeddings`, `layers`, `norm`, `lm_head`), which are transformers' modules under other
+names. The forward is transformers' own, so each detail of a family is computed by the code that defines it.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.qwen3 import parallelize_qwen3
+from torchtitan.models.utils import get_dense_model_nparams_and_flops
+from torchtitan.protocols.model import BaseModel
+from torchtitan.protocols.module import ModuleDict
+from torchtitan.protocols.sharding import ShardingConfig
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from torchtitan_rl.errors import expect
+from torchtitan_rl.models.attention import PackedRows
+from torchtitan_rl.models.linear_layers import LINEAR, check_linear, each_sequence, run_on_sequences
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
+from torchtitan_rl.models.lora.lora_layers import add_adapters
+from torchtitan_rl.models.multimodal import TextReader
+from torchtitan_rl.models.score import LogprobHead
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from torchtitan_rl.generator.generator import Generator
+    from torchtitan_rl.trainer.trainer_config import TrainerConfig
+
+ATTENTION = "torchtitan_rl_packed"
+"""The name of `packed_attention` among transformers' attention functions. Models with another name are not affected."""
+
+HARMLESS = ("position_ids", "use_cache")
+"""Options that models pass to their attention and that change nothing here."""
+
+LONGER_WINDOWS = ("cohere2",)
+"""Model types whose windows are one token longer in vLLM than in transformers: vllm/model_executor/models/commandr.py adds it."""
+
+HALVES_IN_ENGINE = ("glm", "glm4")
+"""Model types whose one matrix of gate and up is two matrices to vLLM's adapters, which cannot take its A and B."""
+
+NAMES = {"tok_embeddings.": "model.embed_tokens.", "layers.": "model.layers.", "norm.": "model.norm."}
+"""{beginning of a parameter's name here: in transformers}. The names of the output head are the same."""
+
+
+class PackedCall(NamedTuple):
+    """How one forward's attention is computed. Each attention module of the model calls it once."""
+
+    masks: PackedRows | VarlenMetadata
+    inner: dict[int | None, VarlenAttention]
+    """The attention of each sliding window; None: of layers that attend to everything before."""
+
+    def __call__(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int | None
+    ) -> Tensor:
+        """q [1, T, N, H], k and v [1, T, Nkv, H] -> [1, T, N, H]"""
+        grouped = q.shape[2] != k.shape[2]
+        return self.inner[window](q, k, v, attention_masks=self.masks, scale=scale, enable_gqa=grouped)
+
+    def linear(self, forward: Callable[..., Tensor], hidden: Tensor) -> Tensor:
+        """The `forward` of a linear layer, [1, T, D] -> [1, T, D], inside each sequence."""
+        return each_sequence(forward, hidden, self.masks)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed: PackedCall,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers. query [1, N, T, H], key and value [1, Nkv, T, H] -> [1, T, N, H], None.
+
+    Args:
+        packed: passed by `HFDecoder.forward` through the model.
+        attention_mask: None, unless the model makes a mask of its own. transformers makes none for this function.
+        dropout: 0, because the policy stays in evaluation mode.
+        options: HARMLESS ones. Others, and a mask, are passed on, and `hf_support` refuses models that have them.
+    """
+    asked = {
+        name: value
+        for name, value in {"attention_mask": attention_mask, **options}.items()
+        if value is not None and name not in HARMLESS and (name, value) != ("is_causal", True)
+    }
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))  # [1, T, N or Nkv, H]
+    return packed(module, q, k, v, scale=scaling, window=sliding_window, **asked), None
+
+
+def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
+    """Returns transformers' model with packed attention, in evaluation mode, on torch's default device and in its dtype."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)
+    shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    own = getattr(_own_copy(shared.__module__), shared.__name__)
+    model = own._from_config(deepcopy(config), attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
+    for layer in linear_layers(model.base_model):
+        run_on_sequences(layer)
+    return model.eval()
+
+
+def linear_layers(base: nn.Module) -> list[nn.Module]:
+    """Returns the linear layers of a transformers' model without its head."""
+    name = LINEAR.get(base.config.model_type, "")
+    return [getattr(layer, name) for layer in base.layers if hasattr(layer, name)] if name else []
+
+
+@cache
+def _own_copy(name: str) -> ModuleType:
+    """Imports a module of transformers a second time, so that changes to its classes affect the policy only.
+
+    vLLM's Transformers backend replaces `__init__` and `__call__` of a family's class, for every instance in the process. A model
+    that is built afterwards would fail.
+    """
+    spec = spec_from_file_location(f"{name}_of_policy", find_spec(name).origin)
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # transformers looks up the module of a class
+    spec.loader.exec_module(module)
+    return module
+
+
+class ScaledHead(LogprobHead):
+    """A LogprobHead of a model that multiplies its logits by a constant."""
+
+    def __init__(self, config: LogprobHead.Config, scale: float) -> None:
+        super().__init__(config)
+        self.scale = scale
+
+
+class HFDecoder(Decoder):
+    """A dense decoder of transformers with torchtitan's interface."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Decoder.Config):
+        """The inherited fields hold the sizes; `hf` alone decides what is computed."""
+
+        hf: "PretrainedConfig | None" = None
+        windows: tuple[int | None, ...] = ()
+        """The sliding window of each layer, counting the token itself; None: no window."""
+        logit_scale: float = 1.0
+        """The constant by which the model multiplies its logits."""
+        merged: tuple[str, ...] = ()
+        """Matrices that hold several of vLLM's, such as gate_up_proj."""
+        linear: int = 0
+        """Layers with linear attention."""
+        lora: LoraConfig | None = None
+        """The adapters of its layers; None: all weights are trained."""
+        part_of: str = ""
+        """The architecture of the multimodal checkpoint whose text this is; "" for a checkpoint of its own."""
+
+        def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
+            """Set the sharding under tensor parallelism: none."""
+            check_parallelism(self, config.parallelism.tensor_parallel_degree)
+            self.lm_head.sharding_config = ShardingConfig()
+
+        def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
+            """Returns the parameters and a token's operations, as if no layer had a window and no state."""
+            attention = self.first_attention
+            return get_dense_model_nparams_and_flops(
+                model,
+                len(self.layers) - self.linear,
+                attention.n_heads,
+                2 * attention.head_dim,
+                seq_len,
+                self.enable_weight_tying,
+            )
+
+    def __init__(self, config: Config) -> None:
+        BaseModel.__init__(self)
+        self.config = config
+        base = build_transformers_model(config.hf).model
+        if config.lora:
+            add_adapters(base.layers, config.lora)
+        self.tok_embeddings = base.embed_tokens
+        self.layers = ModuleDict({str(i): layer for i, layer in enumerate(base.layers)})
+        self.norm = base.norm
+        scale = config.logit_scale
+        self.lm_head = config.lm_head.build() if scale == 1 else ScaledHead(config.lm_head, scale)
+        self.enable_weight_tying = config.enable_weight_tying
+        if self.enable_weight_tying:
+            self.tok_embeddings.weight = self.lm_head.weight
+        # Not a child: its parameters would have two names.
+        self._base = (base,)
+        attention = config.first_attention.inner_attention
+        self._inner = {
+            window: (attention if window is None else replace(attention, window_size=(window - 1, 0))).build()
+            for window in set(config.windows)
+        }
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(config.lora is None or is_adapter(name))
+
+    def train(self, mode: bool = True) -> "HFDecoder":
+        """Stay in evaluation mode, in which no model has dropout: the sampler has none."""
+        return super().train(False)
+
+    @property
+    def rounded(self) -> list[nn.Module]:
+        """Modules inside the layers whose rounding errors add to those of the layers' outputs: see sync/probe.py."""
+        return [
+            part for layer in linear_layers(self._base[0]) for part in layer.children() if isinstance(part, nn.Linear)
+        ]
+
+    def take_layers(self) -> None:
+        """Let transformers' model run this model's layers, after they were wrapped for activation checkpointing."""
+        for i, layer in self.layers.items():
+            self._base[0].layers[int(i)] = layer
+
+    def init_states(self, *, buffer_device: torch.device | None = None) -> None:
+        """Tie the embeddings and compute the buffers (rotary frequencies, scales). Weights stay as they are."""
+        if self.enable_weight_tying:
+            self.tok_embeddings.weight = self.lm_head.weight
+        base, device = self._base[0], self.lm_head.weight.device
+        for module in base.modules():
+            if next(module.buffers(recurse=False), None) is not None:
+                if next(module.parameters(recurse=False), None) is None:  # the others are on the device
+                    module.to_empty(device=device, recurse=False)
+                base._init_weights(module)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention_masks: PackedRows | VarlenMetadata) -> Any:
+        """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores."""
+        packed = PackedCall(attention_masks, self._inner)
+        found = self._base[0].forward(input_ids=tokens, position_ids=positions, use_cache=False, packed=packed)
+        return self.lm_head(found.last_hidden_state)
+
+
+class HFStateDictAdapter(StateDictAdapter):
+    """Only the parts' names change: see NAMES. The tensors are transformers' own."""
+
+    def get_hf_storage_reader(self, path: str, from_quantized: bool = False) -> TextReader:
+        """Returns a reader of a folder, which may be a multimodal checkpoint's."""
+        return TextReader(path)
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tensors under their Hugging Face names, without adapters and a tied head, which files leave out."""
+        tied = self.model_config.enable_weight_tying
+        left_out = {name for name in state_dict if is_adapter(name) or (tied and name == "lm_head.weight")}
+        return dict(_renamed(((name, t) for name, t in state_dict.items() if name not in left_out), NAMES))
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Returns the tensors under this model's names."""
+        return dict(_renamed(hf_state_dict.items(), {theirs: ours for ours, theirs in NAMES.items()}))
+
+
+def longest_window(model: Decoder.Config) -> int:
+    """Returns the longest sliding window of a model's layers, 0 without one. A shorter sequence does not show whether windows are
+    right."""
+    windows = model.windows if isinstance(model, HFDecoder.Config) else ()
+    return max((window for window in windows if window), default=0)
+
+
+def _renamed(named: Any, beginnings: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    for name, value in named:
+        begin = next((b for b in beginnings if name.startswith(b)), "")
+        yield beginnings.get(begin, "") + name.removeprefix(begin), value
+
+
+def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
+    """Applies activation checkpointing, compilation and FSDP2 or HSDP. Qwen3's function does so for any decoder without TP."""
+    parallelize_qwen3(model, **options)
+    model.take_layers()
+    return model
+
+
+def check_parallelism(config: Decoder.Config, degree: int) -> None:
+    """Check that the trainer's tensor parallelism is off for transformers' models.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if isinstance(config, HFDecoder.Config):
+        expect(
+            degree == 1, "trainer.parallelism.tensor_parallel_degree", degree,
+            f"1 for {config.hf.model_type}, which runs with transformers' layers",
+            "Use data_parallel_shard_degree (FSDP). The generator's tensor_parallel_degree may differ.",
+        )  # fmt: skip
+
+
+def check_other_parts(
+    config: Decoder.Config, trainer: "TrainerConfig", generator: "Generator.Config", *, on_cpu: bool
+) -> None:
+    """Check that the engine computes a model of transformers as its layers do, and that its weights can be proven.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if not isinstance(config, HFDecoder.Config):
+        return
+    kind, degree, longest = config.hf.model_type, generator.tensor_parallel_degree, generator.max_model_len
+    expect(
+        degree == 1 or not config.merged, "generator.tensor_parallel_degree", degree,
+        f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
+    )  # fmt: skip
+    expect(
+        kind not in LONGER_WINDOWS or longest <= (longest_window(config) or longest), "generator.max_model_len", longest,
+        f"at most the sliding window of {kind}, {longest_window(config)}: vLLM's window is one token longer", "Lower it.",
+    )  # fmt: skip
+    targets = {"gate_proj", "up_proj"}.intersection(trainer.lora.targets if trainer.lora.rank else ())
+    expect(
+        kind not in HALVES_IN_ENGINE or not targets, "trainer.lora.targets", trainer.lora.targets,
+        f"neither gate_proj nor up_proj for {kind}, whose one matrix of both is two to vLLM's adapters",
+        "Set --trainer.lora.targets qkv_proj o_proj down_proj.",
+    )  # fmt: skip
+    if config.linear:
+        check_linear(config.hf, trainer, generator, on_cpu=on_cpu)

@@ -1,0 +1,181 @@
+"""Examines a model of transformers: may it be trained with packed sequences, with which windows and which logit scale?
+
+Nothing is looked up by family. The model is built without weights, and its structure, the calls of its attention and the
+transformation of its logits are read off. Whatever this trainer would compute differently is refused by name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from torchtitan_rl.models.hf_decoder import build_transformers_model, linear_layers
+from torchtitan_rl.models.linear_layers import LINEAR
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+ATTENDING = {"full_attention", "sliding_attention"}
+"""The `layer_types` whose layers mix tokens by attention alone."""
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""RoPE types whose frequencies depend on the longest sequence of a batch, so on the other sequences of a pack."""
+
+
+class Unsupported(Exception):
+    """The model cannot be trained. The text names the feature that this trainer does not compute."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The facts about a supported model that the trainer needs."""
+
+    windows: tuple[int | None, ...]
+    """The sliding window of each layer; None: no window."""
+    logit_scale: float
+    merged: tuple[str, ...]
+    """The matrices that transformers stores as one and vLLM splits over an engine's ranks part by part."""
+    linear: int
+    """Layers with linear attention."""
+
+
+MERGED = {"qkv_proj", "gate_up_proj", "in_proj_qkv"}
+
+
+def examine(config: "PretrainedConfig", architecture: str) -> Examined:
+    """Returns a model's windows and logit scale. Builds it on the meta device.
+
+    Raises:
+        Unsupported: naming what this trainer does not compute.
+    """
+    _check_config(config, architecture)
+    try:
+        with torch.device("meta"):
+            model = build_transformers_model(config)
+        _check_structure(model)
+        merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
+        linear = len(linear_layers(model.base_model))
+        return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)), linear)
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever a model's own code raises
+        raise Unsupported(f"transformers' code for it raises {type(error).__name__}: {error}") from error
+
+
+def _check_config(config: "PretrainedConfig", architecture: str) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    parts = sorted(config.sub_configs)
+    if parts:
+        raise Unsupported(f"it is multimodal or nested ({', '.join(parts)})")
+    if getattr(config, "quantization_config", None) is not None:
+        raise Unsupported("it is quantized")
+    if config.is_encoder_decoder:
+        raise Unsupported("it is an encoder-decoder")
+    if experts := [name for name in EXPERTS if (getattr(config, name, None) or 0) > 1]:
+        raise Unsupported(f"it is a mixture of experts ({experts[0]} {getattr(config, experts[0])})")
+    mixing = ATTENDING | ({"linear_attention"} if config.model_type in LINEAR else set())
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - mixing):
+        raise Unsupported(f"it is a hybrid or recurrent model, with layers of type {', '.join(others)}")
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if known is None or known.__name__ != architecture:
+        found = f"which is {known.__name__}" if known else "and there is none"
+        raise Unsupported(f"it is not transformers' decoder for model_type {config.model_type!r}, {found}")
+    if config.model_type in ("cohere", "cohere2") and getattr(config, "rms_norm_eps", None) is not None:
+        raise Unsupported("it has rms_norm_eps, for which vLLM uses RMSNorm and transformers LayerNorm: leave it out")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]:
+        if one.get("rope_type") in LENGTH_DEPENDENT:
+            raise Unsupported(f"it has rope_type {one['rope_type']!r}, which depends on the batch's longest sequence")
+
+
+def _check_structure(model: "PreTrainedModel") -> None:
+    """Check that the parts have the usual names, and that only attention and linear layers mix tokens."""
+    linear = {part for layer in linear_layers(model.base_model) for part in layer.modules()}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if "Moe" in kind or "MoE" in kind or "Expert" in kind:
+            raise Unsupported(f"it is a mixture of experts ({kind})")
+        own = next(module.parameters(recurse=False), None) is not None and module not in linear
+        if own and not (isinstance(module, (nn.Linear, nn.Embedding)) or kind.endswith("Norm")):
+            raise Unsupported(
+                f"it has {name} of class {kind}: recurrent, convolutional or other parts beside attention and MLP"
+            )
+    base, prefix = model.base_model, model.base_model_prefix
+    parts = {name for name, child in base.named_children() if next(child.parameters(), None) is not None}
+    outer = {name for name, child in model.named_children() if next(child.parameters(), None) is not None}
+    if (prefix, parts, outer) != ("model", {"embed_tokens", "layers", "norm"}, {"model", "lm_head"}):
+        raise Unsupported(
+            f"its parts are {sorted(outer)} with {sorted(parts)}, not model and lm_head with embed_tokens, layers, norm"
+        )
+    named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if stored := sorted(model.state_dict().keys() - named):
+        raise Unsupported(f"it stores {stored[0]}, which is no parameter and would not reach the engine")
+    if model.lm_head.bias is not None:
+        raise Unsupported("it has a bias on its output head")
+
+
+class Calls:
+    """Replaces a `PackedCall` and records the window of each attention module, None for a linear layer."""
+
+    def __init__(self) -> None:
+        self.windows: list[int | None] = []
+
+    def __call__(
+        self,
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
+        **options: Any,
+    ) -> Tensor:
+        if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
+            raise Unsupported("its attention is not causal")
+        if options:
+            raise Unsupported(f"its attention uses {', '.join(sorted(options))}")
+        if q.shape[-1] != v.shape[-1]:
+            raise Unsupported(f"its heads have {q.shape[-1]} entries in keys and {v.shape[-1]} in values")
+        self.windows.append(window)
+        return torch.empty_like(q)
+
+    def linear(self, forward: Callable[..., Tensor], hidden: Tensor) -> Tensor:
+        self.windows.append(None)
+        return torch.empty_like(hidden)
+
+
+def _windows(model: "PreTrainedModel") -> tuple[int | None, ...]:
+    calls, tokens = Calls(), torch.zeros(1, 4, dtype=torch.int64, device="meta")
+    with torch.no_grad():
+        model.model.forward(input_ids=tokens, position_ids=tokens, use_cache=False, packed=calls)
+    layers = len(model.model.layers)
+    if len(calls.windows) != layers:
+        raise Unsupported(f"its {layers} layers call attention {len(calls.windows)} times")
+    return tuple(calls.windows)
+
+
+class _Known(nn.Module):
+    """Takes the place of everything before the output head, with a known result."""
+
+    hidden = torch.linspace(-60, 60, 241, dtype=torch.float64)[None, None]  # [1, 1, 241]
+
+    def forward(self, **_: Any) -> "BaseModelOutputWithPast":
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+
+
+def _logit_scale(model: "PreTrainedModel") -> float:
+    """Returns the constant between the head's output and the logits, measured with known numbers. Replaces the model's parts."""
+    model.model, model.lm_head = _Known(), nn.Identity()
+    logits, hidden = model.forward().logits, _Known.hidden
+    scale = float(logits[0, 0, -1] / hidden[0, 0, -1])
+    if not scale > 0 or not torch.allclose(logits, hidden * scale, rtol=1e-9, atol=0):
+        raise Unsupported("it transforms its logits by more than a positive factor (a soft cap, for example)")
+    return scale

@@ -1,0 +1,165 @@
+"""Mixtures of experts: the entries of config.json that describe one, and torchtitan's config of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torchtitan.models.common import TransformerBlock
+from torchtitan.models.common.config_utils import (
+    make_moe_config,
+    make_routed_experts_config,
+    make_router_config,
+)
+
+from torchtitan_rl.errors import expect
+from torchtitan_rl.models.experts import PackedMoE, packed_moe
+from torchtitan_rl.types import NO_RECORD
+
+if TYPE_CHECKING:
+    from torchtitan.config import ParallelismConfig
+    from torchtitan.models.common.decoder import Decoder
+    from transformers import PretrainedConfig
+
+    from torchtitan_rl.generator.generator import Generator
+    from torchtitan_rl.trainer.trainer_config import TrainerConfig
+
+_INIT = partial(nn.init.normal_, std=0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOfExperts:
+    """A model's mixture of experts, which all its layers but the dense ones have."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    norm_topk_prob: bool
+    """Whether the weights of a token's experts are divided by their sum."""
+    dense: tuple[int, ...] = ()
+    """The layers with one MLP instead."""
+
+    @classmethod
+    def of(cls, found: "PretrainedConfig") -> "MixtureOfExperts":
+        """Returns the mixture of a Qwen3-MoE's config."""
+        layers, step = range(found.num_hidden_layers), found.decoder_sparse_step
+        return cls(
+            num_experts=found.num_experts,
+            num_experts_per_tok=found.num_experts_per_tok,
+            moe_intermediate_size=found.moe_intermediate_size,
+            norm_topk_prob=found.norm_topk_prob,
+            dense=tuple(i for i in layers if i in found.mlp_only_layers or (i + 1) % step),
+        )
+
+    def config(self, dim: int) -> PackedMoE.Config:
+        """Returns the config of one layer's mixture."""
+        sizes = {"dim": dim, "num_experts": self.num_experts, "top_k": self.num_experts_per_tok}
+        init = {"weight": _INIT}
+        moe = make_moe_config(
+            num_experts=self.num_experts,
+            router=make_router_config(
+                **sizes, gate_param_init=init, score_func="softmax", route_norm=self.norm_topk_prob
+            ),
+            routed_experts=make_routed_experts_config(
+                **sizes,
+                hidden_dim=self.moe_intermediate_size,
+                param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), _INIT),
+                comm_backend="standard",
+            ),
+        )
+        return packed_moe(moe)
+
+
+def mixture_entries(layers: Sequence[TransformerBlock.Config]) -> dict[str, Any]:
+    """Returns the config.json entries of a model's mixture; {} for a dense model."""
+    moe = next((layer.moe for layer in layers if layer.moe is not None), None)
+    if moe is None:
+        return {}
+    return {
+        "num_experts": moe.num_experts,
+        "num_experts_per_tok": moe.router.top_k,
+        "moe_intermediate_size": moe.routed_experts.inner_experts.hidden_dim,
+        "norm_topk_prob": moe.router.route_norm,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [i for i, layer in enumerate(layers) if layer.moe is None],
+    }
+
+
+def check_mixture(
+    model: "Decoder.Config", trainer: "TrainerConfig", generator: "Generator.Config", *, world_size: int, on_cpu: bool
+) -> None:
+    """Check the degrees and settings of a mixture of experts, and that a dense model has no expert parallelism.
+
+    Raises:
+        UserError: naming the field, the value, what was expected and the remedy.
+    """
+    entries, p = mixture_entries(model.layers), trainer.parallelism
+    if not entries:
+        field, degree = "trainer.parallelism.expert_parallel_degree", p.expert_parallel_degree
+        expect(degree == 1, field, degree, "1, as the model has no experts", "Use FSDP, HSDP and TP.")
+        replay, field = generator.router_replay, "generator.router_replay"
+        expect(not replay, field, replay, "False, as the model has no experts", "Leave it off.")
+        return
+    if generator.router_replay:
+        _check_replay(entries, generator, on_cpu)
+    _check_degrees(entries, p, world_size)
+    whose, inner = "for a mixture of experts", entries["moe_intermediate_size"]
+    expect(not trainer.compile, "trainer.compile", True, f"False {whose}: it is not tested", "Leave it off.")
+    rank = trainer.lora.rank
+    expect(
+        rank == 0,
+        "trainer.lora.rank",
+        rank,
+        f"0 {whose}: with adapters vLLM takes experts that a CPU cannot run, so it is not tested",
+        "Train all weights.",
+    )
+    degree = generator.tensor_parallel_degree
+    expect(
+        inner % degree == 0, "generator.tensor_parallel_degree", degree, f"a divisor of moe_intermediate_size {inner}",
+        "Use another degree.",
+    )  # fmt: skip
+
+
+def _check_replay(entries: dict[str, Any], generator: "Generator.Config", on_cpu: bool) -> None:
+    """Check what a replay of the engine's choices needs."""
+    degree, experts = generator.tensor_parallel_degree, entries["num_experts"]
+    expect(
+        on_cpu or degree == 1, "generator.tensor_parallel_degree", degree,
+        "1 with generator.router_replay: vLLM 0.32 gives the experts of a token to the first rank of an engine alone",
+        "Turn generator.router_replay off.",
+    )  # fmt: skip
+    expect(
+        experts < NO_RECORD, "generator.router_replay", True,
+        f"fewer than {NO_RECORD} experts, which one byte can tell apart, but the model has {experts}", "Turn it off.",
+    )  # fmt: skip
+
+
+def _check_degrees(entries: dict[str, Any], p: "ParallelismConfig", world_size: int) -> None:
+    """Check that the trainer's degrees divide a mixture's experts, with these entries of config.json, and each other."""
+    tp, ep, experts, inner = (
+        p.tensor_parallel_degree,
+        p.expert_parallel_degree,
+        entries["num_experts"],
+        entries["moe_intermediate_size"],
+    )
+    expect(
+        tp == 1, "trainer.parallelism.tensor_parallel_degree", tp, "1 for a mixture of experts: no such layout is tested",
+        "Use data_parallel_shard_degree (FSDP) and expert_parallel_degree. The generator's tensor_parallel_degree may differ.",
+    )  # fmt: skip
+    replicate = p.data_parallel_replicate_degree
+    expect(
+        replicate == 1, "trainer.parallelism.data_parallel_replicate_degree", replicate,
+        "1 for a mixture of experts: torchtitan 0.3.0 cannot load its weights into replicas", "Use FSDP alone.",
+    )  # fmt: skip
+    shards = p.data_parallel_shard_degree if p.data_parallel_shard_degree > 0 else world_size
+    expect(
+        shards % ep == 0 and experts % ep == 0, "trainer.parallelism.expert_parallel_degree", ep,
+        f"a divisor of the {shards} FSDP ranks and of num_experts {experts}", "Use another degree, or start other ranks.",
+    )  # fmt: skip
+    split, divided = (inner, shards // ep) if shards > experts else (experts, shards)
+    expect(
+        split % divided == 0, "trainer.parallelism.data_parallel_shard_degree", p.data_parallel_shard_degree,
+        f"one with which FSDP divides num_experts {experts}, or with more ranks than experts moe_intermediate_size {inner}, "
+        f"but {divided} ranks do not divide {split}", "Change it, or start other ranks.",
+    )  # fmt: skip

@@ -1,7 +1,0 @@
-"""Metrics, sample tables and traces. Nothing in this package can change training. See docs/observability.md."""
-
-from torchtitan_rl.core.events import heartbeat, phase, progress, record_metric, record_metrics, timed
-from torchtitan_rl.observability.recorder import Recorder
-from torchtitan_rl.observability.reduce import Reduce
-from torchtitan_rl.observability.sample_rows import episode_rows
-from torchtitan_rl.observability.store import read_rows, read_samples

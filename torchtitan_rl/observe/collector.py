@@ -1,0 +1,288 @@
+"""Holds recorded values until the step's flush, and merges the collections of all ranks."""
+
+import fnmatch
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from torchtitan_rl import events
+from torchtitan_rl.events import Kind, Listener
+from torchtitan_rl.observe.cell_text import utf8
+from torchtitan_rl.observe.reduce import Distribution, Reduce, Series, new_series
+from torchtitan_rl.observe.sample_rows import Row, has_score, plain, plain_row
+from torchtitan_rl.observe.select import Selection
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE = os.path.dirname(__file__)
+_KEYS_OF_A_LINE, _COLUMNS_OF_A_ROW = {"step", "time"}, {"run_id", "table"}
+"""What every line of metrics.jsonl and every stored row has of its own."""
+_MAX_WAITING = 8192
+"""Recorded values, or rows of a table, that may wait before they are reduced. It bounds memory between flushes."""
+
+
+@dataclass(slots=True)
+class Collection:
+    """Everything recorded in one step, by one rank (which sends it in a single gather) or merged over all ranks."""
+
+    series: dict[str, Series] = field(default_factory=dict)
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    """For each table, the rows that a selection over all ranks may need."""
+
+    def merge(self, other: "Collection", warn: Callable[[str, str], None]) -> None:
+        """Merges a higher rank's collection. Calls `warn(topic, message)` for a key with two reductions."""
+        for key, theirs in other.series.items():
+            ours = self.series.setdefault(key, theirs)
+            if ours.reduction is not theirs.reduction:
+                warn(key, _two_reductions(key, ours.reduction, ours.site, theirs.reduction, theirs.site))
+            elif ours is not theirs:
+                ours.merge(theirs)
+        for key, rows in other.tables.items():
+            self.tables.setdefault(key, []).extend(rows)
+
+    def values(self) -> dict[str, float]:
+        """One number per key (several for a distribution, such as `key/p50`). Keys without a finite value are absent."""
+        return {name: value for key, series in self.series.items() for name, value in series.values(key).items()}
+
+    def distributions(self) -> dict[str, np.ndarray]:
+        """The finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them: float64 [n], n > 0."""
+        numbers = {key: s.numbers() for key, s in self.series.items() if isinstance(s, Distribution)}
+        return {key: values for key, values in numbers.items() if len(values)}
+
+
+class Collector:
+    """Accepts values from any thread. `drain` reduces the waiting values to a Collection and starts the next one."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        leave_out_columns: Sequence[str] = (),
+        mask: Callable[[Any], Any] = lambda rows: rows,
+    ) -> None:
+        """`leave_out_columns`: patterns of the columns that no table holds. `mask`: returns rows without secrets."""
+        self._selection = selection
+        self._mask = mask
+        self._left_out = self._unmatched = frozenset(leave_out_columns)
+        self._leaves_out = functools.cache(self._matching)
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[str, Reduce, Any, float]] = []
+        self._collection = Collection()
+        self._first_use: dict[str, tuple[Reduce, str]] = {}
+        self._warned: set[str] = set()
+        self._phase_seconds: Counter[str] = Counter()
+        self._seconds = 0.0
+        self.rejected = 0
+        """Count of values that were not a number (or not a row)."""
+        self.listeners: list[Callable[[str, Any], None]] = []
+        """Called immediately with each key and value, for sinks that stream unreduced values."""
+
+    def record(self, key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0) -> None:
+        """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
+        try:
+            started = time.perf_counter()
+            first, _ = self._first_use.get(key, (None, ""))
+            if first is not reduction:
+                key, first = self._admit(key, Reduce(reduction))
+            value = _checked(self.plain_rows(value)) if first is Reduce.TABLE else _as_recorded(value, first)
+            with self._lock:
+                self._waiting.append((key, first, value, weight))
+                if len(self._waiting) > _MAX_WAITING:
+                    self._fold()
+                self._seconds += time.perf_counter() - started
+            for listener in self.listeners:
+                listener(key, value)
+        except Exception as error:
+            self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Adds to this rank's `time/{phase}`. Ranks merge by maximum, because a step waits for the slowest rank."""
+        with self._lock:
+            self._phase_seconds[phase] += seconds
+
+    def elapsed(self, phase: str) -> float:
+        """This rank's seconds in `phase` since the last drain."""
+        with self._lock:
+            return self._phase_seconds[phase]
+
+    def drain(self) -> tuple[Collection, float]:
+        """Returns this rank's collection since the last drain, and the seconds spent recording it."""
+        with self._lock:
+            phases, self._phase_seconds = self._phase_seconds, Counter()
+        if "step" in phases:  # "train/forward" is already counted in "train"
+            accounted = sum(seconds for phase, seconds in phases.items() if phase != "step" and "/" not in phase)
+            phases["unaccounted"] = max(0.0, phases["step"] - accounted)
+        for phase, seconds in phases.items():
+            self.record(f"time/{phase}", seconds, Reduce.MAX)
+        with self._lock:
+            self._fold()
+            collection, self._collection = self._collection, Collection()
+            seconds, self._seconds = self._seconds, 0.0
+        for pattern in sorted(self._unmatched) if collection.tables else ():
+            self.warn(
+                f"column {pattern}", f"metrics.leave_out_columns {pattern!r}: no table has had such a column so far"
+            )
+        collection.tables = {key: self._selection.candidates(rows) for key, rows in collection.tables.items()}
+        return collection, seconds
+
+    def warn(self, topic: str, message: str) -> None:
+        """Logs `message` once for each topic."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            logger.warning(message)
+
+    def _reject(self, key: object, what: str, error: Exception) -> None:
+        self.rejected += 1
+        self.warn(f"{key} value", f"metric {key!r}: dropped a value of type {what}: {plain(error)}")
+
+    def _admit(self, key: str, reduction: Reduce) -> tuple[str, Reduce]:
+        """The key as stored, and the reduction of its first use. Warns if `reduction` differs from that."""
+        if not isinstance(key, str):
+            raise TypeError(f"expected a key of type str, got {type(key).__name__}")
+        key = utf8(key)
+        if key in _KEYS_OF_A_LINE:
+            raise ValueError(f"each step's line has a {key!r} of its own; use another key, such as 'my/{key}'")
+        first, site = self._first_use.setdefault(key, (reduction, _call_site()))
+        if first is not reduction:
+            self.warn(key, _two_reductions(key, first, site, reduction, _call_site()))
+        return key, first
+
+    def _fold(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        found = self._collection.series
+        for key, reduction, value, weight in waiting:
+            try:
+                if reduction is Reduce.TABLE:
+                    self._fold_rows(key, value)
+                    continue
+                if key not in found:
+                    found[key] = new_series(*self._first_use[key])
+                found[key].append(value, weight)
+            except Exception as error:
+                self._reject(key, type(value).__name__, error)
+
+    def plain_rows(self, value: Any) -> list[Row]:
+        """Copies of the rows with plain cells and without known secrets. Later changes of the originals do not affect them."""
+        rows = value if isinstance(value, (list, tuple)) else [value]
+        if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
+            raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
+        rows = self._mask([plain_row(row) for row in rows])
+        return [{name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows]
+
+    def _matching(self, name: str) -> frozenset[str]:
+        """The patterns that leave a column out."""
+        matching = frozenset(pattern for pattern in self._left_out if fnmatch.fnmatch(name, pattern))
+        self._unmatched = self._unmatched - matching
+        return matching
+
+    def _fold_rows(self, key: str, rows: list[Row]) -> None:
+        table = self._collection.tables.setdefault(key, [])
+        table += rows
+        if not all(map(has_score, rows)):
+            self.warn(f"{key} score", f"table {key!r}: rows without a 'score' or 'reward' column are ranked last")
+        if len(table) > _MAX_WAITING:
+            self._collection.tables[key] = self._selection.candidates(table)
+
+
+def _checked(rows: list[Row]) -> list[Row]:
+    """The rows. Raises ValueError for a column that stored rows have of their own."""
+    if taken := {column for row in rows for column in _COLUMNS_OF_A_ROW & row.keys()}:
+        raise ValueError(f"stored rows have columns {sorted(taken)} of their own; use other names")
+    return rows
+
+
+def _as_recorded(value: Any, reduction: Reduce) -> Any:
+    """The value as stored: a float; a float64 copy [n] for a distribution.
+
+    A device tensor is copied on its device, because reading it now would wait for the device.
+    """
+    if isinstance(value, Tensor):
+        value = value.detach()
+        value = value.double().numpy() if value.device.type == "cpu" else value.clone()
+    if reduction is not Reduce.DISTRIBUTION:
+        return value if isinstance(value, Tensor) else float(value.item() if hasattr(value, "item") else value)
+    if not isinstance(value, Tensor):
+        value = np.array(value, dtype=np.float64)
+    if value.ndim > 1:
+        raise ValueError(f"expected one dimension, got shape {tuple(value.shape)}")
+    return value.reshape(-1)  # [n]
+
+
+def _two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, second_site: str) -> str:
+    return (
+        f"metric {key!r} is recorded with Reduce.{first.name} at {first_site} and with Reduce.{second.name} at "
+        f"{second_site}; Reduce.{first.name} is used. Give one of them another key."
+    )
+
+
+def _is_own(file: str) -> bool:
+    return os.path.dirname(file) == _PACKAGE or file == events.__file__
+
+
+def _call_site() -> str:
+    """file:line of the nearest caller outside this package and `events`."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_active: Collector | None = None
+"""The collector that receives the values of `events.record_metric`."""
+
+
+class Recording(Listener):
+    """Passes recorded values and the seconds of timed contexts to the active collector."""
+
+    def record(self, key: str, value: Any, reduction: Reduce | str, weight: float) -> None:
+        """See Listener. Without an active collector the value is dropped, with one warning."""
+        if _active is None:
+            warn_inactive()
+        else:
+            _active.record(key, value, reduction, weight)
+
+    @contextmanager
+    def during(self, kind: Kind, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if kind == "timed" and _active is not None:
+                _active.add_seconds(name, time.perf_counter() - started)
+
+
+def activate(collector: Collector | None) -> None:
+    """Sends the values of `record_metric` to `collector`. None: they are dropped, with one warning."""
+    global _active
+    _active = collector
+    _listen_once()
+
+
+@functools.cache
+def _listen_once() -> None:
+    events.listen(Recording())
+
+
+def active() -> Collector | None:
+    """The collector that currently receives the values of `record_metric`, if any."""
+    return _active
+
+
+def elapsed(name: str) -> float:
+    """This rank's seconds in `timed(name)` since the last flush; 0 if metrics are off."""
+    return 0.0 if _active is None else _active.elapsed(name)
+
+
+@functools.cache
+def warn_inactive() -> None:
+    logger.warning("metrics recorded from now on are dropped: no Recorder is running, or metrics are off")

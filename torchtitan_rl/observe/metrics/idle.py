@@ -1,0 +1,76 @@
+"""Reports steps without a learning signal: all advantages are 0, as where the rewards of every group are equal."""
+
+import logging
+import os
+from collections.abc import Sequence
+
+from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.types import Episode, Group, flat
+
+logger = logging.getLogger(__name__)
+
+NO_SIGNAL = "no learning signal"
+"""The message's beginning: the report shows the last such line of the log."""
+AFTER_STEPS = (1, 3, 30)
+"""Numbers of consecutive steps without a learning signal at which the message is printed."""
+
+
+class IdleNotice:
+    """Counts consecutive steps in which no completion in the loss has an advantage, and prints a message."""
+
+    def __init__(self) -> None:
+        self._steps = self._seen = 0
+        self._rewarded = False
+        self._environments_failed = True
+
+    def see(self, groups: Sequence[Group[Episode]]) -> None:
+        """Counts one step, given all its groups with their advantages, which are equal on every rank."""
+        self._seen += 1
+        self._rewarded = self._rewarded or any(episode.reward is not None for episode in flat(groups))
+        ends = {episode.completion.finish_reason for episode in flat(groups)}
+        self._environments_failed = self._environments_failed and ends == {"env_error"}
+        taught = any(e.in_loss and e.credit.has_advantage for e in flat(groups))
+        self._steps = 0 if taught else self._steps + 1
+        if self._steps in AFTER_STEPS:
+            count = f"{self._steps} step{'s' * (self._steps > 1)}"
+            if os.environ.get("RANK", "0") == "0":
+                logger.warning(f"{NO_SIGNAL} for {count}: every advantage is 0. {likely_reason(groups)}")
+
+    def check_rewarded(self) -> None:
+        """Raise TrainingStopped if there were steps, and no completion of them had a reward: the run is no success."""
+        if self._seen and not self._rewarded:
+            why = (
+                "every conversation ended because its environment or agent failed, so nothing was learned. Correct it; "
+                "extra/error/environment in the samples says what failed."
+                if self._environments_failed
+                else "every reward function failed or returned None, so nothing was learned. Correct the functions; "
+                "extra/error/<function> in the samples says what failed."
+            )
+            raise TrainingStopped(f"no completion of {self._seen} steps had a reward: {why}")
+
+
+def likely_reason(groups: Sequence[Group[Episode]]) -> str:
+    """The likely reason why no group has different rewards, judged from the samples, and the remedy."""
+    samples = [episode for group in groups for episode in group.samples]
+    if all(episode.reward is None for episode in samples):
+        return "No completion has a reward: every reward function failed or returned None (grader.on_failure)."
+    if all(len({episode.completion.text for episode in group.samples}) == 1 for group in groups):
+        return "All completions of each prompt are identical: raise sampling.temperature, or the policy has collapsed."
+    if all(episode.completion.finish_reason == "length" for episode in samples):
+        return "Every completion is truncated at sampling.max_tokens: raise it."
+    if all(episode.scored.answer is None for episode in samples) and any(e.scored.correct is not None for e in samples):
+        return (
+            "No completion has an answer in the form that the task reads (the format rate is 0): ask for it in the prompts "
+            "(prompts.system_prompt, prompts.few_shot or --task.template), or read another form (--task.answer-kind)."
+        )
+    if not any(episode.scored.correct for episode in samples):
+        return (
+            "No completion is correct: use easier prompts or a better initial policy, or read the samples "
+            "(torchtitan-rl report RUN)."
+        )
+    if all(episode.scored.correct for episode in samples):
+        return "Every completion is correct: use harder prompts."
+    return (
+        "Each prompt is answered either always or never correctly: set algorithm.zero_variance to refill, or use "
+        "prompts of medium difficulty."
+    )

@@ -1,0 +1,142 @@
+"""Metrics of a step's rewards, right and wrong answers, and advantages. Equal on every rank."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchtitan_rl.algorithm.advantages import all_equal
+from torchtitan_rl.algorithm.credit import ZERO_VARIANCE
+from torchtitan_rl.observe.reduce import QUANTILES
+from torchtitan_rl.observe.sample_rows import update_masses
+from torchtitan_rl.summary import describe, same_everywhere
+from torchtitan_rl.types import Episode, Group, Metric, flat
+
+if TYPE_CHECKING:
+    from torchtitan_rl.algorithm import Algorithm
+
+Groups = Sequence[Group[Episode]]
+
+
+def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
+    """The rewards that are finite numbers."""
+    return [episode.reward for episode in episodes if episode.reward is not None and math.isfinite(episode.reward)]
+
+
+def has_quantiles(values: Sequence[float]) -> bool:
+    """Whether quantiles add to the mean: there are more than two different values."""
+    return len(set(values)) > 2
+
+
+def judgements(episodes: Sequence[Episode]) -> list[bool]:
+    """The task's judgement of each answer that it judged."""
+    return [episode.scored.correct for episode in episodes if episode.scored.correct is not None]
+
+
+def fraction(where: Sequence[bool]) -> Metric:
+    """The share of true values among at least one."""
+    return same_everywhere(sum(where) / len(where))
+
+
+def reward_metrics(groups: Groups) -> dict[str, Metric]:
+    """`reward/...` over rollouts, within groups and for each reward function. `record_step` adds the quantiles."""
+    episodes = flat(groups)
+    metrics = describe("reward", finite_rewards(episodes))
+    within = [float(np.std(rewards)) for group in groups if (rewards := finite_rewards(group.samples))]
+    if within:
+        metrics["reward/group_std"] = same_everywhere(fmean(within))
+    for function in sorted({function for episode in episodes for function in episode.scored.reward_breakdown}):
+        values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
+        numbers = [value for value in values if value is not None and math.isfinite(value)]
+        quantiles = ("p0", *QUANTILES, "p100") if has_quantiles(numbers) else ()
+        metrics |= describe(f"reward/{function}", numbers, ("mean", "std", *quantiles))
+    shaped = [episode.credit.shaped_reward for episode in episodes if episode.credit.shaped_reward is not None]
+    bonuses = [e.credit.columns["entropy_bonus"] for e in episodes if "entropy_bonus" in e.credit.columns]
+    if bonuses:
+        base, bonus = fmean(shaped), fmean(bonuses)
+        metrics |= describe("entropy_bonus", bonuses, ("mean", "std"))
+        metrics["entropy_bonus/reward_std"] = same_everywhere(1.0 if all_equal(shaped) else float(np.std(shaped)))
+        for name, reward in (("base", base), ("total", base + bonus)):
+            metrics[f"entropy_bonus/reward_{name}"] = same_everywhere(reward)
+            metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(bonus / max(abs(reward), 1e-8))
+    return metrics | ({"reward/shaped_mean": same_everywhere(fmean(shaped))} if shaped else {})
+
+
+def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
+    """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
+    metrics: dict[str, Metric] = {}
+    if rewarded := [[e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)]:
+        equal = [not algorithm.credit.rewards_differ(samples) for samples in rewarded]
+        metrics["groups/zero_variance_fraction"] = fraction(equal)
+        if algorithm.credit.group_filter is not None:
+            scored = [Group(prompt=group.prompt, samples=[e.scored for e in group.samples]) for group in groups]
+            reasons = [algorithm.credit.group_left_out(group) for group in scored]
+            metrics["groups/filtered_fraction"] = fraction([reason not in (None, ZERO_VARIANCE) for reason in reasons])
+    judged = [found for group in groups if (found := judgements(group.samples))]
+    if judged:
+        metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
+        metrics["groups/all_right_fraction"] = fraction([all(group) for group in judged])
+        metrics["groups/mixed_fraction"] = fraction([len(set(group)) == 2 for group in judged])
+        metrics["train/accuracy"] = fraction([right for group in judged for right in group])
+    return metrics
+
+
+def groups_by_task(groups: Groups) -> dict[str, list[Group[Episode]]]:
+    """The groups of each member of a mixture; empty if there is only one task."""
+    names = sorted({group.prompt.task for group in groups} - {""})
+    return {name: [group for group in groups if group.prompt.task == name] for name in names}
+
+
+def task_metrics(groups: Groups, prefix: str, algorithm: "Algorithm") -> dict[str, Metric]:
+    """Metrics of one member of a mixture: `<prefix>/prompts`, `<prefix>/reward`, `<prefix>/accuracy` and so on."""
+    episodes = flat(groups)
+    metrics = {
+        "prompts": same_everywhere(float(len(groups))),
+        "length": same_everywhere(fmean([episode.completion.num_sampled for episode in episodes])),
+        "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
+    }
+    if rewards := finite_rewards(episodes):
+        metrics["reward"] = same_everywhere(fmean(rewards))
+    named = group_metrics(groups, algorithm)
+    for name in ("groups/zero_variance_fraction", "train/accuracy"):
+        if name in named:
+            metrics[name.partition("/")[2]] = named[name]
+    return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
+
+
+def advantage_metrics(groups: Groups) -> dict[str, Metric]:
+    """`advantage/...` over the completions in the loss; what is right and wrong in their groups' updates."""
+    advantages = [episode.credit.advantage for episode in flat(groups) if episode.in_loss]
+    metrics = describe("advantage", advantages)
+    if advantages:
+        metrics["advantage/positive_fraction"] = fraction([advantage > 0 for advantage in advantages])
+    updates = [[(w, e) for w, e in zip(update_masses(g.samples), g.samples, strict=True) if w > 0] for g in groups]
+    if updates := [update for update in updates if update]:
+        entropies = [-math.fsum(w * math.log(w) for w, _ in update) for update in updates]
+        incorrect = [math.fsum(w for w, episode in update if is_wrong(episode)) for update in updates]
+        metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
+        metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
+    return metrics
+
+
+def is_wrong(episode: Episode) -> bool:
+    """Whether the task judged the answer wrong; without a judgement, whether the reward is <= 0."""
+    correct = episode.scored.correct
+    return episode.reward <= 0 if correct is None else not correct
+
+
+def participation_metrics(groups: Groups) -> dict[str, Metric]:
+    """The share of completions in the loss, and the shares left out by reason."""
+    episodes = flat(groups)
+    if not episodes:
+        return {}
+    # The text after the colon names the number that is not finite. It would give as many keys as there are tokens.
+    reasons = Counter(e.credit.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss)
+    return {
+        "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),
+        **{f"loss/left_out/{name}": same_everywhere(count / len(episodes)) for name, count in reasons.items()},
+        "nonfinite/completions": same_everywhere(float(reasons["not_finite"])),
+    }

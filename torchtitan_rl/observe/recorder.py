@@ -1,0 +1,317 @@
+"""The recorder: at each step's flush it gathers and merges the ranks' values and passes them to the sinks."""
+
+import atexit
+import functools
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.observe import collector as collecting
+from torchtitan_rl.observe.collector import Collection, Collector
+from torchtitan_rl.observe.filters import sink_filters
+from torchtitan_rl.observe.line_file import LineFile
+from torchtitan_rl.observe.sample_rows import Row, Schema
+from torchtitan_rl.observe.select import Selection
+from torchtitan_rl.observe.sink_thread import SinkThread
+from torchtitan_rl.observe.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
+from torchtitan_rl.observe.store import END_OF_BATCH, UNFINISHED_FILE
+from torchtitan_rl.observe.tokens import Decode, with_special_tokens, with_written_tokens
+from torchtitan_rl.observe.unfinished import UnfinishedStep
+
+logger = logging.getLogger(__name__)
+
+UNFINISHED_BYTES = 64 * 1024**2
+"""Size limit of the samples of a step that failed."""
+CLOSE_SECONDS = 30.0
+"""Time limit of `close` for the last writes of all sinks together."""
+CHECKPOINT_SECONDS = 5.0
+"""Time limit of `state_dict` for each file to contain every step so far."""
+VALUES_A_STEP = 256
+"""A streaming sink receives values instead of steps: this many may wait for each step of `queue_size`."""
+
+CONSOLE_METRICS = (
+    "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
+    "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
+    "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
+    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*",
+    "obs/overhead_ms",
+)  # fmt: skip
+"""About 35 numbers in a typical step. Those of an evaluation have their own line."""
+
+Gather = Callable[[object], list[object] | None]
+Mask = Callable[[Any], Any]
+
+
+class Recorder(Configurable):
+    """Collects the values of `record_metric`; once a step, merges them over ranks and passes them to the sinks.
+
+    It cannot change training: after construction no method raises, and no sink runs on the caller's thread.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        enabled: bool = True
+        """Record metrics and sample tables."""
+
+        sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
+        """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store (samples.jsonl) is always written.
+        A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
+        ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
+
+        filters: list[str] = field(default_factory=list)
+        """Series and tables of a sink, as "sink=pattern,pattern". The last pattern that matches decides: "x" takes, "!x"
+        leaves out, "x:10" takes every 10 steps. A list that begins with "!" takes all else. Example: "wandb=!*/samples"."""
+
+        select: list[str] = field(default_factory=lambda: ["top:1", "bottom:1", "random:1"])
+        """Selectors for the rows of a sample table to show, as "name:rows". Names: top, bottom, random, longest,
+        truncated, failed, unscored, zero_variance, group_best, group_worst. "pinned:TEXT" selects the rows whose prompt
+        contains TEXT."""
+
+        leave_out_columns: list[str] = field(default_factory=list)
+        """Patterns of columns to leave out of all sample tables, such as "messages" or "example/*"."""
+
+        seed: int = number(0, least=0)
+        """Seed of the random selector and of the order among rows with equal scores."""
+
+        keep_all_rows: bool = False
+        """Store every row of every step in samples.jsonl, not only the selected rows and those of the greedy evaluation."""
+
+        store_bytes: int = number(2 * 1024**3, least=0)
+        """Size limit of samples.jsonl, bytes. Later rows are dropped, with a warning."""
+
+        report: bool = True
+        """Write report.html, a page of metrics and samples, into the run folder at the end (docs/report.md)."""
+
+        charts: list[str] = field(default_factory=list)
+        """Further charts of the report, as "title=metric,metric". Example: "Characters=extra/brevity/characters"."""
+
+        console_every: int = number(10, least=0, remedy="0 shows no panels.")
+        """Steps between panels of metrics and samples on the console; 0: never."""
+
+        console_metrics: list[str] = field(default_factory=lambda: list(CONSOLE_METRICS))
+        """Patterns of the metrics to show in the console's panel, such as "loss/*"."""
+
+        queue_size: int = number(64, least=1, remedy="64 is usual.")
+        """Steps that may wait for a slow sink. It misses further steps; their rows are counted in obs/dropped_rows."""
+
+        project: str = ""
+        """Project name on W&B and Trackio. Empty: torchtitan_rl, or on W&B what WANDB_PROJECT says."""
+
+        wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+        """online requires `wandb login`; offline writes to the run folder, for a later `wandb sync`. auto: what WANDB_MODE
+        says, or else online."""
+
+        max_traces_per_step: int = number(16, least=0, remedy="0 logs none.")
+        """Rollouts of each split to log to Trackio as traces in a training step; 0: none."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run_folder: Path,
+        run_name: str,
+        run_config: dict[str, Any],
+        total_steps: int,
+        rank: int = 0,
+        gather: Gather | None = None,
+        decode: Decode | None = None,
+        mask: Mask = lambda value: value,
+        own_sinks: Mapping[str, type[Sink]] | None = None,
+    ) -> None:
+        """Starts the sinks' threads and directs the values of `record_metric` to this recorder.
+
+        Args:
+            gather: takes this rank's object; returns all ranks' objects, in rank order, on rank 0 and None elsewhere.
+                Called exactly once per flush on every rank. None: there is only one process.
+            decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
+            mask: takes and returns the rows of tables, for example without secrets.
+            own_sinks: the user's sinks by their place, as in `config.sinks`.
+
+        Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, if
+        the run folder cannot be written.
+        """
+        self.config = config
+        self._rank = rank
+        self._decode = decode
+        self._gather = gather
+        self._run_folder = run_folder
+        self._next_step = 0
+        self._closed = False
+        self._failed: set[str] = set()
+        names = config.sinks if "local" in config.sinks else [*config.sinks, "local"]
+        chosen = chosen_sinks(names, own_sinks)
+        self._filters = sink_filters(config.filters, chosen)
+        num_traces = config.max_traces_per_step if "trackio" in chosen else 0
+
+        def complete(row: Row) -> Row:
+            [found] = mask([with_special_tokens(row, decode)]) if decode else [row]
+            return found
+
+        self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces, complete)
+        self.collector = Collector(self._selection, config.leave_out_columns, mask)
+        self._schema = Schema(self.collector.warn)
+        self.sinks: dict[str, SinkThread] = {}
+        """This rank's sinks by name."""
+        if config.enabled:
+            self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
+        collecting.activate(self.collector if self.config.enabled else None)
+        atexit.register(self.close)
+
+    def flush(self, step: int) -> dict[str, float]:
+        """Ends a step: merges all ranks' values, selects rows and passes both to the sinks. Call it once a step.
+
+        Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
+        """
+        started = time.perf_counter()
+        collection, seconds = self._or_after_error("collecting", self.collector.drain, (Collection(), 0.0))
+        started -= seconds
+        if any(sink_thread.mode == "per_rank_reduce" for sink_thread in self.sinks.values()):
+            self._or_after_error("reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {})
+        waiting = time.perf_counter()
+        gathered: list[Any] | None = [collection]
+        if self._gather is not None:
+            gathered = self._or_after_error("gathering", lambda: self._gather(collection), [collection])
+        started += time.perf_counter() - waiting
+        values: dict[str, float] = {}
+        if self.config.enabled and gathered is not None and self._rank == 0:
+            values = self._or_after_error("merging", lambda: self._write(step, gathered, "global_reduce", started), {})
+        self._next_step = step + 1
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """The recorder's state for the checkpoint. First waits, at most 5 s a file, until all steps are written."""
+        for name in ("jsonl", "local"):
+            if name in self.sinks and not self.sinks[name].drain(CHECKPOINT_SECONDS):
+                logger.warning(f"sink {name}: steps before this checkpoint are not all written")
+        return {"next_step": self._next_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes after the checkpoint's step. With the first step, sinks remove later ones, so that no step appears twice."""
+        self._next_step = state["next_step"]
+
+    def write_unfinished(self, step: UnfinishedStep) -> None:
+        """Writes the samples of a step that is never flushed, because the run fails. Never raises.
+
+        Of several failing ranks, the first one writes: it has the samples that made it fail.
+        """
+        if self.config.enabled:
+            self._or_after_error("writing a failed step's samples", lambda: self._write_first(step.rows()), None)
+
+    def _write_first(self, rows: list[Row]) -> None:
+        target = self._run_folder / UNFINISHED_FILE
+        if not rows or target.exists():
+            return
+        path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
+        file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
+        kept = self._filters.get("local")
+        for row in self.collector.plain_rows(rows):
+            if kept is not None and not kept.takes(row["table"], 0):  # 0: a failed step is never between two
+                continue
+            if file.size < min(self.config.store_bytes, UNFINISHED_BYTES):
+                file.append(row["step"], [{"run_id": run_id, **with_written_tokens(row, self._decode)}])
+        file.close()
+        with suppress(FileExistsError):
+            os.link(path, target)  # fails if another rank was first
+        path.unlink()
+
+    def close(self) -> None:
+        """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.
+
+        May be called twice; also called at exit.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if collecting.active() is self.collector:
+            collecting.activate(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for sink_thread in self.sinks.values():
+            sink_thread.finish()
+        for sink_thread in self.sinks.values():
+            sink_thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
+        """Builds this rank's sinks, each in its own thread."""
+        mine = {name: pair for name, pair in chosen.items() if self._rank == 0 or pair[1] != "global_reduce"}
+        run_id = _run_id(run_folder) if mine else ""
+        for name, (sink, mode) in mine.items():
+            context = SinkContext(
+                config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank,
+                decode=self._decode, **run,
+            )  # fmt: skip
+            streams = mode == "per_rank_no_reduce"
+            most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
+            sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
+            if streams:
+                self.collector.listeners.append(functools.partial(self._stream, sink_thread))
+
+    def _stream(self, sink_thread: SinkThread, key: str, value: Any) -> None:
+        found = self._filters.get(sink_thread.name)
+        if found is None or found.takes(key, self._next_step):
+            sink_thread.stream(key, value, self._next_step)
+
+    def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
+        """Merges the collections, passes the step to the sinks of `mode`, and returns the step's values.
+
+        `started`: perf_counter time from which obs/overhead_ms is counted.
+        """
+        collection, *others = collections
+        for other in others:
+            collection.merge(other, self.collector.warn)
+        sinks = self.sinks.values()
+        selected = {key: self._selection.select(rows, step) for key, rows in collection.tables.items()}
+        values = collection.values()
+        values["obs/dropped_rows"] = float(sum(sink_thread.dropped_rows for sink_thread in sinks))
+        values["obs/sink_errors"] = float(sum(sink_thread.disabled for sink_thread in sinks))
+        values["obs/rejected_values"] = float(self.collector.rejected)
+        values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - started)
+        record = StepRecord(
+            step=step,
+            time_s=time.time(),
+            values=values,
+            tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items() if table.shown},
+            kept={key: table.kept for key, table in selected.items()},
+            traces=[row for table in selected.values() for row in table.traces],
+            distributions=collection.distributions(),
+        )
+        traces = {key: table.traces for key, table in selected.items()}
+        for name, sink_thread in self.sinks.items():
+            if sink_thread.mode == mode:
+                sink_thread.begin(step)
+                sink_thread.submit(self._filters[name].part(record, traces) if name in self._filters else record)
+        return dict(values)
+
+    def _or_after_error(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
+        """Returns the call's result, or `otherwise` after an error. The first error is logged with its traceback."""
+        try:
+            return call()
+        except Exception:
+            self.collector.rejected += 1
+            if f"flush {doing}" not in self._failed:
+                self._failed.add(f"flush {doing}")
+                logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete; training continues")
+            return otherwise
+
+
+def _run_id(run_folder: Path) -> str:
+    """The run's id, eight hex digits, created by the first rank to arrive and stored in the run folder."""
+    run_folder.mkdir(parents=True, exist_ok=True)
+    path = run_folder / "run_id"
+    try:
+        with open(path, "x") as file:
+            file.write(uuid.uuid4().hex[:8])
+    except FileExistsError:
+        deadline = time.monotonic() + 2.0
+        while path.stat().st_size < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    return path.read_text(errors="replace").strip()

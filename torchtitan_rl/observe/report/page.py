@@ -1,0 +1,227 @@
+"""Builds the page: one HTML file with the run as JSON data and the scripts. It loads nothing else."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.observe.report.ending import ending
+from torchtitan_rl.observe.report.load import Row, Run, load_run
+from torchtitan_rl.observe.report.verdicts import verdicts
+
+CELL_CHARACTERS = 20_000
+"""Longer texts are shortened to head and tail."""
+SIZE_MB = 5.0
+"""Default maximum size of the page. Samples that would exceed it are left out."""
+LEAST_ROWS_MB = 0.5
+"""Size that samples may always have, however large the metrics are."""
+
+_SCRIPTS = (
+    "base.js",
+    "charts.js",
+    "overview.js",
+    "samples.js",
+    "sample.js",
+    "prompts.js",
+    "health.js",
+    "app.js",
+)
+_NOTICE = b"<noscript>This report needs JavaScript."
+"""The text by which a page is known."""
+_LEFT_OUT = frozenset(("run_id", "score"))
+_PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
+
+
+def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run:
+    """Writes the report of the run in `folder` to `output` and returns the run. The file is replaced at once, so that nobody reads half of it.
+
+    Args:
+        size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
+            They have `LEAST_ROWS_MB` also where scripts and metrics leave less.
+
+    Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of the page;
+    OSError if it cannot be written.
+    """
+    run = load_run(folder)
+    page = render(run, size_mb=size_mb)
+    _expect_own(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _replace(output, page)
+    return run
+
+
+def _expect_own(path: Path) -> None:
+    """Raises FileExistsError if there is anything but a file that this module has written, or an empty one."""
+    if os.path.lexists(path) and not (path.is_file() and (not path.stat().st_size or _is_own(path))):
+        raise FileExistsError(
+            f"--output = {str(path)!r}: expected a new file or an earlier report, but it is something else. Name another file."
+        )
+
+
+def _is_own(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return _NOTICE in file.read(2**17)  # it follows the style
+
+
+def _replace(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    # A lone surrogate becomes \udxxx, as in JSON.
+    unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))
+    os.replace(unfinished, path)
+
+
+def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
+    """Returns the page as HTML. Arguments: see `write_report`."""
+    asset = resources.files(__package__).joinpath("assets")
+    style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
+    scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
+    plot = asset.joinpath("uplot-1.6.32.min.js").read_text("utf-8")
+    licence = asset.joinpath("uplot-LICENSE.txt").read_text("utf-8").strip()
+    code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
+    described = _described(run)
+    fixed = len(code) + len(style) + _size(described)
+    rows = _rows_within(run, max(1e6 * LEAST_ROWS_MB, 1e6 * size_mb - fixed))
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    content = {"made": made, "left": len(run.rows) - len(rows), "run": described, "rows": rows}
+    parts = {
+        "title": html.escape(run.name),
+        "hash": base64.b64encode(hashlib.sha256(code.encode()).digest()).decode(),
+        "style": style,
+        "data": embed(content),
+        "code": code,
+    }
+    page = asset.joinpath("report.html").read_text("utf-8")
+    pieces = [parts.get(piece, piece) if place % 2 else piece for place, piece in enumerate(page.split("%%"))]
+    return "".join(pieces)
+
+
+def embed(value: Any) -> str:
+    """The value as JSON that cannot end its script tag: <, >, & and JavaScript's line separators are escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _size(value: Any) -> int:
+    """Bytes of the value in the page."""
+    return len(embed(value).encode("utf-8", "replace"))
+
+
+def _described(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "steps": run.steps,
+        "about": list(_about(run)),
+        "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
+        "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
+        "ending": _plain(ending(run)),
+        "verdicts": [line._asdict() for line in verdicts(run)],
+        "notes": _plain(run.notes),
+        "warnings": [_plain(asdict(one)) for one in run.warnings],
+        "config": {key: _plain(value) for key, value in flat(run.config).items()},
+        "environment": {key: _plain(value) for key, value in flat(run.environment).items()},
+    }
+
+
+def _about(run: Run) -> Iterator[str]:
+    """What was trained, on what and how, as far as the config says. Example: "model SmolLM2-135M", "lr 1e-05", "bfloat16"."""
+    if folder := run.setting("hf_assets_path"):
+        yield f"model {Path(folder).name}"
+    if task := run.setting("task.class"):
+        data = run.setting("task.path")
+        yield f"data {Path(data).name}" if data else f"task {task.rpartition(':')[2]}"
+    if prompts := run.setting("num_prompts_per_step"):
+        yield f"{prompts} prompts × {run.setting('sampling.n')} completions a step"
+    if lr := run.setting("trainer.optimizer.lr"):
+        yield f"learning rate {lr:g}"
+    if rank := run.setting("trainer.lora.rank"):
+        yield f"LoRA rank {rank}"
+    dtypes = (run.setting("trainer.mixed_precision_param"), run.setting("generator.dtype"))
+    yield " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes if dtype))
+
+
+def _own_chart(text: str) -> dict[str, Any]:
+    """A chart of `metrics.charts`, in the form of overview.js's FIRST."""
+    title, _, keys = text.partition("=")
+    return {"title": title, "keys": [[key, key] for key in keys.split(",")]}
+
+
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Flattens nested dicts, joining keys by dots. Example: {"a": {"b": 1}} becomes {"a.b": 1}."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree} if prefix else {}
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found.update(flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return found
+
+
+def _rows_within(run: Run, budget: float) -> list[Row]:
+    """The rows that fit into so many bytes, by whole groups: first those of a failed step, then those with selected rows, of each split's
+    last step before others, and the rest by a hash."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    last: dict[Any, int] = {}
+    for place, row in enumerate(run.rows):
+        groups.setdefault(_group(row), []).append(place)
+        last[row.get("split")] = max(last.get(row.get("split"), 0), row["step"])
+
+    def urgency(places: list[int]) -> tuple[bool, bool, bool, int]:
+        members = [run.rows[place] for place in places]
+        unfinished, selected = (any(row.get(name) for row in members) for name in ("unfinished", "select_reason"))
+        newest = selected and members[0]["step"] == last[members[0].get("split")]
+        return not unfinished, not newest, not selected, zlib.crc32(repr(_group(members[0])).encode())
+
+    found: dict[int, Row] = {}
+    for places in sorted(groups.values(), key=urgency):
+        members = {place: _shown(run.rows[place]) for place in places}
+        budget -= _size(list(members.values()))
+        if budget < 0:
+            break
+        found |= members
+    return [found[place] for place in sorted(found)]
+
+
+def _group(row: Row) -> tuple[str, ...]:
+    return tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
+
+
+def _shown(row: Row) -> Row:
+    """The row's cells that the page shows; cells without a value are left out."""
+    cells = {name: _plain(cell) for name, cell in row.items() if name not in _LEFT_OUT}
+    return {name: cell for name, cell in cells.items() if cell is not None}
+
+
+def _plain(value: Any) -> Any:
+    """The value with NaN and infinity, which JSON lacks, as None."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return _shortened(value, CELL_CHARACTERS)
+    return _rounded(value) if isinstance(value, float) else value
+
+
+def _rounded(value: float | None) -> float | None:
+    """The value with six significant digits; None if it is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def _shortened(text: str, most: int) -> str:
+    """The text's head and tail, about `most` characters."""
+    if len(text) <= most:
+        return text
+    head, tail = most - most // 3, most // 3
+    return f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[len(text) - tail :]}"

@@ -1,0 +1,229 @@
+"""The console sink: one line per step, and at intervals panels of metrics and samples."""
+
+import fnmatch
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich.text import Text
+
+from torchtitan_rl.observe.panels import metric_lines, plain_console, sample_panel
+from torchtitan_rl.observe.sample_rows import Row
+from torchtitan_rl.observe.sinks.base import Sink, SinkContext, StepRecord
+
+
+class Column(NamedTuple):
+    """One number of the step line."""
+
+    label: str
+    keys: tuple[str, ...]
+    """Patterns of keys. The first recorded key that matches, in the order of the patterns, is shown."""
+    show: Callable[[float], str]
+    width: int
+    priority: int
+    """Columns with higher numbers are left out first where the line is narrow."""
+    style: str = ""
+
+    @property
+    def characters(self) -> int:
+        """The width with the label and the spaces."""
+        return len(f"  {self.label} ") + self.width
+
+
+def duration(seconds: float) -> str:
+    """Formats seconds, as "1:02:03", "2:03" or, from 100 hours on, "4.5 days"."""
+    if seconds >= 360_000:
+        return f"{seconds / 86_400:.3g} days"
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def percent(value: float) -> str:
+    """Formats a share: 0.975 as "97.5%"."""
+    return f"{100 * value:.1f}%"
+
+
+def six_wide(value: float) -> str:
+    """Formats a number in six characters, as "1.169", "-12.35" or "1234.5"."""
+    return f"{value:.{3 if abs(value) < 10 else 2 if abs(value) < 100 else 1}f}"
+
+
+STEP_LINE = (
+    Column("reward", ("reward/mean",), six_wide, 6, 1, "bold green"),
+    Column("acc", ("evaluation/accuracy", "evaluation/*/accuracy"), percent, 6, 2, "bold cyan"),
+    Column("loss", ("loss/total", "loss/mean", "loss"), "{:.4f}".format, 7, 4),
+    Column("entropy", ("policy/entropy", "policy/entropy/mean"), "{:.3f}".format, 5, 3),
+    Column("grad", ("optimizer/grad_norm",), six_wide, 6, 6),
+    Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7, 5),
+    Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7, 7),
+)
+"""In 80 characters, the three of highest priority fit; in 120, all but tok/s."""
+LOST = {
+    "lost/padding_s": "padding",
+    "lost/imbalance_s": "uneven ranks",
+    "lost/waiting_s": "waiting for replicas",
+    "generator/tail_s": "last completions",
+    "generator/prompts_s": "reading prompts",
+    "time/generate/environments": "environments",
+    "time/grade": "rewards",
+    "time/sync": "weight sync",
+    "time/unaccounted": "unaccounted",
+}
+"""Metrics of avoidable seconds in a step, and their names in the step line."""
+REMEDIES = {"last completions": "in_flight.prompts carries them over"}
+"""Settings against a loss, by its name."""
+
+EVALUATION_PREFIX = "evaluation/"
+BUILT_IN_GROUPS = (
+    "advantage", "completions", "conversations", "diversity", "efficiency", "entropy", "entropy_bonus", "evaluation",
+    "generator", "groups", "in_flight", "loss", "lost", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
+    "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "sync",
+    "teacher", "time", "top_entropy", "train",
+)  # fmt: skip
+"""First parts of the built-in keys. A key of another group is a user's own, `extra/*` too."""
+SHARES = ("accuracy", "format_rate", "clipped_fraction")
+"""Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
+MAX_SAMPLES = 6
+"""Samples of one table printed in a step."""
+
+
+def lost(values: dict[str, float]) -> str:
+    """The largest avoidable share of a step, such as "32% lost to last completions"; "" if it is below 10 %."""
+    seconds, name = max((values.get(key, 0.0), name) for key, name in LOST.items())
+    share = seconds / values["time/step"] if values.get("time/step") else 0.0
+    return f"{share:.0%} lost to {name}" if share >= 0.1 else ""
+
+
+def _fitting(characters: int) -> list[Column]:
+    """The columns of the step line that fit, those of highest priority first, in the line's order."""
+    chosen: list[Column] = []
+    for column in sorted(STEP_LINE, key=lambda column: column.priority):
+        if sum(kept.characters for kept in [*chosen, column]) > characters:
+            break
+        chosen.append(column)
+    return [column for column in STEP_LINE if column in chosen]
+
+
+class ConsoleSink(Sink):
+    """Prints one aligned line per step, and a second one in evaluation steps. Coloured only on a terminal.
+
+    Every `console_every` steps it also prints the metrics that match `console_metrics`, and the selected samples.
+    Evaluation samples are printed in every evaluation.
+    """
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context)
+        self._console = plain_console()
+        self._first: tuple[int, float] | None = None
+        self._lost = ""
+        start = len(self._step_of(context.total_steps)) + len(self._end_of("", ""))
+        self._columns = _fitting(self._console.width - start)
+
+    def write(self, record: StepRecord) -> None:
+        """Prints the step's line, an evaluation's line, and every `console_every` steps some samples."""
+        self._console.print(self._step_line(record), soft_wrap=True)
+        self._print_lost(record.values)
+        for line in self._evaluation_lines(record.values):
+            self._console.print(line, soft_wrap=True)
+        every = self.context.config.console_every
+        if every <= 0:
+            return
+        due = record.step % every == 0
+        if due:
+            for line in metric_lines(self._matched(record.values), self._console):
+                self._console.print(line, soft_wrap=True)
+        for key, rows in record.tables.items():
+            if due or key.startswith(EVALUATION_PREFIX):
+                self._print_samples(key, rows)
+
+    def _matched(self, values: dict[str, float]) -> dict[str, float]:
+        """The values that match the patterns, in their order, then the user's own; without the evaluation's."""
+        others = [name for name in values if not name.startswith(EVALUATION_PREFIX)]
+        names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(others, pattern)]
+        own = [name for name in others if name.partition("/")[0] not in BUILT_IN_GROUPS]
+        return {name: values[name] for name in dict.fromkeys([*names, *own])}
+
+    def _print_samples(self, key: str, rows: list[Row]) -> None:
+        self._console.print(Text(f"{key}: {len(rows)} row{'s' * (len(rows) != 1)}", style="bold"))
+        for row in rows[:MAX_SAMPLES]:
+            self._console.print(sample_panel(row, self._console))
+        if len(rows) > MAX_SAMPLES:
+            left_out = (
+                f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: torchtitan-rl report {self.context.run_folder}"
+            )
+            self._console.print(Text(left_out, style="dim"), soft_wrap=True)
+
+    def _print_lost(self, values: dict[str, float]) -> None:
+        """Prints the largest time loss of a step if it is another one than before."""
+        hint = lost(values)
+        name = hint.partition(" lost to ")[2]
+        if name and name != self._lost:
+            remedy = f"; {REMEDIES[name]}" if name in REMEDIES and not values.get("in_flight/groups") else ""
+            self._console.print(Text(f"  {hint} in this step{remedy}", style="dim"), soft_wrap=True)
+        self._lost = name or self._lost
+
+    def _step_of(self, step: int) -> str:
+        width = len(str(self.context.total_steps))
+        return f"step {step:>{width}}/{self.context.total_steps}"
+
+    @staticmethod
+    def _end_of(seconds: str, remaining: str) -> str:
+        return f"  {seconds:>6}  ETA {remaining:>8}"
+
+    def _step_line(self, record: StepRecord) -> Text:
+        line = Text(self._step_of(record.step), style="bold")
+        for column in self._columns:
+            found = [key for pattern in column.keys for key in fnmatch.filter(record.values, pattern)]
+            value = record.values[found[0]] if found else None
+            if value is None and any(f"{key}/non_finite" in record.values for key in column.keys):
+                value = math.nan
+            shown = "-" if value is None else column.show(value)
+            line.append(f"  {column.label} ", style="dim")
+            line.append(f"{shown:>{column.width}}", style=column.style if value is not None else "dim")
+        return line.append(self._end_of(*self._times(record)))
+
+    def _times(self, record: StepRecord) -> tuple[str, str]:
+        """The step's seconds, and the estimated time of the remaining steps at this session's mean pace."""
+        pace = seconds = record.values.get("time/step")
+        first_step, first_s = self._first = self._first or (record.step, record.time_s)
+        if record.step > first_step:
+            pace = (record.time_s - first_s) / (record.step - first_step)
+        remaining = max(0, self.context.total_steps - record.step)
+        shown = "-" if seconds is None else f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
+        return shown, "-" if pace is None else duration(pace * remaining)
+
+    def _evaluation_lines(self, values: dict[str, float]) -> list[Text]:
+        """The evaluation's measures, those of right answers first and with their intervals, in lines that fit."""
+        prefix, lines = "  evaluation", []
+        names = [key.removeprefix(EVALUATION_PREFIX) for key in values if key.startswith(EVALUATION_PREFIX)]
+        for name in sorted(names, key=lambda name: (_is_own(name), not _of_right_answers(name))):
+            base, _, end = name.rpartition("_")
+            if name.endswith("/seconds") or (end in ("low", "high") and base in names):
+                continue
+            shown = _measure(name, {end: values.get(EVALUATION_PREFIX + name + end) for end in ("", "_low", "_high")})
+            if not lines or lines[-1].cell_len + 2 + shown.cell_len > self._console.width:
+                lines.append(Text(prefix if not lines else " " * len(prefix), style="cyan"))
+            lines[-1].append("  ").append_text(shown)
+        return lines
+
+
+def _of_right_answers(name: str) -> bool:
+    return any(part in name for part in ("accuracy", "pass@", "mean@"))
+
+
+def _is_own(name: str) -> bool:
+    """Whether a reward function logged the measure. Its unit is not known."""
+    return "extra" in name.split("/")
+
+
+def _measure(name: str, values: dict[str, float | None]) -> Text:
+    """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.5 to 67.7)"."""
+    value, low, high = values[""], values["_low"], values["_high"]
+    last = name.rpartition("/")[2]
+    share = not _is_own(name) and (last in SHARES or last.startswith(("pass@", "mean@")))
+    text = Text().append(f"{name.replace('_', ' ')} ", style="dim")
+    text.append(percent(value) if share else f"{value:.4g}", style="cyan")
+    if share and low is not None and high is not None:
+        text.append(f" ({100 * low:.1f} to {100 * high:.1f})", style="dim")
+    return text

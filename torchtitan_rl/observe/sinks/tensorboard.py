@@ -1,0 +1,118 @@
+"""The TensorBoard sink: event files in `tensorboard/` of the run folder."""
+
+import html
+from typing import Any
+
+from torchtitan_rl.observe.cell_text import compact_number, flat_cell, utf8
+from torchtitan_rl.observe.sample_rows import Row
+from torchtitan_rl.observe.sinks.base import Sink, SinkContext, StepRecord
+from torchtitan_rl.text import head_and_tail
+
+MAX_CELL_CHARACTERS = 4000
+"""Longer cells are shortened to head and tail. The local store has the full text."""
+
+READ_FIRST = ("prompt", "response", "conversation", "expected_answer", "answer", "reward", "advantage")
+"""The first lines of a sample table."""
+
+
+class TensorboardSink(Sink):
+    """Writes scalars, histograms, sample tables as markdown, and at the end the configuration as hyper-parameters.
+
+    When streaming, it writes only scalars. After a resume, TensorBoard itself purges repeated steps when it reads them.
+    """
+
+    modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
+    requires = "tensorboard"
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context)
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        self._new_writer, self._hparams = SummaryWriter, hparams
+        self._last: dict[str, float] = {}
+        self._writer: SummaryWriter | None = None
+
+    def write(self, record: StepRecord) -> None:
+        """Adds the step's scalars, histograms and tables, and flushes."""
+        writer = self._open(record.step)
+        for key, value in record.values.items():
+            writer.add_scalar(key, value, record.step, walltime=record.time_s)
+        for key, values in record.distributions.items():
+            writer.add_histogram(f"{key}/histogram", values, record.step, walltime=record.time_s)
+        for key, rows in record.tables.items():
+            writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
+        self._last |= record.values
+        writer.flush()
+
+    def stream(self, key: str, value: Any, step: int) -> None:
+        """Adds a scalar; other values are ignored."""
+        if not isinstance(value, list) and getattr(value, "ndim", 0) == 0:
+            self._open(step).add_scalar(key, float(value), step)
+
+    def rewind(self, step: int) -> None:
+        """Hides what was written after `step`."""
+        self._open(step)
+
+    def close(self) -> None:
+        """Adds the run's config with its last values, and closes the file."""
+        if self._writer is not None:
+            if self._last:
+                for summary in self._hparams(_flat(self.context.run_config), self._last):
+                    self._writer.file_writer.add_summary(summary)
+            self._writer.close()
+
+    def _open(self, step: int) -> Any:
+        if self._writer is None:
+            folder = self.context.run_folder / f"tensorboard{self.context.suffix}"
+            self._writer = self._new_writer(str(folder), purge_step=step)
+        return self._writer
+
+
+def _markdown(rows: list[Row]) -> str:
+    """A markdown table with a line for each column and a column for each sample: 25 columns would be too narrow."""
+    present = dict.fromkeys(column for row in rows for column in row)
+    columns = [c for c in READ_FIRST if c in present] + [c for c in present if c not in READ_FIRST]
+    titles = [row.get("select_reason") or f"row {i + 1}" for i, row in enumerate(rows)]
+    lines = [["", *map(_cell, titles)], ["---"] * (len(rows) + 1)]
+    # Beside long texts TensorBoard would break a name after every few letters, were it not in <pre>.
+    lines += [[f"<pre>{_cell(column)}</pre>", *(_cell(row.get(column)) for row in rows)] for column in columns]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(cell: Any) -> str:
+    """One cell, escaped for markdown and HTML. Messages of a conversation begin with their role, each on its own line."""
+    if isinstance(cell, list) and cell and all(isinstance(m, dict) and "role" in m for m in cell):
+        most = max(200, MAX_CELL_CHARACTERS // len(cell))
+        return "<br>".join(
+            f"<strong>{_escaped(_speaker(m), most)}</strong> {_escaped(m.get('content'), most)}" for m in cell
+        )
+    return _escaped(cell, MAX_CELL_CHARACTERS)
+
+
+def _speaker(message: dict[str, Any]) -> str:
+    """A message's role and name, and its numbers. Example: "assistant (advantage 0.25, tool_calls 1):"."""
+    logged = message.get("logged") or {}
+    numbers = {name: message.get(name) for name in ("reward", "advantage")}
+    numbers |= {name: value for name, value in logged.items() if value}
+    facts = ", ".join(f"{name} {compact_number(flat_cell(v))}" for name, v in numbers.items() if v is not None)
+    who = " ".join(filter(None, (str(message["role"]), message.get("name"))))
+    return f"{who} ({facts}):" if facts else f"{who}:"
+
+
+def _escaped(cell: Any, most: int) -> str:
+    text = head_and_tail(utf8(compact_number(flat_cell(cell))), most)
+    text = html.escape(text).replace("\x00", "\\x00")
+    text = "".join(f"&#{ord(c)};" if c in "|*_`[]\\~#" else c for c in text)
+    return text.replace("\r", "").replace("\n", "<br>")
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str | float | bool]:
+    """The nested configuration as dotted names, with values that TensorBoard accepts as hyper-parameters."""
+    flat: dict[str, str | float | bool] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value if isinstance(value, (int, float)) else utf8(str(value))
+    return flat

@@ -1,0 +1,93 @@
+"""The Weights & Biases sink, online or offline. Offline runs are in `wandb/` of the run folder until `wandb sync`."""
+
+import os
+import sys
+from typing import Any
+
+from torchtitan_rl.observe.cell_text import flat_cell
+from torchtitan_rl.observe.line_file import read_lines
+from torchtitan_rl.observe.sample_rows import Row
+from torchtitan_rl.observe.select import SIBLING
+from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRecord
+from torchtitan_rl.observe.store import END_OF_BATCH
+from torchtitan_rl.observe.tokens import TOKENS
+
+
+class WandbSink(Sink):
+    """Logs scalars, histograms and incremental tables over "step"; at the end also an immutable table of each.
+
+    After a resume the final table begins with the earlier rows that were shown, as far as samples.jsonl has them.
+
+    A new column starts a new incremental table, which includes the rows so far. `step` is a logged value, because W&B's
+    own counter would drop the steps that a resumed run repeats.
+    """
+
+    modes = ("global_reduce", "per_rank_reduce")
+    requires = "wandb"
+
+    def __init__(self, context: SinkContext) -> None:
+        super().__init__(context)
+        import wandb
+
+        self._wandb = wandb
+        rank, config, theirs = context.suffix.removeprefix("."), context.config, os.environ
+        mode = theirs.get("WANDB_MODE") or "online" if config.wandb_mode == "auto" else config.wandb_mode
+        self._run = wandb.init(
+            project=config.project or theirs.get("WANDB_PROJECT") or PROJECT,
+            name=f"{theirs.get('WANDB_NAME') or context.run_name} {rank}".strip(),
+            group=theirs.get("WANDB_RUN_GROUP") or (context.run_name if rank else None),
+            id=f"{context.run_id}{rank}",
+            resume="allow",
+            mode=mode,
+            dir=theirs.get("WANDB_DIR") or str(context.run_folder),
+            config=context.run_config,
+            settings=wandb.Settings(console="off", silent=mode == "offline" or not sys.stderr.isatty()),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self._tables: dict[str, Any] = {}
+        self._history: dict[str, list[Row]] = {}
+        self._earlier: dict[str, list[Row]] = {}
+
+    def rewind(self, step: int) -> None:
+        """Reads the rows that earlier sessions have shown before `step`."""
+        for row in read_lines(self.context.run_folder / f"samples{self.context.suffix}.jsonl", END_OF_BATCH):
+            if row["step"] < step and row["select_reason"] not in ("", SIBLING):
+                cells = {column: cell for column, cell in row.items() if column not in ("run_id", "table", TOKENS)}
+                self._earlier.setdefault(row["table"], []).append(cells)
+
+    def write(self, record: StepRecord) -> None:
+        """Logs the step's values, histograms and tables."""
+        logged: dict[str, Any] = {**record.values, "step": record.step}
+        for key, values in record.distributions.items():
+            logged[f"{key}/histogram"] = self._wandb.Histogram(values)
+        for key, rows in record.tables.items():
+            logged[key] = self._extended(key, rows)
+        self._run.log(logged)
+
+    def close(self) -> None:
+        """Logs the whole tables and ends the run."""
+        for key in self._earlier | self._history:
+            rows = self._earlier.get(key, []) + self._history.get(key, [])
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            self._run.log({f"{key}/final": self._table(rows, columns, "IMMUTABLE")})
+        self._run.finish()
+
+    def _extended(self, key: str, rows: list[Row]) -> Any:
+        history = self._history.setdefault(key, [])
+        history += rows
+        table = self._tables.get(key)
+        columns = list(dict.fromkeys([*(table.columns if table else ()), *(c for row in rows for c in row)]))
+        if table is None or columns != table.columns:
+            self._tables[key] = self._table(history, columns, "INCREMENTAL")
+        else:
+            for cells in _cells(rows, columns):
+                table.add_data(*cells)
+        return self._tables[key]
+
+    def _table(self, rows: list[Row], columns: list[str], log_mode: str) -> Any:
+        return self._wandb.Table(columns=columns, data=_cells(rows, columns), allow_mixed_types=True, log_mode=log_mode)
+
+
+def _cells(rows: list[Row], columns: list[str]) -> list[list[Any]]:
+    return [[flat_cell(row.get(column)) for column in columns] for row in rows]

@@ -1,0 +1,140 @@
+"""Per-token values of samples. Every row carries a reference to them; they are written only for rows that are shown."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
+from torchtitan_rl.trainer.packing import token_advantages
+
+if TYPE_CHECKING:
+    from torchtitan_rl.types import BoolArray, Episode, FloatArray
+
+Decode = Callable[[Sequence[int]], str]
+"""Converts token ids to text, including special tokens."""
+
+TOKENS = "tokens"
+"""Name of the column."""
+MOST_TOKENS = 8192
+"""Longer completions are stored without per-token values; their text is stored in full."""
+_LONGEST_CHARACTER = 8
+"""Largest number of tokens that may encode one character together."""
+
+
+class TokenPayload:
+    """The per-token values of one episode, computed only when written: every row has a payload, and few are written."""
+
+    __slots__ = ("episode", "trained")
+
+    def __init__(self, episode: "Episode", trained: bool) -> None:
+        self.episode = episode
+        self.trained = trained
+
+    def __repr__(self) -> str:  # without an address, so that rows with equal cells compare equal as text
+        return "TokenPayload"
+
+    def written(self, decode: Decode) -> dict[str, Any] | None:
+        """The values in the form the store keeps; None for more than `MOST_TOKENS` tokens.
+
+        Example: {"text": ["4", "+", "\\n"], "logprob": [-0.1, -0.02, None], "diff": [1e-7, 0, None], "advantage": 0.7}
+        Tokens written by an environment have None. An advantage shared by all sampled tokens is one number.
+        """
+        episode, completion = self.episode, self.episode.completion
+        if len(completion.token_ids) > MOST_TOKENS:
+            return None
+        mask = completion.loss_mask  # [L]
+        found: dict[str, Any] = {
+            "text": pieces(completion.token_ids.tolist(), decode),
+        }
+        if not is_demonstration(episode, self.trained):
+            found["logprob"] = _spread(completion.sampled_logprobs, mask, 3)
+        if completion.token_versions is not None:
+            found["age"] = (completion.policy_version - completion.token_versions).tolist()  # in updates
+        for name, values in (episode.logprob_diff.tokens if episode.logprob_diff else {}).items():  # [num_sampled] each
+            if len(values) == completion.num_sampled:
+                found[name] = _spread(values, mask, 2 if name == "diff" else 3)
+        for name, values in episode.credit.token_columns.items():  # [L] each
+            if name == TEACHER_TOKEN:
+                said = [decode([int(token)]) for token in values.tolist()]
+                found[name] = [text if mine else None for text, mine in zip(said, mask.tolist(), strict=True)]
+            else:
+                found[name] = _spread(values[mask], mask, 3)
+        if self.trained and episode.in_loss:
+            credit = episode.credit
+            shared = credit.turn_advantages is None and credit.token_advantages is None
+            found["advantage"] = (
+                float(f"{credit.advantage:.4g}") if shared else _spread(token_advantages(episode)[mask], mask, 4)
+            )
+        return found
+
+
+def with_special_tokens(row: dict[str, Any], decode: Decode) -> dict[str, Any]:
+    """The row with the special tokens inside its response and its turns, which the texts of rewards leave out.
+
+    Example: "4<|im_start|>user" in place of "4user". A turn's own end token stays left out.
+    """
+    payload = row.get(TOKENS)
+    if not isinstance(payload, TokenPayload) or is_demonstration(payload.episode, payload.trained):
+        return row
+    completion = payload.episode.completion
+    if len(completion.traces) > 1:  # their order is not that of the turns
+        return row
+    parts = completion.turns or [completion]
+    sampled = completion.token_ids[completion.loss_mask]
+    ends = np.cumsum([turn.num_tokens for turn in completion.turns])
+    turns = np.split(sampled, ends)[: len(ends)] if completion.turns else [sampled]
+    texts = [_visible(turn.tolist(), part.text, decode) for turn, part in zip(turns, parts, strict=True)]
+    if texts == [part.text for part in parts]:
+        return row
+    found = {"response": "\n".join(texts)}
+    if "conversation" in row:
+        found["conversation"] = said = list(row["conversation"])
+        place = 0
+        for turn, text in zip(completion.turns, texts, strict=True):
+            said[place] = {**said[place], "content": text}
+            place += 1 + len(turn.messages)
+    return row | {column: cell for column, cell in found.items() if column in row}
+
+
+def _visible(token_ids: list[int], text: str, decode: Decode) -> str:
+    """The text with its special tokens if there are any besides one at its end."""
+    whole = decode(token_ids)
+    ended = whole == text + decode(token_ids[-1:])
+    return text if ended else whole
+
+
+def is_demonstration(episode: "Episode", trained: bool) -> bool:
+    """Whether the completion comes from the data: nobody sampled it, so that its log-probabilities are 0 and nothing was compared."""
+    return trained and episode.logprob_diff is None and not episode.completion.sampler_logprobs.any()
+
+
+def with_written_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
+    """The row with its tokens as plain values, or without tokens if there are none to store."""
+    payload = row.get(TOKENS)
+    if not isinstance(payload, TokenPayload):
+        return row
+    tokens = payload.written(decode) if decode else None
+    rest = {column: cell for column, cell in row.items() if column != TOKENS}
+    return rest if tokens is None else {**rest, TOKENS: tokens}
+
+
+def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float | None]:
+    """Spreads values of the sampled tokens [num_sampled] over all tokens [L], with None for the others."""
+    values = iter(sampled.tolist())
+    return [float(f"{next(values):.{digits}g}") if mine else None for mine in mask.tolist()]
+
+
+def pieces(ids: list[int], decode: Decode) -> list[str]:
+    """The text that each token adds. The last token of a multi-token character gets the whole character."""
+    found: list[str] = []
+    waiting: list[int] = []
+    for token in ids:
+        waiting.append(token)
+        text = decode(waiting)
+        if text.endswith("\ufffd") and len(waiting) < _LONGEST_CHARACTER and len(found) + 1 < len(ids):
+            found.append("")
+            continue
+        found.append(text)
+        waiting = []
+    return found

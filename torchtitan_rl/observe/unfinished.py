@@ -1,0 +1,75 @@
+"""The samples of a step that fails: they are written for people to read, and are in no metric."""
+
+import math
+from collections.abc import Sequence
+
+from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, Row, episode_rows
+from torchtitan_rl.observe.tokens import TOKENS
+from torchtitan_rl.types import Completion, Credit, Episode, Group, ScoredCompletion
+
+REASON = "its step failed"
+"""Why these samples are not in the loss, unless the algorithm has left them out already."""
+WRITTEN_TOKENS = 20_000
+"""Tokens take the most time to write: about 0.1 s for these."""
+
+
+class UnfinishedStep:
+    """The newest state of the groups of a step that is not whole yet: sampled, then graded, then with credit."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int], Group] = {}
+        self._step = 0
+
+    def keep(
+        self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
+    ) -> None:
+        """Keep the groups instead of what is kept of the same prompts."""
+        self._step = step
+        self._groups.update({(split, group.prompt.prompt_idx): group for group in groups})
+
+    def forget(self, split: str) -> None:
+        """The split's samples are recorded like those of every step."""
+        self._groups = {key: group for key, group in self._groups.items() if key[0] != split}
+
+    def rows(self) -> list[Row]:
+        """A row for each kept sample, marked as "unfinished".
+
+        Up to `WRITTEN_TOKENS` tokens are with them, first of samples on whose log-probabilities trainer and sampler differ most.
+        """
+        rows = []
+        for (split, _), group in sorted(self._groups.items(), key=lambda pair: pair[0]):
+            trained = split == TRAINED_SPLIT
+            policy_step = self._step - 1 if trained else self._step
+            members = episode_rows([_drafted(group)], step=self._step, split=split, policy_step=policy_step)
+            for row, sample in zip(members, group.samples, strict=True):
+                credited = trained and isinstance(sample, Episode)
+                row |= {
+                    "table": "rollout/samples" if trained else "evaluation/samples",
+                    "unfinished": True,
+                    "advantage": row["advantage"] if credited else None,
+                    "in_loss": False,
+                    "left_out": row["left_out"] or REASON,
+                }
+            rows += members
+        left = WRITTEN_TOKENS
+        for row in sorted(rows, key=_difference, reverse=True):
+            left -= row["response_tokens"]
+            if left < 0:
+                del row[TOKENS]
+        return rows
+
+
+def _drafted(group: Group) -> Group[Episode]:
+    """The group with an episode for each sample, whatever it has already: not in the loss as long as the algorithm has not seen it."""
+    samples = [ScoredCompletion(completion=s, reward=None) if isinstance(s, Completion) else s for s in group.samples]
+    unseen = Credit(left_out=REASON)
+    episodes = [Episode(scored=s, credit=unseen) if isinstance(s, ScoredCompletion) else s for s in samples]
+    return Group(prompt=group.prompt, samples=episodes)
+
+
+def _difference(row: Row) -> float:
+    """The largest difference of a sample's log-probabilities, 0 if it is not known; NaN counts as the largest of all."""
+    most = row["logprob_diff_max"]
+    if most is None:
+        return 0.0
+    return float("inf") if math.isnan(most) else most

@@ -1,4 +1,0 @@
-"""The report: one HTML file with the metrics and samples of a run. See docs/report.md."""
-
-from torchtitan_rl.report.load import Run, load_run
-from torchtitan_rl.report.page import write_report

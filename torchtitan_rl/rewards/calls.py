@@ -1,0 +1,127 @@
+"""Calls of reward functions: in a worker process, in a shared event loop, or in the training process."""
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torchtitan_rl.errors import WorkerKilled
+from torchtitan_rl.rewards.scorer import Groups, Scorer, ScorerResult
+from torchtitan_rl.types import Completion, flat
+
+_CANCEL_SECONDS = 5.0
+"""Time that async functions have to end after the longest time limit. After that they are abandoned."""
+
+
+class Workers(Protocol):
+    """A pool of processes that call functions, such as `run.workers.WorkerPool`."""
+
+    def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
+        """Call functions with the same arguments, one after another. Each call is (index of the function, seconds).
+
+        A call that takes longer than `seconds` is killed, and its future raises TimeoutError; 0 means no limit. The
+        future of a call whose worker was killed from outside raises WorkerKilled.
+        """
+
+    def close(self) -> None:
+        """End the processes."""
+
+
+StartWorkers = Callable[..., Workers]
+"""Starts `size` processes that can call `functions`: start(functions, size)."""
+
+
+@dataclass(slots=True)
+class RewardCall:
+    """One call of a reward function, or of the task's judgement."""
+
+    scorer: Scorer
+    groups: Groups
+    """The completions that the call scores: one group, or those of a batch."""
+    state: Any
+    future: "Future[ScorerResult] | None" = None
+    """The result of a worker or an async function; None if the call runs in this process after sampling."""
+    result: ScorerResult | None = None
+
+
+ResultsOfCompletion = dict[Scorer, tuple[ScorerResult, int]]
+"""One completion's results: for each scorer, the result of its call and the completion's index in that."""
+
+
+class AsyncCalls:
+    """An event loop in a thread of its own, in which async functions wait together while other groups are still being sampled."""
+
+    def __init__(self) -> None:
+        self._loop: Future[asyncio.AbstractEventLoop] | None = None
+        self._done = asyncio.Event()
+
+    def submit(self, call: RewardCall) -> "Future[ScorerResult]":
+        """Start a call of an async function. The first one starts the thread."""
+        if self._loop is None:
+            self._loop = Future()
+            threading.Thread(
+                target=lambda: asyncio.run(self._wait()), name="async rewards", daemon=True
+            ).start()
+        result: Future[ScorerResult] = Future()
+
+        async def run() -> (
+            None
+        ):  # sets the result itself: another coroutine may block the loop afterwards
+            result.set_result(await call.scorer.run_async(call.groups, call.state))
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop.result())
+        return result
+
+    async def _wait(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._done.wait()
+
+    def close(self) -> None:
+        """Cancel what still waits, and end the thread, unless a coroutine blocks it: it is abandoned then."""
+        if self._loop is not None:
+            self._loop.result().call_soon_threadsafe(self._done.set)
+
+
+def finish(calls: Sequence[RewardCall]) -> dict[Completion, ResultsOfCompletion]:
+    """Set the result of every call, and return those of each completion, which is a key by its identity.
+
+    Functions that run in this process, and are not async, run one by one.
+    """
+    limits = [call.scorer.time_limit_seconds for call in calls if call.scorer.is_async]
+    last = time.monotonic() + max(limits) + _CANCEL_SECONDS if limits and all(limits) else None
+    for call in calls:
+        if call.future is None:
+            call.result = call.scorer.run(call.groups, call.state)
+        else:
+            call.result = _from_loop(call, last) if call.scorer.is_async else _from_worker(call)
+    results: defaultdict[Completion, ResultsOfCompletion] = defaultdict(dict)
+    for call in calls:
+        for i, completion in enumerate(flat(call.groups)):
+            results[completion][call.scorer] = call.result, i
+    return results
+
+
+def _from_loop(call: RewardCall, last: float | None) -> ScorerResult:
+    """The result of an async call, which has ended by the time `last` unless a coroutine blocks the loop; None: waits for ever."""
+    try:
+        return call.future.result(None if last is None else max(0.0, last - time.monotonic()))
+    except TimeoutError:
+        message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
+        return ScorerResult.failed(len(flat(call.groups)), message)
+
+
+def _from_worker(call: RewardCall) -> ScorerResult:
+    try:
+        return call.future.result()
+    except Exception as error:
+        # The worker was killed or died, or the groups or the result cannot be pickled.
+        seconds = call.scorer.time_limit_seconds if isinstance(error, TimeoutError) else 0.0
+        result = ScorerResult.failed(
+            len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds
+        )
+        result.worker_killed = isinstance(error, WorkerKilled)
+        return result

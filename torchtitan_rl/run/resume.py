@@ -1,0 +1,175 @@
+"""Chooses the checkpoint that a run continues from, and compares its config with the run's."""
+
+import functools
+import hashlib
+import os
+import re
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl import comm
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.events import progress
+from torchtitan_rl.models import hf_architecture
+from torchtitan_rl.run import manifest
+from torchtitan_rl.run.checkpoint_folder import Resume, find_resume, is_choice
+from torchtitan_rl.run.identity import SOURCES, digests, identity
+from torchtitan_rl.run.secrets import without_secrets
+
+if TYPE_CHECKING:
+    from torchtitan_rl.config import RunConfig
+
+BINDING = {
+    "model_spec": "the weights are of another model",
+    "tokenizer": "token ids stand for other text",
+    "prompts": "its state is of another class's prompts",
+    "task": "the data position belongs to other data",
+    "seed": "the data position belongs to another order",
+    "num_prompts_per_step": "steps, schedule and metrics count other batches",
+    "sampling.n": "steps, schedule and metrics count other batches",
+    "trainer.num_epochs": "optimizer steps and schedule count other updates",
+    "trainer.num_minibatches": "optimizer steps and schedule count other updates",
+    "trainer.lora": "the checkpoint holds other adapters, or none",
+    "trainer.optimizer": "the optimizer's state is of another kind",
+    "reference": "the KL term pulls towards other weights",
+    "teacher": "the loss pulls towards another model",
+    "more_teachers": "the loss pulls towards other models",
+    "teacher_rate": "the checkpoint holds another average of the policy, or none",
+    "teacher_hint": "the loss pulls towards another model",
+    "algorithm": "its controllers' state and the meaning of the metrics are of another objective",
+}
+"""Fields whose change would make a resumed run silently wrong, and why."""
+ONLY_TYPE = ("trainer.optimizer", "prompts")
+"""Those of them of which only the class counts."""
+
+DIGESTED_BYTES, DIGESTED_BLOCKS = 2**20, 64
+"""The size of a block that `weights_digest` reads, and how many of them it reads of a file."""
+
+_OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
+
+
+def config_fields(config: "RunConfig") -> dict[str, Any]:
+    """All fields of a config by dotted name, and the type of each component. Runs are compared by these.
+
+    Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, "sources.my_losses.py": "3fa91c02b7de", ...}
+    """
+    found: dict[str, Any] = {}
+    _describe("", config, found)
+    found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
+    del found["teacher"]  # its weights count, not where they are
+    folder = Path(config.hf_assets_path)
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    found["tokenizer"] = _tokenizer_digest(folder)
+    found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
+    digests_of = {name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()}
+    found["more_teachers"] = str(digests_of)
+    found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
+    return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
+
+
+def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
+    if isinstance(value, ModelSpec):
+        found[name] = f"{value.name} {value.flavor}"
+        found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
+    elif is_dataclass(value):
+        found[name] = identity(value)
+        for field in fields(value):
+            _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
+    elif isinstance(value, dict) and any(map(is_dataclass, value.values())):  # the members of a mixture
+        found[f"{name} (names)"] = ", ".join(value)
+        for key, part in value.items():
+            _describe(f"{name}.{key}", part, found)
+    else:
+        value = sorted(value) if isinstance(value, (set, frozenset)) else value
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        found[name] = value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _tokenizer_digest(folder: Path) -> str:
+    files = sorted(folder.glob("tokenizer*"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()[:16]
+
+
+@functools.cache
+def weights_digest(folder: Path) -> str:
+    """A digest of a checkpoint's weights: of 64 MiB of each file, evenly spread, which takes about 0.1 s a file.
+
+    Any further training of a model changes nearly all its weights.
+    """
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size} ".encode())
+        with open(path, "rb") as file:
+            for begin in range(0, size, max(DIGESTED_BYTES, size // DIGESTED_BLOCKS)):
+                file.seek(begin)
+                found.update(file.read(DIGESTED_BYTES))
+    return found.hexdigest()[:16]
+
+
+def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
+    """Find the checkpoint to resume from, and print what was skipped and what changed. Sets `prompts.date`. Writes nothing.
+    Collective.
+
+    Raises:
+        UserError: on rank 0, if no checkpoint can be used, or if a binding field of the config has changed.
+    """
+    found = choose_resume(config, run_folder) if comm.is_rank_0() else None
+    found, config.prompts.date = comm.broadcast((found, config.prompts.date))
+    return found
+
+
+def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
+    """Like `prepare_resume`, on one rank alone."""
+    choice = config.resume
+    if was_restarted() and is_choice(choice):
+        choice = "auto"
+    found = find_resume(choice, run_folder)
+    if found is not None:
+        _accept(found, config)
+    elif (run_folder / "metrics.jsonl").is_file():
+        progress(f"{run_folder} has steps and no checkpoint: the run begins again at step 1")
+    config.prompts.date = config.prompts.date or str(datetime.now().date())
+    return found
+
+
+def was_restarted() -> bool:
+    """Whether Slurm restarted this job. It then continues, whatever step --resume says, or never."""
+    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+
+
+def _accept(found: Resume, config: "RunConfig") -> None:
+    for reason in found.skipped:
+        progress(f"skipped {reason}")
+    done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
+    expect(
+        config.num_steps >= found.step, "num_steps", config.num_steps, done, "Raise it, or --resume an earlier step."
+    )
+    then = manifest.read(found.checkpoint)["config"]
+    config.prompts.date = config.prompts.date or then.get("prompts.date", "")
+    now = config_fields(config)
+    both = then.keys() & now.keys()
+    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n]}
+    binding = {name: why for name in changed if (why := _why_binding(name))}
+    if binding and not config.resume_changed:
+        named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
+        begin_anew = "" if found.fork else "pass --dump-folder with a new folder, "
+        raise UserError(
+            f"resume = {config.resume!r}: this config is not the one of {found.checkpoint.name}: {named}. Set it back, "
+            f"{begin_anew}or accept it with --resume-changed."
+        )
+    if changed:
+        progress(f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}")
+    if found.fork:
+        progress(f"forked from {found.checkpoint}")
+
+
+def _why_binding(name: str) -> str:
+    for field, why in BINDING.items():
+        if name == field or (name.startswith(f"{field}.") and field not in ONLY_TYPE):
+            return why
+    return ""

@@ -1,0 +1,122 @@
+"""Loading of DCP checkpoints that cannot execute code.
+
+torch unpickles `.metadata` and all values that are not tensors, so a foreign checkpoint could run code. Here the index may only
+name DCP's own record types, and values are read with weights_only.
+"""
+
+import io
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from enum import Enum, EnumMeta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint._nested_dict import set_element
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
+
+from torchtitan_rl.models.hf import blocks_of, to_hf
+
+DATA = "dataloader"
+"""Name of the prompts' state in a checkpoint. A user's prompts may keep more in it than they did when it was saved."""
+
+_RECORDS = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "TensorProperties", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", "device", *(str(d).removeprefix("torch.") for d in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool))},
+    "collections": {"OrderedDict"},
+    "pathlib": {"Path", "PosixPath"},
+}  # fmt: skip
+"""Names that a checkpoint's index may contain, by module."""
+
+
+def _member(kind: object, name: str) -> Enum:
+    """Returns the member of an Enum with this name. Early releases of Python 3.11 pickle a member as getattr(Enum, name)."""
+    if not isinstance(kind, EnumMeta):
+        raise pickle.UnpicklingError(f"the index asks for the attribute {name} of {kind!r}, which is no Enum")
+    return kind[name]
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
+        if name not in _RECORDS.get(module, ()):
+            raise pickle.UnpicklingError(
+                f"the index names {module}.{name}, which no checkpoint of this program contains"
+            )
+        return super().find_class(module, name)
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Reads a checkpoint folder. Its `.metadata` may only contain DCP's records.
+
+    Raises: pickle.UnpicklingError for any other object, before it is created.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Returns the checkpoint's index, read by an unpickler that creates only its own kinds."""
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            metadata = _IndexUnpickler(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class SafePlanner(DefaultLoadPlanner):
+    """torch's planner, which here reads values other than tensors with weights_only.
+
+    An entry of the prompts' state that the checkpoint lacks keeps the value that `state_dict` returned. All others must be there.
+    """
+
+    def set_up_planner(self, state_dict: dict, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        """Plans to load all of `state_dict`, apart from new entries of the prompts' state."""
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        stored = metadata.state_dict_metadata
+        for name in [name for name in self.state_dict if name.startswith(f"{DATA}.") and name not in stored]:
+            del self.state_dict[name]
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Sets a value that is no tensor, read with weights_only."""
+        loaded = torch.load(value, weights_only=True)
+        set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], loaded)
+
+
+def load(state: Mapping[str, Any], folder: Path, *, no_dist: bool = False) -> None:
+    """Fill `state` from a checkpoint folder: tensors in place, other values by `load_state_dict` or replaced.
+
+    Raises: CheckpointException (a BaseException), or the error that it wraps, if the folder does not hold all of `state`.
+    """
+    with warnings.catch_warnings():
+        if no_dist:  # torch warns even if it was asked for
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist)
+
+
+@torch.no_grad()
+def stored_hf_weights(
+    model: Decoder, adapter: BaseStateDictAdapter, checkpoint: Path, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Like `hf_weights`, but from a run's checkpoint folder and in one process. One block is in memory at a time.
+
+    Args:
+        model: has the checkpoint's architecture. Its weights are not read and may be on the meta device.
+    """
+    stored = SafeReader(str(checkpoint)).read_metadata().state_dict_metadata
+    for prefix, block in blocks_of(model):
+        names = [canonical_fqn(prefix + name) for name, _ in block.named_parameters()]
+        state = {n: torch.empty(stored[n].size, dtype=stored[n].properties.dtype) for n in names if n in stored}
+        load(state, checkpoint, no_dist=True)
+        yield from to_hf(model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()})

@@ -1,0 +1,49 @@
+"""Signals that end a run between two steps, with a checkpoint: Ctrl-C, a scheduler's SIGTERM, a time limit's SIGUSR1."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+from torchtitan_rl.events import progress
+from torchtitan_rl.run import job_processes
+
+
+class StopSignal:
+    """Stores the first stop signal. A second one ends the process at once.
+
+    torchrun also sends SIGTERM when another rank has failed, and then the step cannot be finished. A failing rank, or the
+    launcher for one that was killed, leaves a marker file. If it exists, the signal has its default effect.
+    """
+
+    def __init__(self, *, failure_marker: Path) -> None:
+        self.number = 0
+        """The first signal that was received; 0 if there was none."""
+        self.effect = "saving a checkpoint after this step"
+        """The effect of the first signal, for its message."""
+        self._at = 0.0
+        self._failure_marker = failure_marker
+        self.arm()
+        os.register_at_fork(after_in_child=_disarm)
+
+    def arm(self) -> None:
+        """Install the handlers, again: rewards and tools may have replaced them."""
+        for number in job_processes.stop_signals():
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        again = self.number and now - self._at > job_processes.SAME_REQUEST_S
+        if again or self._failure_marker.exists():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if not self.number:
+            progress(f"{signal.Signals(number).name}: {self.effect}; a second signal stops at once")
+            self.number, self._at = number, now
+
+
+def _disarm() -> None:
+    """Restore the defaults in processes that rewards and tools fork: a pool ends them by SIGTERM and waits for their end."""
+    for number in job_processes.STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)

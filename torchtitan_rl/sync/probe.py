@@ -1,0 +1,77 @@
+"""Compares what trainer and engine compute for one sequence with the rounding noise of the same model at that moment.
+
+Two right implementations differ by rounding. How much that moves a log-probability depends on the model, its training and
+the sequence: on SmolLM2-135M in bfloat16 by up to 0.7, in float32 by 5e-5. So the limit is measured and not set: the policy
+scores the sequence again while each layer's output is off by a random rounding error, and the differences that this makes are
+the scale.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchtitan_rl.trainer.gate import logit_scale
+from torchtitan_rl.types import FloatArray, IntArray
+
+DRAWS = 4
+"""Forwards with random rounding errors."""
+
+LARGEST_RATIO = {torch.float32: 30.0, torch.bfloat16: 3.0}
+"""Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
+
+
+def rounding_noise(
+    model: nn.Module, logprobs: Callable[[IntArray], FloatArray], probe: IntArray, dtype: torch.dtype
+) -> float:
+    """Returns how far random rounding errors move the log-probabilities of probe[1:]: root mean square, in `logit_scale`. Collective.
+
+    Args:
+        logprobs: computes the model's log-probabilities of probe[1:], [L - 1].
+        dtype: the coarser one of trainer and engine, whose rounding errors are drawn.
+    """
+    exact = logprobs(probe)  # [L - 1]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices), rounding_errors(model, torch.finfo(dtype).eps):
+        torch.manual_seed(0)  # the same on every rank
+        moved = [distance(logprobs(probe), exact, dtype) for _ in range(DRAWS)]
+    return max(root_mean_square(np.array(moved)), torch.finfo(dtype).eps / 2)
+
+
+@contextmanager
+def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
+    """Within the context, multiply each element of the output of each layer and of the final norm by a random number from
+    1 - eps / 2 to 1 + eps / 2.
+
+    So are the outputs of `model.rounded`, if it has them: a recurrent state carries the errors of its inputs on, and in bfloat16
+    the layers' outputs alone explain a fourth of the difference.
+    """
+
+    def off(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        error = (torch.rand_like(output, dtype=torch.float32) - 0.5) * eps
+        return (output * (1 + error)).to(output.dtype)
+
+    modules = [*model.layers.children(), model.norm, *getattr(model, "rounded", ())]
+    hooks = [module.register_forward_hook(off) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def distance(of_one: FloatArray, of_other: FloatArray, dtype: torch.dtype) -> float:
+    """Returns the root mean square of the differences of two models' log-probabilities [L - 1], each in the other's `logit_scale`.
+
+    So that each token weighs the same. Otherwise the few tokens of which a trained policy is not certain are the whole sum, and four
+    draws of them are no standard for a fifth.
+    """
+    scale = logit_scale(of_other, str(dtype).removeprefix("torch."))  # [L - 1]
+    return root_mean_square((of_one - of_other) / scale)
+
+
+def root_mean_square(values: FloatArray) -> float:
+    """Returns sqrt(mean(values^2)); NaN if any value is NaN."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))

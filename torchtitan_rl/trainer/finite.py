@@ -1,0 +1,115 @@
+"""Whether an optimizer step is finite: its loss and gradient, and the weights after it."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torchtitan.components.optimizer import OptimizersContainer
+
+from torchtitan_rl import comm
+from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.events import progress, record_metric
+from torchtitan_rl.models.hf import local_shard
+
+
+class NonFiniteLossError(TrainingStopped):
+    """The loss, the gradient or a weight is NaN or infinite. No checkpoint contains it."""
+
+
+class FiniteUpdates:
+    """Skips updates that are not finite, or stops training. All methods are collective."""
+
+    def __init__(self, model: nn.Module, optimizer: OptimizersContainer, *, skip: int) -> None:
+        """Allow `skip` skipped updates in a row."""
+        self._model, self._optimizer, self._skip = model, optimizer, skip
+        self._in_a_row = 0
+
+    def check_update(self, loss: float, grad_norm: float) -> bool:
+        """Whether to apply the update. `loss` and `grad_norm` are the same on every rank.
+
+        Raises NonFiniteLossError, with the cause, after too many skipped updates in a row, or if weights or moments
+        are not finite, because another batch would not help.
+        """
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            self._in_a_row = 0
+            return True
+        self._in_a_row += 1
+        # Rank 0 alone counts it, so that the sum over ranks is 1.
+        record_metric("optimizer/skipped_updates", float(comm.is_rank_0()), "sum")
+        fault = fault_in(self._model, self._optimizer) or "the loss alone"
+        if fault.startswith("the gradients"):
+            fault = "the gradients"  # all of them: clipping has spread it
+        what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
+        if fault.startswith(("the weights", "the optimizer")):
+            raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")
+        if self._in_a_row > self._skip:
+            raise NonFiniteLossError(
+                f"{what}. It is number {self._in_a_row} in a row and "
+                f"trainer.skip_nonfinite_updates allows {self._skip}. Look at the step's rewards; where the loss "
+                "had grown before, use a lower trainer.optimizer.lr."
+            )
+        progress(f"skipped an update, {self._in_a_row} of at most {self._skip} in a row: {what}")
+        return False
+
+    @torch.no_grad()
+    def check_weights(self) -> None:
+        """Raise NonFiniteLossError if an updated weight is not finite. Called before they are saved."""
+        shards = [local_shard(p) for p in self._model.parameters()]
+        filled = [shard for shard in shards if shard.numel() > 0]  # an empty one has no maximum
+        largest = torch.nn.utils.get_total_norm(filled, norm_type=math.inf)  # 0-d, NaN if any is
+        if comm.largest(int(not math.isfinite(largest.item()))):
+            raise NonFiniteLossError(
+                f"the update left {fault_in(self._model, self._optimizer)} not finite. The last "
+                "checkpoint, where there is one, is good: resume from it with a lower trainer.optimizer.lr."
+            )
+
+    def check_loaded(self) -> None:
+        """Raise NonFiniteLossError if loaded weights or moments are not finite."""
+        fault = fault_in(self._model, self._optimizer)
+        if fault:
+            raise NonFiniteLossError(
+                f"{fault} not finite, as loaded. Use another checkpoint or another --hf-assets-path."
+            )
+
+
+def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> str | None:
+    """Names tensors with NaN or infinity: weights first, then the optimizer's moments, then gradients. Collective.
+
+    Returns None if all are finite. Example: "the weights of layers.3.feed_forward.w2.weight (and 2 more)"
+    """
+    parameters = dict(model.named_parameters())
+    kinds = {
+        "the weights": parameters.items(),
+        "the optimizer's moments": _moments(parameters, optimizer),
+        "the gradients": _gradients(parameters),
+    }
+    for kind, named in kinds.items():
+        names = list(dict.fromkeys(comm.all_gather_lists(_not_finite(named))))
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            return f"{kind} of {names[0]}{more}"
+    return None
+
+
+def _moments(parameters: dict[str, Tensor], optimizer: OptimizersContainer | None) -> Iterator[tuple[str, Tensor]]:
+    for part in optimizer or ():
+        for name, parameter in parameters.items():
+            for moment in part.state.get(parameter, {}).values():
+                if isinstance(moment, Tensor):
+                    yield name, moment
+
+
+def _gradients(parameters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            yield name, parameter.grad
+
+
+def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Returns the names of this rank's shards with NaN or infinity."""
+    names: list[str] = []
+    for name, tensor in named:
+        if not torch.isfinite(local_shard(tensor)).all():
+            names.append(name)
+    return names

@@ -1,0 +1,276 @@
+"""Divides a step's episodes into mini-batches, and these into micro-batches within a token budget, equally many on every
+rank."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.events import progress
+from torchtitan_rl.trainer.packing import count_work, pack
+from torchtitan_rl.types import Episode, FloatArray, Group, Member, TrainBatch
+
+Item = list[Member]
+"""Sequences that share a micro-batch: a single one, or a whole group if the loss asks for that."""
+
+Plan = list[list[list[Member]]]
+"""[data-parallel rank][micro-batch] -> the members of one forward, the same on every rank."""
+
+
+class MiniBatch(NamedTuple):
+    """The micro-batches of one optimizer step. Every data-parallel rank has equally many."""
+
+    plan: Plan
+    num_forward_only: int
+    """How many micro-batches, at the front of each rank's, have a gradient of zeros. They get a forward, for metrics and the
+    logprob check, and no backward."""
+    batches: list[TrainBatch]
+    """This rank's. At least one gets a backward."""
+
+
+@dataclass
+class Counts:
+    """The work of one pass over the step, of all ranks."""
+
+    rank_tokens: list[int]
+    """Tokens in the forwards of each data-parallel rank."""
+    forward: FloatArray
+    """[3] the sum of `packing.count_work` over the forwards."""
+    backward: FloatArray
+    """[3] the same over the backwards."""
+
+
+class Batcher:
+    """Makes this rank's micro-batches."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        max_tokens: int,
+        multiple: int,
+        attention_cost: float,
+        share_prompts: bool,
+        num_ranks: int,
+        rank: int,
+    ) -> None:
+        """
+        Args:
+            max_tokens: the budget of one micro-batch.
+            multiple: a micro-batch is padded to a multiple of so many tokens.
+            attention_cost: see `plan_microbatches`.
+            share_prompts: see `pack`.
+            num_ranks, rank: of the data-parallel ranks.
+        """
+        self.algorithm = algorithm
+        self.max_tokens = max_tokens
+        self.multiple = multiple
+        self.attention_cost = attention_cost
+        self.share_prompts = share_prompts
+        self.num_ranks = num_ranks
+        self.rank = rank
+        self._warned_of_size = False
+
+    def minibatch(self, groups: Sequence[Group[Episode]]) -> MiniBatch:
+        """Plan and pack the groups of one optimizer step."""
+        loss = self.algorithm.policy_loss
+        no_gradient: list[Item] = []
+        with_gradient: list[Item] = []
+        for item in items_of(groups, whole_groups=loss.whole_groups):
+            if all(self.algorithm.zero_gradient(member.episode) for member in item):
+                no_gradient.append(item)
+            else:
+                with_gradient.append(item)
+        without_backward = self._plan(no_gradient)
+        num_forward_only = len(without_backward[0])  # as on every rank
+        # AdamW needs a gradient, even of zeros, on every rank: an empty micro-batch if there is nothing to learn.
+        with_backward = self._plan(with_gradient) if with_gradient else [[[]]] * self.num_ranks
+        plan: Plan = []
+        for rank in range(self.num_ranks):
+            plan.append(without_backward[rank] + with_backward[rank])
+        normalizers = self.algorithm.normalizers(groups)
+        batches: list[TrainBatch] = []
+        for members in plan[self.rank]:
+            batch = pack(
+                members,
+                normalizers=normalizers,
+                multiple=self.multiple,
+                share_prompts=self.share_prompts,
+                sequence_columns=loss.sequence_columns,
+                token_columns=loss.token_columns,
+            )
+            batches.append(batch)
+        return MiniBatch(plan, num_forward_only, batches)
+
+    def microbatches(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
+        """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
+        items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
+        normalizers = self.algorithm.normalizers(groups)
+        return [
+            pack(
+                members,
+                normalizers=normalizers,
+                multiple=self.multiple,
+                share_prompts=self.share_prompts,
+            )
+            for members in self._plan(items)[self.rank]
+        ]
+
+    def _plan(self, items: list[Item]) -> Plan:
+        """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget; its prompt counts
+        once for each completion."""
+        largest = max(items, key=num_tokens, default=[])
+        if num_tokens(largest) > self.max_tokens and not self._warned_of_size:
+            self._warned_of_size = True
+            kind = "group" if len(largest) > 1 else "sequence"
+            progress(
+                f"trainer.max_tokens_per_microbatch {self.max_tokens}: the {kind} of {largest[0].name} has "
+                f"{num_tokens(largest)} tokens and cannot be split, so its micro-batch takes more memory"
+            )
+        return plan_microbatches(
+            items,
+            num_ranks=self.num_ranks,
+            max_tokens=self.max_tokens,
+            attention_cost=self.attention_cost,
+            by_prompt=self.share_prompts,
+        )
+
+    def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
+        """Returns the work of all ranks in one pass."""
+        counts = Counts(
+            rank_tokens=[0] * self.num_ranks,
+            forward=np.zeros(3),
+            backward=np.zeros(3),
+        )
+        for minibatch in minibatches:
+            for rank, microbatches in enumerate(minibatch.plan):
+                for i, members in enumerate(microbatches):
+                    work = count_work(members, share_prompts=self.share_prompts)
+                    work = np.array(work)  # [3]
+                    counts.rank_tokens[rank] += int(work[0])
+                    counts.forward += work
+                    if i >= minibatch.num_forward_only:
+                        counts.backward += work
+        return counts
+
+
+def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Item]:
+    """Returns the episodes in the loss, one by one or by groups. Episodes without sampled tokens are left out."""
+    items: list[Item] = []
+    for group in groups:
+        members = [
+            Member(group.prompt, episode)
+            for episode in group.samples
+            if episode.in_loss and episode.completion.loss_mask.any()
+        ]
+        if not whole_groups:
+            items += [[member] for member in members]
+        elif members:
+            items.append(members)
+    return items
+
+
+def split_groups(groups: Sequence[Group[Episode]], num_parts: int) -> list[list[Group[Episode]]]:
+    """Split the groups with a loss into at most `num_parts` mini-batches with equal numbers of groups, to within one.
+
+    No mini-batch is empty: without a group in the loss nothing is updated. One whose advantages are all 0 still takes a step,
+    with a gradient of zeros; momentum and weight decay then move the policy.
+    """
+    in_loss = [group for group in groups if any(episode.in_loss for episode in group.samples)]
+    num_parts = min(num_parts, len(in_loss))
+    return [in_loss[part::num_parts] for part in range(num_parts)]
+
+
+def plan_microbatches(
+    items: Sequence[Item],
+    *,
+    num_ranks: int,
+    max_tokens: int,
+    attention_cost: float = 0.0,
+    by_prompt: bool = False,
+) -> Plan:
+    """Assign items to ranks and split each rank's share into micro-batches.
+
+    Args:
+        max_tokens: budget of one micro-batch. A larger item gets a micro-batch of its own. A prompt counts once for each
+            completion, also where `pack` shares it, as attention reads it for each.
+        attention_cost: cost of attending to one token, relative to one token's other work, for the balance.
+        by_prompt: keep a rank's items of one prompt together, so that `pack` holds their prompt once. False: fill the
+            micro-batches as well as can be.
+
+    Returns:
+        [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
+        Ranks with too few items get empty ones. Without items no rank has any.
+    """
+    priced: list[_Priced] = []
+    for item in items:
+        tokens, pairs, _ = count_work(item, share_prompts=False)
+        priced.append(_Priced(item, tokens, tokens + attention_cost * pairs))
+    return _assign(priced, num_ranks, max_tokens, _next_fit if by_prompt else _first_fit)
+
+
+class _Priced(NamedTuple):
+    """An item, its tokens, and the cost of a forward and backward over it in units of a token's work without attention."""
+
+    item: Item
+    tokens: int
+    cost: float
+
+
+def _assign(
+    items: Sequence[_Priced],
+    num_ranks: int,
+    max_tokens: int,
+    fit: Callable[[Sequence[_Priced], int], list[list[Member]]],
+) -> Plan:
+    """Gives each item, the most costly first, to the least loaded rank, divides each rank's share into micro-batches, and adds
+    empty ones until all ranks have equally many. The loads are within 4/3 of the optimum (Graham, 1969)."""
+    shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
+    loads = [(0.0, rank) for rank in range(num_ranks)]
+    for one in sorted(items, key=lambda one: -one.cost):  # stable
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(one)
+        heapq.heappush(loads, (load + one.cost, rank))
+    plan = [fit(share, max_tokens) for share in shares]
+    most = max(len(microbatches) for microbatches in plan)
+    for microbatches in plan:
+        while len(microbatches) < most:
+            microbatches.append([])
+    return plan
+
+
+def _first_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
+    """First-fit decreasing: each item goes into the first micro-batch with enough room."""
+    microbatches: list[list[Member]] = []
+    used: list[int] = []  # tokens of each
+    for item, size, _ in sorted(items, key=lambda one: -one.tokens):  # stable
+        for i, tokens in enumerate(used):
+            if tokens + size <= max_tokens:
+                microbatches[i] += item
+                used[i] += size
+                break
+        else:
+            microbatches.append([*item])
+            used.append(size)
+    return microbatches
+
+
+def _next_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:
+    """Next-fit by prompt: each item goes into the last micro-batch, or begins another. A prompt is in few of them."""
+    microbatches: list[list[Member]] = []
+    used = 0  # tokens of the last
+    for item, size, _ in sorted(items, key=lambda one: one.item[0].prompt.prompt_idx):  # stable
+        if not microbatches or used + size > max_tokens:
+            microbatches.append([])
+            used = 0
+        microbatches[-1] += item
+        used += size
+    return microbatches
+
+
+def num_tokens(members: Sequence[Member]) -> int:
+    """Returns the tokens of these sequences."""
+    return sum(member.num_tokens for member in members)

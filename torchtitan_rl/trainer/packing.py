@@ -1,0 +1,294 @@
+"""Packs whole sequences into one row of tokens: a micro-batch. Each trace of a sequence is a segment of the row."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.types import (
+    NO_RECORD,
+    Episode,
+    FloatArray,
+    Member,
+    Normalizers,
+    RecordArray,
+    SegmentLayout,
+    TrainBatch,
+)
+
+
+def count_work(members: Sequence[Member], *, share_prompts: bool) -> tuple[int, int, int]:
+    """Returns one micro-batch's tokens, pairs of a token and one it attends to (or itself), and tokens in the loss.
+
+    A shared prompt counts once: see `pack`.
+    """
+    tokens = pairs = 0
+    for segment in _laid_out(members, share_prompts):
+        tokens += segment.length - segment.shared
+        pairs += _pairs(segment.length) - _pairs(segment.shared)
+    num_sampled = sum(member.episode.completion.num_sampled for member in members)
+    return tokens, pairs, num_sampled
+
+
+def _pairs(length: int) -> int:
+    """Pairs of a token and one it attends to, or itself, among the first `length` tokens of a sequence."""
+    return length * (length + 1) // 2
+
+
+class _Segment(NamedTuple):
+    """One trace, as a segment of a pack."""
+
+    sequence: int
+    """Index of its member, whose traces are one sequence for the loss."""
+    prompt: np.ndarray
+    """[Lp] the tokens before the completion's; empty for all but a member's first trace."""
+    span: slice
+    """The place of its tokens in the completion's arrays."""
+    shared: int
+    """Prompt tokens that it shares with an earlier trace, whose tokens the pack holds."""
+
+    @property
+    def length(self) -> int:
+        """Its tokens, shared ones included."""
+        return len(self.prompt) + self.span.stop - self.span.start
+
+
+def _laid_out(members: Sequence[Member], share_prompts: bool) -> list[_Segment]:
+    """Returns the members' traces in their order in the pack, which is the same with and without `share_prompts`.
+
+    Example: a member with traces a1 and a2, and one of the same prompt with b1 -> a1, b1, a2.
+
+    The prompt's last token is not shared, because it predicts a different token in each completion. A group's later
+    traces, which have no prompt, come after the first traces of all its members, which share the prompt.
+    """
+    laid_out: list[_Segment] = []
+    later: list[_Segment] = []  # of the group so far
+    previous = None
+    for i, member in enumerate(members):
+        is_sibling = member.prompt.prompt_idx == previous
+        if not is_sibling:
+            laid_out += later
+            later = []
+        prompt = member.prompt.token_ids  # [Lp]
+        no_prompt = prompt[:0]  # [0]
+        shared = len(prompt) - 1 if share_prompts and is_sibling else 0
+        previous = member.prompt.prompt_idx
+        first, *others = member.episode.completion.spans
+        laid_out.append(_Segment(i, prompt, first, shared))
+        later += [_Segment(i, no_prompt, span, 0) for span in others]
+    return laid_out + later
+
+
+def pack(
+    members: Sequence[Member],
+    *,
+    normalizers: Normalizers,
+    multiple: int,
+    share_prompts: bool = False,
+    sequence_columns: Sequence[str] = (),
+    token_columns: Sequence[str] = (),
+) -> TrainBatch:
+    """Returns one micro-batch, padded to a positive multiple of `multiple` tokens.
+
+    Padding forms segments of its own without a loss. No segment of padding is longer than the longest trace, so that attention
+    needs no wider rows. An empty micro-batch consists of padding only.
+
+    Args:
+        share_prompts: store a prompt's tokens once for neighbours that have it. All but the first of them then start with
+            the prompt's last token, at its position in the prompt (see SegmentLayout).
+        sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
+    """
+    segments = _laid_out(members, share_prompts)
+    shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
+    lengths = np.array([segment.length for segment in segments], dtype=np.int64)  # [segments]
+    own_lengths = lengths - shared  # [segments], those of `SegmentLayout.of` before padding
+    filled = int(own_lengths.sum())
+    longest = int(lengths.max(initial=0))
+    padding_lengths = _padding_lengths(filled, longest, multiple)
+    row = _Row(segments, own_lengths, sum(padding_lengths))
+    episodes = [member.episode for member in members]
+    completions = [episode.completion for episode in episodes]
+
+    def on_device_at_labels(values: Sequence[np.ndarray]) -> Tensor:
+        """Values [L] of each member's completion tokens -> [T] float32."""
+        return _on_device(row.at_labels(values))
+
+    token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
+    loss_mask = row.at_labels([completion.loss_mask for completion in completions])  # [T]
+    group_ids = np.array([member.prompt.prompt_idx for member in members], dtype=np.int64)  # [S]
+    owners = [*(segment.sequence for segment in segments), len(members)]  # padding is the last
+    sequence_ids = np.repeat(owners, [*own_lengths, row.padding])  # [T]
+    batch = TrainBatch(
+        token_ids=_on_device(token_ids),
+        labels=_on_device(_shifted(token_ids, own_lengths)),
+        layout=SegmentLayout.of(
+            [*own_lengths, *padding_lengths],
+            [*shared, *[0] * len(padding_lengths)],
+            device=DEVICE_TYPE,
+            padding=row.padding,
+        ),
+        loss_mask=_on_device(loss_mask),
+        loss_positions=_on_device(np.flatnonzero(loss_mask)),
+        sampler_logprobs=on_device_at_labels(
+            [completion.sampler_logprobs for completion in completions]
+        ),
+        advantages=on_device_at_labels([token_advantages(episode) for episode in episodes]),
+        sequence_ids=_on_device(sequence_ids),
+        group_ids=_on_device(group_ids),
+        members=[*members],
+        normalizers=normalizers,
+    )
+    if any(completion.token_versions is not None for completion in completions):
+        batch.fresh_mask = on_device_at_labels(
+            [completion.fresh_mask for completion in completions]
+        )
+    if members and all(episode.reference_logprobs is not None for episode in episodes):
+        batch.reference_logprobs = on_device_at_labels(
+            [episode.reference_logprobs for episode in episodes]
+        )
+    if any(completion.sampler_records is not None for completion in completions):
+        batch.sampler_records = _on_device(row.records(members))
+    for name in sequence_columns:
+        values = _column([e.credit.columns for e in episodes], name)  # [S]
+        batch.columns[name] = _on_device(np.array(values, dtype=np.float32))
+    for name in token_columns:
+        values = _column([e.credit.token_columns for e in episodes], name)  # [L] each
+        batch.token_columns[name] = on_device_at_labels(values)
+    return batch
+
+
+def _column(columns: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    """Returns one column's value of each episode. Raises UserError if the loss has not set it in all of them."""
+    if not all(name in of_episode for of_episode in columns):
+        raise UserError(
+            f"algorithm.loss: it asks the batch for the column {name!r}, which an episode in the loss has not. Set it in "
+            "assign_credit for each: episode.credit.columns for [S], token_columns for [T]."
+        )
+    return [of_episode[name] for of_episode in columns]
+
+
+def by_member(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:
+    """Divides values [..., M] at `loss_positions` among the members: [..., num_sampled] each, in their tokens' order."""
+    parts: list[list[FloatArray]] = [[] for _ in batch.members]
+    end = 0
+    for segment in _laid_out(batch.members, share_prompts=False):
+        mask = batch.members[segment.sequence].episode.completion.loss_mask[segment.span]
+        begin, end = end, end + np.count_nonzero(mask)
+        parts[segment.sequence].append(values[..., begin:end])
+    assert end == values.shape[-1]
+    return [np.concatenate(of_traces, axis=-1) for of_traces in parts]
+
+
+def completion_values(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:
+    """Returns `by_member`'s parts of values [M] at the tokens of the completions: [L] each, 0 outside the loss."""
+    found: list[FloatArray] = []
+    for member, of_member in zip(batch.members, by_member(batch, values), strict=True):
+        mask = member.episode.completion.loss_mask  # [L]
+        at_tokens = np.zeros(len(mask), values.dtype)  # [L]
+        at_tokens[mask] = of_member
+        found.append(at_tokens)
+    return found
+
+
+class _Row(NamedTuple):
+    """The traces of one micro-batch, one after another, and padding."""
+
+    segments: list[_Segment]
+    own_lengths: np.ndarray
+    """[segments] tokens of each that the row holds; a shared prompt's are those of an earlier one."""
+    padding: int
+    """Tokens of padding at its end."""
+
+    def tokens(self, completions: Sequence[np.ndarray]) -> np.ndarray:
+        """Token ids [L] of each member's completion -> [T] int64, with the prompts before them and 0 on padding."""
+        prompts = [segment.prompt[segment.shared :] for segment in self.segments]
+        return self._joined(prompts, completions, np.int64)
+
+    def at_labels(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Values [L] of each member's completion tokens -> [T] float32, each at the position that predicts the token, 0
+        elsewhere.
+
+        Example: a prompt of 2 tokens and values [1, 2] give [0, 1, 2, 0].
+        """
+        zeros = [np.zeros(len(segment.prompt) - segment.shared) for segment in self.segments]
+        joined = self._joined(zeros, values, np.float32)  # [T]
+        return _shifted(joined, self.own_lengths)
+
+    def records(self, members: Sequence[Member]) -> RecordArray:
+        """What the sampler recorded at each token of the row: [T, R], NO_RECORD on padding and where it recorded
+        nothing."""
+        recorded = [member.episode.completion.sampler_records for member in members]
+        width = next(rows.shape[1] for rows in recorded if rows is not None)
+        parts: list[RecordArray] = []
+        for segment, own_length in zip(self.segments, self.own_lengths, strict=True):
+            rows = recorded[segment.sequence]
+            if rows is None:
+                parts.append(_without_records(own_length, width))
+                continue
+            num_prompt = len(members[segment.sequence].prompt.token_ids)
+            of_completion = rows[num_prompt:]
+            parts.append(rows[segment.shared : len(segment.prompt)])
+            parts.append(of_completion[segment.span])
+        parts.append(_without_records(self.padding, width))
+        return np.concatenate(parts)  # [T, R]
+
+    def _joined(
+        self, prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], dtype: type
+    ) -> np.ndarray:
+        """Values of each trace's own prompt tokens, and [L] of each member's completion -> [T], 0 on padding."""
+        parts: list[np.ndarray] = []
+        for prompt, segment in zip(prompts, self.segments, strict=True):
+            parts += [prompt, completions[segment.sequence][segment.span]]
+        parts.append(np.zeros(self.padding))
+        return np.concatenate(parts, dtype=dtype, casting="unsafe")  # [T]
+
+
+def _without_records(length: int, width: int) -> RecordArray:
+    """[length, width] of NO_RECORD."""
+    return np.full((length, width), NO_RECORD, dtype=np.uint8)
+
+
+def token_advantages(episode: Episode) -> FloatArray:
+    """[L], float32 or float64: the advantage of each sampled token of the completion; 0 for other tokens."""
+    credit, mask = episode.credit, episode.completion.loss_mask  # mask: [L]
+    if credit.token_advantages is not None:
+        return credit.token_advantages * mask
+    if credit.turn_advantages is None:
+        return credit.advantage * mask
+    turns = episode.completion.turns
+    # By trace, then by time, as the tokens are: sorting is stable.
+    order = sorted(range(len(turns)), key=lambda i: turns[i].trace)
+    of_turns = [credit.turn_advantages[i] for i in order]
+    lengths = [turns[i].num_tokens for i in order]
+    advantages = np.zeros(len(mask))  # [L]
+    advantages[mask] = np.repeat(of_turns, lengths)
+    return advantages
+
+
+def _padding_lengths(filled: int, longest: int, multiple: int) -> list[int]:
+    """Lengths of the segments of padding after `filled` tokens, none longer than `longest`, the longest trace.
+
+    Example: 300 tokens, the longest trace 60 of them, and multiple 128 -> [60, 24].
+    """
+    padding = -filled % multiple if filled else multiple
+    padding_lengths: list[int] = []
+    while padding > 0:
+        padding_lengths.append(min(longest or padding, padding))
+        padding -= padding_lengths[-1]
+    return padding_lengths
+
+
+def _shifted(values: np.ndarray, own_lengths: np.ndarray) -> np.ndarray:
+    """Returns the next token's value in the same segment, [T] -> [T]; 0 at each segment's end and on padding."""
+    shifted = np.append(values[1:], 0).astype(values.dtype)
+    shifted[np.cumsum(own_lengths) - 1] = 0
+    shifted[int(own_lengths.sum()) :] = 0
+    return shifted
+
+
+def _on_device(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array).to(DEVICE_TYPE)

@@ -1,0 +1,1 @@
+"""Frozen models that score episodes: references, teachers, hints."""

@@ -1,0 +1,105 @@
+"""The teacher of `ExactDistill`: each forward of the policy reads the divergence from it at the head."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE
+from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
+from torchtitan_rl.models.divergence import TeacherOutput, chunked_divergence
+from torchtitan_rl.models.score import HeadInput, HeadReader, forget_forwards, run_model
+from torchtitan_rl.trainer.logprob_diff import share_measurements, token_rows
+from torchtitan_rl.trainer.packing import completion_values
+from torchtitan_rl.trainer.teachers.hints import Hints
+from torchtitan_rl.trainer.trainer import Trainer
+from torchtitan_rl.types import Episode, FloatArray, Group, TrainBatch
+
+
+class ExactTeacher:
+    """A model without gradients, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it:
+    `Trainer.teacher`."""
+
+    columns = (DIVERGENCE, TEACHER_TOKEN)
+    """What it measures of each token: the names of `keep_columns`."""
+
+    def __init__(
+        self, trainer: Trainer, model_spec: ModelSpec, folder: Path | Decoder, hints: Hints | None = None
+    ) -> None:
+        """Load the folder's weights. Collective. Arguments as those of `distillation.Teacher`."""
+        self.trainer, self.hints = trainer, hints
+        self.model = trainer.models.frozen(model_spec, folder) if isinstance(folder, Path) else folder
+        self.is_policy = self.model is trainer.model
+
+    @torch.no_grad()
+    def reader(self, batch: TrainBatch) -> HeadReader:
+        """Run the teacher's forward. Its head stays gathered until `free`, so that the student's backward can read it; the
+        policy's own is the student's."""
+        temperature = self.trainer.temperature
+        asked = self.hints.batch(batch, self.trainer.batcher.multiple) if self.hints else batch
+
+        def read(head_input: HeadInput) -> TeacherOutput:
+            hidden = head_input.hidden.index_select(0, asked.loss_positions)  # [M, Dt]
+            return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
+
+        teacher = run_model(self.model, asked.token_ids, asked.layout, read)
+        if not self.is_policy:
+            self.model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
+        beta = self.trainer.algorithm.policy_loss.divergence_beta
+
+        def divergence(head_input: HeadInput) -> dict[str, Tensor]:
+            own = teacher._replace(weight=head_input.weight.detach()) if self.is_policy else teacher
+            weight, known = _shared_rows(head_input.weight, own)  # [Vs', D]
+            found = chunked_divergence(
+                head_input.hidden,
+                weight,
+                known,
+                beta=beta,
+                temperature=temperature / head_input.scale,
+                chunk_tokens=self.trainer.model.lm_head.chunk_tokens,
+                group=head_input.group,
+                first_row=head_input.first_row,
+            )
+            return {DIVERGENCE: found.values, TEACHER_TOKEN: found.best}
+
+        return divergence
+
+    def keep_columns(self, batch: TrainBatch, columns: FloatArray) -> None:
+        """Give the micro-batch's episodes their part of the `reader`'s columns [2, M], which are on the host now."""
+        for name, values in zip(self.columns, columns, strict=True):
+            for member, of_member in zip(batch.members, completion_values(batch, values), strict=True):
+                member.episode.credit.token_columns[name] = of_member
+
+    def free(self) -> None:
+        """Free the memory of the teacher's head."""
+        if not self.is_policy:
+            forget_forwards(self.model)
+
+    @torch.no_grad()
+    def measure(self, groups: Sequence[Group[Episode]]) -> dict[str, float]:
+        """Returns the mean divergence over sampled tokens. Collective. The episodes keep the columns of their tokens."""
+        trainer = self.trainer
+        if self.hints:
+            self.hints.add_logprobs(groups)
+        total = count = 0.0
+        for batch in trainer.batcher.microbatches(groups):
+            scores = trainer.score(batch, self.reader(batch))  # [T] each
+            self.keep_columns(batch, token_rows(batch, scores)[2:].cpu().numpy())
+            total += float((scores.columns[DIVERGENCE] * batch.loss_mask).sum())
+            count += float(batch.loss_mask.sum())
+            forget_forwards(trainer.model)
+        self.free()
+        share_measurements(groups, self.columns, mine=trainer.is_tp_leader)
+        return {DIVERGENCE: trainer.sum(total) / max(trainer.sum(count), 1.0)}
+
+
+def _shared_rows(weight: Tensor, teacher: TeacherOutput) -> tuple[Tensor, TeacherOutput]:
+    """The rows of the vocabulary that both heads have. A head may be padded with rows of no token, and a family's
+    sizes are padded differently."""
+    rows = min(len(weight), len(teacher.weight))
+    if rows < len(weight):
+        weight = weight[:rows]
+    return weight, teacher._replace(weight=teacher.weight[:rows])

@@ -1,0 +1,143 @@
+"""Forwards over a step's episodes without an update: the frozen reference's log-probabilities, and measures of held-out ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchtitan.components.checkpointer.utils import canonical_fqn
+from torchtitan.models.common.decoder import Decoder
+
+from torchtitan_rl import comm
+from torchtitan_rl.generator.demonstrations import HELD_OUT_LOSS
+from torchtitan_rl.models.score import forget_forwards, score
+from torchtitan_rl.trainer.packing import completion_values
+from torchtitan_rl.trainer.trainer import Trainer
+from torchtitan_rl.types import (
+    Episode,
+    EvaluationPass,
+    FloatArray,
+    Group,
+    Prompt,
+    ScoredCompletion,
+    flat,
+)
+
+
+@torch.no_grad()
+def episode_logprobs(
+    trainer: Trainer, model: Decoder, groups: Sequence[Group[Episode]], *, temperature: float | None = None
+) -> list[FloatArray]:
+    """Returns the log-probability that `model` gives each token of each episode's completion, [L].
+
+    At the sampling temperature unless another is given. Collective. Every rank gets those of all episodes, in the groups'
+    order. An episode without sampled tokens gets zeros.
+    """
+    index = {id(episode): i for i, episode in enumerate(flat(groups))}
+    mine: list[tuple[int, FloatArray]] = []
+    for batch in trainer.batcher.microbatches(groups):
+        scores = score(
+            model,
+            batch.token_ids,
+            batch.labels,
+            batch.layout,
+            temperature or trainer.temperature,
+            batch.loss_positions,
+            batch.sampler_records if model.lm_head.reads_records else None,
+        )  # [T] each
+        forget_forwards(model)
+        values = scores.logprobs[batch.loss_positions].cpu().numpy()  # [M]
+        found = completion_values(batch, values)  # [L] each
+        for member, values in zip(batch.members, found, strict=True):
+            mine.append((index[id(member.episode)], values))
+    # [L] each
+    scored = [np.zeros_like(episode.completion.sampler_logprobs) for episode in flat(groups)]
+    for i, logprobs in comm.all_gather_lists(mine if trainer.is_tp_leader else []):
+        scored[i] = logprobs
+    return scored
+
+
+class Reference:
+    """The start of the policy, a `services.Source`. With LoRA it is the policy's base, which takes no second copy."""
+
+    name = "reference"
+
+    def __init__(self, trainer: Trainer) -> None:
+        """Load the start's weights once more, unless the policy has adapters. Collective."""
+        self.trainer = trainer
+        self.model = trainer.model
+        if trainer.lora is None:
+            self.model = trainer.models.policy().requires_grad_(False)
+
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
+        lora = self.trainer.lora
+        with lora.off(self.model) if lora else nullcontext():
+            logprobs = episode_logprobs(self.trainer, self.model, groups)
+        for episode, values in zip(flat(groups), logprobs, strict=True):
+            episode.reference_logprobs = values
+
+
+class PolicyAverage:
+    """An average of the policy over the steps, a `services.Source`: theta' <- theta' + rate (theta - theta'). It moves once a step,
+    before it is asked for log-probabilities. With LoRA theta is A and B."""
+
+    name = "teacher_average"
+
+    def __init__(self, trainer: Trainer, rate: float) -> None:
+        """Load the start's weights once more; adapters begin as the policy's. Collective."""
+        self.rate = rate
+        self.model = trainer.models.policy().requires_grad_(False)
+        named = zip(self.model.named_parameters(), trainer.model.parameters(), strict=True)
+        self._pairs = {canonical_fqn(name): (own, p) for (name, own), p in named if p.requires_grad}
+        with torch.no_grad():
+            for own, policy in self._pairs.values():
+                own.copy_(policy)
+
+    @torch.no_grad()
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Move towards the policy. The episodes are not read."""
+        for own, policy in self._pairs.values():
+            own.lerp_(policy, self.rate)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold, by name: the sharded tensors themselves."""
+        return {f"{self.name}.{name}": own.detach() for name, (own, _) in self._pairs.items()}
+
+
+def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, float]:
+    """Returns the mean -log pi of the demonstrations' tokens to learn; nothing without demonstrations. Collective."""
+    groups: list[Group[Episode]] = []
+    for prompt in prompts:
+        if prompt.demonstration is not None:
+            scored = ScoredCompletion(completion=prompt.demonstration, reward=None)
+            groups.append(Group(prompt=prompt, samples=[Episode(scored=scored)]))
+    if not groups:
+        return {}
+    scored = episode_logprobs(trainer, trainer.model, groups)  # [L] each
+    learned: list[FloatArray] = []
+    for group, logprobs in zip(groups, scored, strict=True):
+        learned.append(logprobs[group.prompt.demonstration.loss_mask])  # [tokens to learn]
+    losses = -np.concatenate(learned)  # [tokens to learn of all]
+    return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
+
+
+def held_out_teacher(trainer: Trainer, sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]) -> dict[str, float]:
+    """Returns what the trainer's teacher measures of each pass's samples; nothing without one. Collective."""
+    measured: dict[str, float] = {}
+    for evaluation_pass, groups in sampled.items() if trainer.teacher else ():
+        for name, value in trainer.teacher.measure(groups).items():
+            measured[f"{evaluation_pass.prefix}/{name}"] = value
+    return measured
+
+
+def held_out_measures(
+    trainer: Trainer, prompts: Sequence[Prompt]
+) -> Callable[[Mapping[EvaluationPass, Sequence[Group[Episode]]]], dict[str, float]]:
+    """Returns `Services.measure` of these held-out prompts: the loss of their demonstrations, and what a teacher says."""
+
+    def measure(sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]) -> dict[str, float]:
+        return held_out_loss(trainer, prompts) | held_out_teacher(trainer, sampled)
+
+    return measure
