@@ -6,9 +6,9 @@ from torchtitan_rl.config import RunConfig
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.evaluation import Evaluation
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.observe import Recorder
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.optimizer import AdamW
 from torchtitan_rl.trainer.trainer_config import LogprobGateConfig, LRSchedule, TrainerConfig
 

@@ -7,10 +7,10 @@ from configs.debug import debug
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.distillation import ExactDistill
 from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
+from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.data.tasks import Rows, Task
 from torchtitan_rl.data.tasks.counting import Counting
-from torchtitan_rl.generator.demonstrations import Nll
 
 
 def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> RunConfig:

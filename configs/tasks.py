@@ -13,6 +13,7 @@ train.jsonl and test.jsonl. No GPU has run these configs.
 from torchtitan_rl import device
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.objectives import GroupMean, TokenTruncate
+from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tasks import Rows, SumDigits, Task
@@ -21,9 +22,8 @@ from torchtitan_rl.data.tasks.gsm8k import Gsm8k
 from torchtitan_rl.data.tasks.math_problems import Math
 from torchtitan_rl.data.tasks.reasoning_gym import ReasoningGym
 from torchtitan_rl.evaluation import Evaluation
-from torchtitan_rl.generator import SamplingConfig
-from torchtitan_rl.generator.demonstrations import Nll
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.optimizer import AdamW
 from torchtitan_rl.trainer.trainer_config import LRSchedule, TrainerConfig
 

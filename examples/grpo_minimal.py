@@ -33,8 +33,8 @@ from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build.parts import Parts, build_parts
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.errors import TrainingStopped, UserError
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.observe.terminal import Terminal
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Episode, Group, Prompt, flat
 
 GREEDY = SamplingConfig(n=1, max_tokens=32, temperature=0)

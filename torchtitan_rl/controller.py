@@ -14,6 +14,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.algorithm.losses.loss import Source
 from torchtitan_rl.errors import SamplerFault
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.events import heartbeat, progress, record_metric, timed
@@ -21,7 +22,7 @@ from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.services import GroupsInFlight, Services, Source, Sync
+from torchtitan_rl.services import GroupsInFlight, Services, Sync
 from torchtitan_rl.state import RunState
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import Completion, Episode, Group, IntArray, Prompt, ScoredCompletion

@@ -8,7 +8,7 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import EvaluationPass
 
 

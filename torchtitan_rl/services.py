@@ -80,18 +80,6 @@ class GroupsInFlight(Protocol):
         """Carry the kept groups of all replicas. Collective; called when the groups of `sample` are gathered."""
 
 
-class Source(Protocol):
-    """A frozen model that scores the step's episodes before they get credit: `trainer.teachers.frozen_models.Reference`, or a
-    teacher."""
-
-    name: str
-    """What its time is reported as."""
-
-    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set its log-probabilities of every episode's tokens: `reference_logprobs`, or one of
-        `Credit.token_columns`. Collective."""
-
-
 class Observer(Protocol):
     """Turns the facts of a step into metrics, tables and files. No method can change training."""
 

@@ -123,6 +123,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build.parts import prepare
+        from torchtitan_rl.command.registry import config_file
         from torchtitan_rl.run.replicated import check_config
         from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.run.run_folder import RunFolder
@@ -135,17 +136,17 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
     if not folder.continues:
-        folder.begin(name, config)
+        folder.begin(name, config, config_file(name))
     try:
         controller = build_run(config, folder.path, prepared=prepared, resume=resume)
-        folder.begin(name, config)
+        folder.begin(name, config, config_file(name))
         stopped = _carry_out(controller)
     except BaseException as error:
         if isinstance(error, UserError) and not folder.has_begun:  # what an earlier run has left there stays
             status_file.update(run_folder="")  # the launcher would write there how the run ended
         else:
             if os.environ["RANK"] == "0":
-                folder.begin(name, config)
+                folder.begin(name, config, config_file(name))
             write_failure(error, folder.path)
             write_run_report(config, folder.path)
         raise
@@ -304,7 +305,7 @@ def _build_services(
 
     from torchtitan_rl.build.memory import footprint_of
     from torchtitan_rl.observe.observer import RunObserver
-    from torchtitan_rl.rewards.trainer_state import trainer_states
+    from torchtitan_rl.reward_state import trainer_states
     from torchtitan_rl.run.rank_output import failure_marker
     from torchtitan_rl.run.replicated import check_replicated
     from torchtitan_rl.run.stop_signal import StopSignal

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torchtitan_rl.generator import SamplingConfig
+    from torchtitan_rl.sampling import SamplingConfig
 
 FinishReason = Literal[
     "stop", "length", "max_turns", "max_tokens", "max_traces", "time", "broken_call", "env_error"

@@ -25,9 +25,9 @@ from torchtitan_rl.data.tasks import SumDigits  # noqa: E402
 from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
 from torchtitan_rl.environments.agents.gateway import gateway  # noqa: E402
 from torchtitan_rl.environments.factory import Conversations  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.conversation import Conversation, Sampled  # noqa: E402
 from torchtitan_rl.generator.rollout import roll_out  # noqa: E402
+from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}

@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from torchtitan_rl.algorithm import Algorithm  # noqa: E402
 from torchtitan_rl.command.registry import load_config  # noqa: E402
 from torchtitan_rl.config import RunConfig  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
+from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.train import build_run  # noqa: E402
 
 

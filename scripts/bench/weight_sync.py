@@ -26,11 +26,11 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 from scripts.make_random_checkpoint import qwen3  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
+from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.trainer.build_trainer import build_policy, load_hf_weights, model_config  # noqa: E402
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from tests.parts.conversations import conversations, prompts
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.environments.agents import AgentEnvironment
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.generator.rollout import roll_out
+from torchtitan_rl.sampling import SamplingConfig
 
 HERE = Path(__file__).parent / "agents"
 

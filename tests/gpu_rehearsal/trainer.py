@@ -26,7 +26,6 @@ from tests.gpu_rehearsal.experts import even_routing
 from tests.gpu_rehearsal.places import place
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.distillation import Teacher
 from torchtitan_rl.build.memory import memory_need, teacher_spec
 from torchtitan_rl.build.parts import trainer_of_run
 from torchtitan_rl.build.validation import check_model, validate
@@ -42,6 +41,7 @@ from torchtitan_rl.trainer import trainer as trainer_module
 from torchtitan_rl.trainer.teachers import frozen_models
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
+from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
 

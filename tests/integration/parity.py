@@ -31,11 +31,11 @@ from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, sca
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.environments.factory import Conversations  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.score import score  # noqa: E402
 from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
+from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.sync.weight_sync import WeightSync  # noqa: E402
 from torchtitan_rl.trainer.build_trainer import load_hf_weights  # noqa: E402

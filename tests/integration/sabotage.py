@@ -25,11 +25,11 @@ from torchtitan.config import CommConfig  # noqa: E402
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.generator import SamplingConfig  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.score import score  # noqa: E402
 from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
+from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
 from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402

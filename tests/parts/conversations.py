@@ -10,11 +10,11 @@ from tests.parts.only_rank import only_rank
 from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.factory import Conversations
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.conversation import Sampled
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.observe.engine_stats import EngineStats
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 
 

@@ -16,8 +16,6 @@ from transformers import AutoConfig
 from scripts.make_random_checkpoint import small_model
 from tests.integration.parity import TokenizerStandIn
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
-from torchtitan_rl.build.memory import meta_model
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
@@ -26,9 +24,10 @@ from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.models.score import forget_forwards, score
 from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.run import safe_load
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.sync.weight_sync import WeightSync
-from torchtitan_rl.trainer.build_trainer import model_config
+from torchtitan_rl.trainer.build_trainer import meta_model, model_config
 from torchtitan_rl.types import SegmentLayout
 
 WINDOW = 12

@@ -8,7 +8,7 @@ from configs.debug import debug
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.data.tasks import Rows
 from torchtitan_rl.data.tasks.mixture import Mixture, Share
-from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.sampling import SamplingConfig
 
 
 def two_tasks() -> RunConfig:

@@ -39,8 +39,8 @@ from torchtitan_rl.algorithm.losses.objectives import (
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.models.logprobs import chunked_logprobs
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.minibatches import Batcher, split_groups
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch, TurnRecord
 

@@ -8,12 +8,12 @@ import torch
 
 from tests.fault_injection.harness import ROOT
 from torchtitan_rl import device  # noqa: F401
-from torchtitan_rl.build.memory import meta_model
 from torchtitan_rl.build.second_opinion import load_start
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run import packaged_model
+from torchtitan_rl.trainer.build_trainer import meta_model
 from torchtitan_rl.types import SegmentLayout
 
 LONG = 640

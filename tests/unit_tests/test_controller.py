@@ -12,7 +12,7 @@ from torchtitan_rl.algorithm.losses.objectives import MaxRl
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.errors import SamplerFault, UserError
 from torchtitan_rl.evaluation import Evaluation
-from torchtitan_rl.rewards.trainer_state import trainer_states
+from torchtitan_rl.reward_state import trainer_states
 from torchtitan_rl.services import Services
 from torchtitan_rl.state import RunState
 from torchtitan_rl.types import Group

@@ -76,7 +76,7 @@ class CreditAssignment:
             raise ValueError(
                 f"{member.name}: reference_logprobs = None: expected one for each token, because algorithm.kl.coef > 0 "
                 "or the loss uses the reference (Algorithm.needs_reference). Score the groups with "
-                "library.frozen_models.Reference first."
+                "trainer.teachers.frozen_models.Reference first."
             )
         fault = episode_fault(episode)
         if fault is not None:

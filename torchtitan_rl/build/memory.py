@@ -17,7 +17,7 @@ from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.models import hf_architecture, spec_from_folder
-from torchtitan_rl.trainer.build_trainer import model_config
+from torchtitan_rl.trainer.build_trainer import meta_model
 from torchtitan_rl.observe.metrics.efficiency import Footprint, TokenFlops
 from torchtitan_rl.models.checksum import GPU_BLOCK
 from torchtitan_rl.run.out_of_memory import usable_bytes
@@ -73,19 +73,7 @@ def gpu_memory_bytes() -> int | None:
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
 
 
-def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int = 1) -> Decoder:
-    """Returns the model without weights, in float32 and in one process on no device, for its names, shapes and modules.
 
-    Args:
-        lora: adds adapters.
-        seq_len: the most tokens that it can score.
-    """
-    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
-    set_spmd_backend(parallelism.spmd_backend)
-    training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
-    config = model_config(model_spec, parallelism, training, seq_len, False)
-    with torch.device("meta"):
-        return (lora.convert(config) if lora else config).build()
 
 
 def teacher_spec(config: "RunConfig") -> ModelSpec | None:

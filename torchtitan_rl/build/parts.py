@@ -23,7 +23,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan_rl import comm, events
 from torchtitan_rl.controller import push_policy
 from torchtitan_rl.generator.demonstrations import NoEngine
-from torchtitan_rl.algorithm.losses.distillation import Teacher, Teachers
+from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.algorithm import Algorithm
     from torchtitan_rl.generator.generator import Generator
     from torchtitan_rl.rewards.grader import Grader
-    from torchtitan_rl.services import Source
+    from torchtitan_rl.algorithm.losses.loss import Source
     from torchtitan_rl.trainer.trainer import Trainer
     from torchtitan_rl.types import IntArray, Prompt
     from torchtitan_rl.environments.factory import Conversations

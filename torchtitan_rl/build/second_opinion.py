@@ -23,7 +23,7 @@ from torchtitan_rl.types import SegmentLayout
 from torchtitan_rl.trainer.build_trainer import load_hf_weights
 from torchtitan_rl.models.hf_decoder import HFDecoder, longest_window
 from torchtitan_rl.run.out_of_memory import usable_bytes
-from torchtitan_rl.build.memory import meta_model
+from torchtitan_rl.trainer.build_trainer import meta_model
 from torchtitan_rl.build.start_checkpoint import START_CHECKPOINTS
 
 if TYPE_CHECKING:

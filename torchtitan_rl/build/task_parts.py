@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchtitan_rl.errors import expect
 from torchtitan_rl.events import progress
 from torchtitan_rl.types import Prompt
-from torchtitan_rl.generator.demonstrations import check_demonstrated
+from torchtitan_rl.algorithm.losses.sft import check_demonstrated
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
 from torchtitan_rl.fields.references import tried

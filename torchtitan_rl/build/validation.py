@@ -13,7 +13,7 @@ from torchtitan_rl.fields.number import number
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import expect
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.generator.demonstrations import HELD_OUT_LOSS
+from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
 from torchtitan_rl.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.models.mixture_of_experts import check_mixture

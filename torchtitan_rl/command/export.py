@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.build.memory import meta_model
 from torchtitan_rl.command.registry import tell_repeated
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.models import spec_from_folder
@@ -34,6 +33,7 @@ from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.dump_folder import CHECKOUT
 from torchtitan_rl.run.manifest import examine
 from torchtitan_rl.run.safe_load import stored_hf_weights
+from torchtitan_rl.trainer.build_trainer import meta_model
 
 ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
 """The folder in which training runs: the checkout, or with an installed package the current folder."""

@@ -23,7 +23,7 @@ from torchtitan_rl.data.demonstration import (
 )
 from torchtitan_rl.data.task import Example, Task
 from torchtitan_rl.data.template import special_tokens
-from torchtitan_rl.environments.tools import tool_schemas
+from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.number import MANY, number
 from torchtitan_rl.text import strings

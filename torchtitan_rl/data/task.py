@@ -14,7 +14,7 @@ from torchtitan_rl.fields.own_config import OwnConfig
 
 if TYPE_CHECKING:
     from torchtitan_rl.data.turns import Environment
-    from torchtitan_rl.generator import SamplingConfig
+    from torchtitan_rl.sampling import SamplingConfig
     from torchtitan_rl.types import Prompt
 
 RewardFunction = Callable[..., Any]

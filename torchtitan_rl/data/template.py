@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.data.chat_messages import Message, Render, Tools, left_out, render_chat
 from torchtitan_rl.data.tool_calls import opened_thinking
-from torchtitan_rl.environments.checks import BREAK
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.text import mapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+BREAK = "\ufdd0"
+"""Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
+
 
 _POLICY_TEXT = "x7q"
 """A placeholder for the policy's turn. In the rendered text, everything after it belongs to the environment's

@@ -7,14 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchtitan_rl.data.turns import Message, Turn
+from torchtitan_rl.data.template import BREAK
+from torchtitan_rl.data.turns import LARGEST_REWARD, Message, Turn
 from torchtitan_rl.text import mapped, plain
-
-BREAK = "\ufdd0"
-"""Splits the text of a special token, so that it is tokenized as plain text. It is a Unicode noncharacter."""
-
-LARGEST_REWARD = 1e18
-"""Sums, squares and weights of larger rewards would overflow."""
 
 ROLES = ("user", "tool", "system")
 """Roles of an environment's messages."""

@@ -12,12 +12,13 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.data.task import Task
 from torchtitan_rl.data.template import ChatTemplate
+from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.data.turns import Environment
 from torchtitan_rl.environments.checks import ROLES, described
 from torchtitan_rl.environments.fitted import FittedEnvironment
 from torchtitan_rl.environments.pool import CLOSE_SECONDS, EnvironmentPool
 from torchtitan_rl.environments.threads import call_side_by_side, resolve
-from torchtitan_rl.environments.tools import ToolEnvironment, tool_schemas
+from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.number import number

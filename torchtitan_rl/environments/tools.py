@@ -2,49 +2,21 @@
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall
+from torchtitan_rl.data.tool_schemas import Tool
 from torchtitan_rl.data.turns import Message, Turn
 from torchtitan_rl.environments.checks import described, escaped
 from torchtitan_rl.environments.fitted import FittedEnvironment
 from torchtitan_rl.environments.threads import CallResult, call_side_by_side, resolve
-from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
 from torchtitan_rl.text import head_and_tail
 
-Tool = Callable[..., Any]
-"""A function or coroutine function with type hints and a docstring that describes each argument, as in TRL's
-`tools=`."""
-
 SIDE_BY_SIDE = 16
 """Calls of one message that run at the same time. The others wait for a free place."""
-
-
-def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Returns the tools' JSON schemas in the form that chat templates expect.
-
-    Raises:
-        UserError: if two tools have the same name, or an argument has no type hint or no description.
-    """
-    from transformers.utils import get_json_schema
-
-    names = [getattr(tool, "__name__", repr(tool)) for tool in tools]
-    expect(len({*names}) == len(names), "tools", names, "one tool of each name", "Rename one.")
-    schemas = []
-    for tool, name in zip(tools, names, strict=True):
-        try:
-            schemas.append(get_json_schema(tool))
-        except Exception as error:
-            if getattr(tool, "__annotations__", {}).get("return") in (Tool, "Tool"):
-                raise UserError(f"tools: {name} returns a tool and is none itself. Use {name}().") from error
-            raise UserError(
-                f"tools: {name}: expected a function with type hints and a Google-style docstring with a line for each "
-                f"argument: {error}"
-            ) from error
-    return schemas
 
 
 @typed

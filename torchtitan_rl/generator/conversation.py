@@ -18,7 +18,7 @@ from torchtitan_rl.types import (
 )
 
 if TYPE_CHECKING:
-    from torchtitan_rl.generator import SamplingConfig
+    from torchtitan_rl.sampling import SamplingConfig
 
 
 class Sampled(NamedTuple):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torchtitan.config import Configurable
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.qwen3 import parallelize_qwen3
@@ -35,8 +36,6 @@ from torchtitan_rl.models.score import LogprobHead
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from torchtitan_rl.generator.generator import Generator
-    from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 ATTENTION = "torchtitan_rl_packed"
 """The name of `packed_attention` among transformers' attention functions. Models with another name are not affected."""
@@ -293,7 +292,7 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
 
 
 def check_other_parts(
-    config: Decoder.Config, trainer: "TrainerConfig", generator: "Generator.Config", *, on_cpu: bool
+    config: Decoder.Config, trainer: Configurable.Config, generator: Configurable.Config, *, on_cpu: bool
 ) -> None:
     """Check that the engine computes a model of transformers as its layers do, and that its weights can be proven.
 

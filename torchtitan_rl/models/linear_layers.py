@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchtitan.config import Configurable
 from torchtitan.models.common.attention import VarlenMetadata
 
 from torchtitan_rl.errors import expect
@@ -19,8 +20,6 @@ from torchtitan_rl.models.attention import PackedRows
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from torchtitan_rl.generator.generator import Generator
-    from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 LINEAR = {"qwen3_5_text": "linear_attn"}
 """Model types with linear layers, and what a decoder layer calls its own. In others such layers are not tested."""
@@ -60,7 +59,7 @@ def each_sequence(forward: Callable[..., Tensor], hidden: Tensor, masks: PackedR
 
 
 def check_linear(
-    found: "PretrainedConfig", trainer: "TrainerConfig", generator: "Generator.Config", *, on_cpu: bool
+    found: "PretrainedConfig", trainer: Configurable.Config, generator: Configurable.Config, *, on_cpu: bool
 ) -> None:
     """Check the settings of a model with linear layers.
 

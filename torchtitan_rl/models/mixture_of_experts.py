@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torchtitan.config import Configurable
 from torchtitan.models.common import TransformerBlock
 from torchtitan.models.common.config_utils import (
     make_moe_config,
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from torchtitan.models.common.decoder import Decoder
     from transformers import PretrainedConfig
 
-    from torchtitan_rl.generator.generator import Generator
-    from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 _INIT = partial(nn.init.normal_, std=0.02)
 
@@ -87,7 +86,7 @@ def mixture_entries(layers: Sequence[TransformerBlock.Config]) -> dict[str, Any]
 
 
 def check_mixture(
-    model: "Decoder.Config", trainer: "TrainerConfig", generator: "Generator.Config", *, world_size: int, on_cpu: bool
+    model: "Decoder.Config", trainer: Configurable.Config, generator: Configurable.Config, *, world_size: int, on_cpu: bool
 ) -> None:
     """Check the degrees and settings of a mixture of experts, and that a dense model has no expert parallelism.
 
@@ -121,7 +120,7 @@ def check_mixture(
     )  # fmt: skip
 
 
-def _check_replay(entries: dict[str, Any], generator: "Generator.Config", on_cpu: bool) -> None:
+def _check_replay(entries: dict[str, Any], generator: Configurable.Config, on_cpu: bool) -> None:
     """Check what a replay of the engine's choices needs."""
     degree, experts = generator.tensor_parallel_degree, entries["num_experts"]
     expect(

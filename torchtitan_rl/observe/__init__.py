@@ -1,7 +1,27 @@
 """Metrics, sample tables and traces. Nothing in this package can change training. See docs/observability.md."""
 
-from torchtitan_rl.events import heartbeat, phase, progress, record_metric, record_metrics, timed
-from torchtitan_rl.observe.recorder import Recorder
-from torchtitan_rl.observe.reduce import Reduce
-from torchtitan_rl.observe.sample_rows import episode_rows
-from torchtitan_rl.observe.store import read_rows, read_samples
+from importlib import import_module
+from typing import Any
+
+PLACES = {
+    "heartbeat": "events",
+    "phase": "events",
+    "progress": "events",
+    "record_metric": "events",
+    "record_metrics": "events",
+    "timed": "events",
+    "Recorder": "observe.recorder",
+    "Reduce": "observe.reduce",
+    "episode_rows": "observe.sample_rows",
+    "read_rows": "observe.store",
+    "read_samples": "observe.store",
+}
+"""Module of each name that this package offers. It is imported when the name is asked for: the report needs none of them."""
+
+__all__ = [*PLACES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__} has no {name}")
+    return getattr(import_module(f"torchtitan_rl.{PLACES[name]}"), name)

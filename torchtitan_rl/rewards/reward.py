@@ -16,8 +16,7 @@ import numpy as np
 
 from torchtitan_rl.data.task import OpenedText, RewardFunction, Task, completion_text
 from torchtitan_rl.data.tool_calls import opened_thinking
-from torchtitan_rl.data.turns import environment_reward
-from torchtitan_rl.environments.checks import LARGEST_REWARD
+from torchtitan_rl.data.turns import LARGEST_REWARD, environment_reward
 from torchtitan_rl.events import Listener, recorded_by
 from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.rewards.scorer import FailurePolicy, Groups, Scope, ScorerResult
@@ -275,7 +274,7 @@ def _verdict(given: Any) -> bool | None:
 def _described(error: BaseException) -> str:
     """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if "/torchtitan_rl/library/scoring/" not in frame.filename]
+    theirs = [frame for frame in frames if frame.filename != __file__]
     where = users_line(error) or (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
     said = "breakpoint() needs a terminal, and there is none" if isinstance(error, BdbQuit) else str(error)
     return f"{type(error).__name__}: {head_and_tail(said, ERROR_CHARACTERS)}{where}"

@@ -1,4 +1,4 @@
-"""What the grader asks of a scorer: a reward function, or the task's judgement. `library/scoring/` calls them as TRL
+"""What the grader asks of a scorer: a reward function, or the task's judgement. `rewards/reward.py` calls them as TRL
 does."""
 
 from collections.abc import Sequence

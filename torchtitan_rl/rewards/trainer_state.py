@@ -1,15 +1,8 @@
 """What reward functions get to know of the run."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torchtitan_rl.controller import Controller
-    from torchtitan_rl.evaluation import Evaluation
-    from torchtitan_rl.services import Prompts
-    from torchtitan_rl.state import RunState
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +43,3 @@ class TrainerState:
     trial_name: str | None = None
     trial_params: dict[str, Any] | None = None
     stateful_callbacks: dict[str, Any] = field(default_factory=dict)
-
-
-def trainer_states(config: "Controller.Config", prompts: "Prompts") -> "Callable[[RunState, Evaluation], TrainerState]":
-    """Returns `Services.reward_state` of a run."""
-
-    def trainer_state(state: "RunState", evaluation: "Evaluation") -> TrainerState:
-        return TrainerState(
-            global_step=state.step,
-            max_steps=config.num_steps,
-            epoch=prompts.epoch(state.prompts_seen) or 0.0,
-            num_input_tokens_seen=state.tokens_seen,
-            train_batch_size=config.num_prompts_per_step * config.sampling.n,
-            eval_steps=config.evaluation.every,
-            best_metric=evaluation.best,
-            best_global_step=evaluation.best_step,
-        )
-
-    return trainer_state

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from torchtitan_rl import comm
-from torchtitan_rl.command.registry import config_file
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.events import progress
@@ -99,10 +98,10 @@ class RunFolder:
         self.path, self.continues = comm.broadcast((self.path, self.continues))
         check_shared(self.path, token)
 
-    def begin(self, name: str, config: "RunConfig") -> None:
+    def begin(self, name: str, config: "RunConfig", config_file: Path) -> None:
         """Remove what says how an earlier run ended, and write config.json, environment.json and copies of the user's source files.
 
-        On rank 0, once. Earlier ones of a resumed run stay, as config-1.json and so on.
+        On rank 0, once. Earlier ones of a resumed run stay, as config-1.json and so on. `config_file`: has the config function.
         """
         if self.has_begun:
             return
@@ -126,7 +125,7 @@ class RunFolder:
             forget_earlier_end(self.path)
             (self.path / UNFINISHED_FILE).unlink(missing_ok=True)
             self._keep_former()
-            settings[SOURCES] = keep_sources(config, self.path, config_file=config_file(name))
+            settings[SOURCES] = keep_sources(config, self.path, config_file=config_file)
             (self.path / CONFIG).write_text(json.dumps(settings, indent=2, default=repr) + "\n")
             (self.path / ENVIRONMENT).write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
         progress(f"run folder: {self.path}")

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.sharding import ShardingConfig
@@ -22,6 +23,7 @@ from torchtitan.tools.utils import set_default_dtype
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.attention import attention_config
+from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.lora.lora_config import PolicyLora
 from torchtitan_rl.models.score import LogprobHead
 from torchtitan_rl.trainer.step_checks import StepChecks
@@ -253,3 +255,18 @@ def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf
         )
     dcp.load(state, storage_reader=reader)
     model.load_state_dict(state_dict_adapter.from_hf(state), strict=False)
+
+
+def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int = 1) -> Decoder:
+    """Returns the model without weights, in float32 and in one process on no device, for its names, shapes and modules.
+
+    Args:
+        lora: adds adapters.
+        seq_len: the most tokens that it can score.
+    """
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
+    config = model_config(model_spec, parallelism, training, seq_len, False)
+    with torch.device("meta"):
+        return (lora.convert(config) if lora else config).build()

@@ -18,6 +18,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
+from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.algorithm import LossOutput
 from torchtitan_rl.device import DEVICE_TYPE
@@ -43,6 +44,7 @@ from torchtitan_rl.trainer.minibatches import (
     split_groups,
 )
 from torchtitan_rl.trainer.optimizer import UpdateReport
+from torchtitan_rl.trainer.packing import completion_values
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import (
     Episode,
@@ -52,6 +54,7 @@ from torchtitan_rl.types import (
     Metric,
     SegmentLayout,
     TrainBatch,
+    flat,
 )
 
 
@@ -424,6 +427,38 @@ class Trainer(Configurable):
         logprobs = score(self.model, tokens, tokens.roll(-1), layout, 1.0).logprobs  # [T]
         forget_forwards(self.model)
         return logprobs[: len(token_ids) - 1].cpu().numpy()
+
+    @torch.no_grad()
+    def episode_logprobs(
+        self, model: Decoder, groups: Sequence[Group[Episode]], *, temperature: float | None = None
+    ) -> list[FloatArray]:
+        """Returns the log-probability that `model` gives each token of each episode's completion, [L].
+
+        At the sampling temperature unless another is given. Collective. Every rank gets those of all episodes, in the
+        groups' order. An episode without sampled tokens gets zeros.
+        """
+        index = {id(episode): i for i, episode in enumerate(flat(groups))}
+        mine: list[tuple[int, FloatArray]] = []
+        for batch in self.batcher.microbatches(groups):
+            scores = score(
+                model,
+                batch.token_ids,
+                batch.labels,
+                batch.layout,
+                temperature or self.temperature,
+                batch.loss_positions,
+                batch.sampler_records if model.lm_head.reads_records else None,
+            )  # [T] each
+            forget_forwards(model)
+            values = scores.logprobs[batch.loss_positions].cpu().numpy()  # [M]
+            of_members = completion_values(batch, values)  # [L] each
+            for member, logprobs in zip(batch.members, of_members, strict=True):
+                mine.append((index[id(member.episode)], logprobs))
+        # [L] each
+        scored = [np.zeros_like(episode.completion.sampler_logprobs) for episode in flat(groups)]
+        for i, logprobs in comm.all_gather_lists(mine if self.is_tp_leader else []):
+            scored[i] = logprobs
+        return scored
 
     def sum(self, value: float) -> float:
         """Returns the sum over data-parallel ranks."""

@@ -16,19 +16,18 @@ from torchtitan_rl import algorithm as core_algorithm
 from torchtitan_rl.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
 from torchtitan_rl.algorithm.advantages import GroupScale
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses import distillation, maxent, modifiers, objectives, optimal_baseline, seed_grpo
-from torchtitan_rl.algorithm.losses.distillation import Teacher
+from torchtitan_rl.algorithm.losses import distillation, maxent, modifiers, objectives, optimal_baseline, seed_grpo, sft
 from torchtitan_rl.build.validation import validate
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.generator import demonstrations
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
+from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
 from torchtitan_rl.types import flat
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers.md").read_text()
 MODULES = (core_algorithm, objectives, modifiers, optimal_baseline)
-MODULES += (maxent, maxent.controllers, seed_grpo, distillation, demonstrations)
+MODULES += (maxent, maxent.controllers, seed_grpo, distillation, sft)
 LINE = re.compile(r"`((?:algorithm|trainer|in_flight|sampling)\.[\w.]+ = [^`]+)`")
 
 

@@ -11,9 +11,9 @@ from torchtitan_rl.data.tasks.calculator import multiply
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.pool import ConversationError
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.conversation import Conversation
 from torchtitan_rl.generator.rollout import roll_out
+from torchtitan_rl.sampling import SamplingConfig
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.environments import python_tool as python_tool_module
 from torchtitan_rl.environments.python_tool import ProgramError, ProgramLimits, python_tool, run_program
-from torchtitan_rl.environments.tools import ToolEnvironment, tool_schemas
+from torchtitan_rl.environments.tools import ToolEnvironment
 
 LIMITS = ProgramLimits(seconds=20, cpu_seconds=10)
 

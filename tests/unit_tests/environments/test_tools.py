@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from torchtitan_rl.data.tool_calls import ToolCall, parse_calls
+from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.environments.python_tool import python_tool
-from torchtitan_rl.environments.tools import ToolEnvironment, tool_schemas
+from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.errors import UserError
 
 

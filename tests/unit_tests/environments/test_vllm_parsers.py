@@ -7,7 +7,8 @@ import pytest
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.data.tasks.calculator import multiply
 from torchtitan_rl.data.tool_calls import ToolCall
-from torchtitan_rl.environments.tools import ToolEnvironment, tool_schemas
+from torchtitan_rl.data.tool_schemas import tool_schemas
+from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
 from torchtitan_rl.errors import UserError
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from torchtitan_rl import library
+from torchtitan_rl import algorithm, data, environments, generator, models, rewards, trainer
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.errors import UserError
@@ -101,8 +101,9 @@ def undeclared(config: type) -> set[str]:
 
 
 def test_every_number_in_a_config_declares_its_range():
-    for module in pkgutil.walk_packages(library.__path__, "torchtitan_rl."):
-        import_module(module.name)  # what one may put into a field of another's type
+    for drawer in (algorithm, data, environments, generator, models, rewards, trainer):
+        for module in pkgutil.walk_packages(drawer.__path__, f"{drawer.__name__}."):
+            import_module(module.name)  # what one may put into a field of another's type
     configs = [*own_configs(RunConfig, set())]
     names = {config.__qualname__ for config in configs}
     assert names >= {"RunConfig", "SamplingConfig", "WatchdogLimits", "AdamW.Config", "TauController.Config", "Share"}

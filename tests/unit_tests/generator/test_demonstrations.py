@@ -9,8 +9,9 @@ from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
 from torchtitan_rl.algorithm import Algorithm, Truncation
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.objectives import SeqMeanTokenMean, TokenTruncate
+from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.generator.demonstrations import Demonstrations, Nll
+from torchtitan_rl.generator.demonstrations import Demonstrations
 from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.trainer.teachers.frozen_models import held_out_loss
 from torchtitan_rl.trainer.trainer import Trainer

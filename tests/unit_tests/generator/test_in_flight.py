@@ -13,8 +13,8 @@ from tests.parts.conversations import engine, prompts
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.in_flight import Carried, GroupBudget, InFlight
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt, flat
 
 SAMPLING = SamplingConfig(n=3, max_tokens=40)

@@ -9,8 +9,8 @@ import torch
 from tests.parts.tiny import sampled
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.models.score import score
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.gate import LogprobGate, LogprobGateError
 from torchtitan_rl.trainer.logprob_diff import fill_logprob_diff, token_rows
 from torchtitan_rl.trainer.packing import pack

@@ -25,8 +25,8 @@ from torchtitan_rl.controller import Controller
 from torchtitan_rl.data.end_tokens import hidden_token_ids
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.pool import ConversationError
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.rewards import Grader
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt, flat
 
 

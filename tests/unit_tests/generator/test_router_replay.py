@@ -12,12 +12,12 @@ from tests.integration.parity import EchoingConversations
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.generator.in_flight import InFlight
 from torchtitan_rl.generator.routing import output_records
 from torchtitan_rl.models.experts import mixtures
 from torchtitan_rl.models.score import score
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.packing import by_member, pack
 from torchtitan_rl.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion, flat
 

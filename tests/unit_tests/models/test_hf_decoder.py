@@ -24,7 +24,6 @@ from tests.parts.hf_decoders import (
 from tests.parts.tiny import sharded_policy
 from tests.parts.tiny_trainer import tiny_trainer
 from tests.unit_tests.models.lora.test_adapters import copies, saver, updated
-from torchtitan_rl.build.memory import meta_model
 from torchtitan_rl.command.export import copy_assets, write_safetensors
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.generator import Generator
@@ -39,6 +38,7 @@ from torchtitan_rl.models.hf_support import Calls, Unsupported
 from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run.safe_load import stored_hf_weights
+from torchtitan_rl.trainer.build_trainer import meta_model
 from torchtitan_rl.trainer.optimizer import AdamW
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.trainer.trainer_config import LRSchedule, TrainerConfig

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.command.registry import config_file, load_config
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.run.identity import described
@@ -68,12 +68,12 @@ def test_the_run_folder_has_the_sources_without_secrets(one_rank, mine, tmp_path
     path = tmp_path / "run"
     first = RunFolder.find(str(path), "mine")
     first.claim()
-    first.begin(name, config)
+    first.begin(name, config, config_file(name))
     first._lock.close()
     (tmp_path / "my_reward.py").write_text("def brevity(completions, **_):\n    return [1.0 for _ in completions]\n")
     folder = RunFolder.find(str(path), "mine")
     folder.claim()
-    folder.begin(name, config)
+    folder.begin(name, config, config_file(name))
     sources = json.loads((folder.path / "config.json").read_text())["sources"]
     assert sources["my_config.py"]["file"] == str(tmp_path / "my_config.py")
     copy = (folder.path / sources["my_config.py"]["copy"]).read_text()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.command.registry import config_file, load_config
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.run.dump_folder import check_dump_folder, create
 from torchtitan_rl.run.run_end import write_end
@@ -112,7 +112,7 @@ def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_wa
         folder = RunFolder.find(str(tmp_path / "run"), "debug")
         folder.claim()
         if not refused:
-            folder.begin("debug", config)
+            folder.begin("debug", config, config_file("debug"))
         folder._lock.close()  # as its process ends
         return folder.continues
 

@@ -1,9 +1,6 @@
 """On-policy distillation: a frozen teacher scores the policy's samples; its log-probabilities become advantages."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +14,7 @@ from torchtitan_rl.fields.number import number
 from torchtitan_rl.types import Episode, Group, flat
 
 if TYPE_CHECKING:
-    from torchtitan.models.common.decoder import Decoder
-    from torchtitan.protocols.model_spec import ModelSpec
-
     from torchtitan_rl.algorithm.algorithm import Algorithm
-    from torchtitan_rl.trainer.teachers.hints import Hints
-    from torchtitan_rl.trainer.trainer import Trainer
 
 DIVERGENCE = "divergence"
 """The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
@@ -142,57 +134,3 @@ class ExactDistill(TokenLoss):
         """The mean of the divergence over tokens."""
         total, count = (self(inputs) * inputs.mask).sum(), inputs.mask.sum()  # 0-d each
         return {"teacher/divergence": (total / count.clamp(min=1), count)}
-
-
-class Teachers:
-    """Several models, each for the rows that name it in their column `teacher`, a `services.Source`. MOPD, MiMo-V2-Flash,
-    arXiv 2601.02780."""
-
-    name = "teacher"
-
-    def __init__(self, by_name: Mapping[str, "Teacher"]) -> None:
-        """`by_name`: that of rows without the column is ""."""
-        self.by_name = by_name
-
-    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set every episode's token column as its teacher does. Collective: every rank has all groups."""
-        asked: dict[str, list[Group[Episode]]] = {name: [] for name in self.by_name}
-        for group in groups:
-            name = group.prompt.columns.get("teacher") or ""
-            known = f"one of {sorted(self.by_name)}, which teacher and more_teachers name"
-            expect(name in asked, "the column teacher", name, known, "Correct the row, or add the teacher.")
-            asked[name].append(group)
-        for name, of_teacher in asked.items():
-            self.by_name[name].add_logprobs(of_teacher)
-
-
-class Teacher:
-    """A model of the policy's vocabulary, a `services.Source`. With LoRA on the same folder it is the base."""
-
-    name = "teacher"
-
-    def __init__(
-        self, trainer: "Trainer", model_spec: "ModelSpec", folder: "Path | Decoder", hints: "Hints | None" = None
-    ) -> None:
-        """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective.
-
-        Args:
-            folder: or the model itself, if it is loaded already: the policy, or its average.
-            hints: what it reads more than the policy.
-        """
-        self.trainer, self.hints = trainer, hints
-        is_folder = isinstance(folder, Path)
-        self.is_base = is_folder and trainer.lora is not None and folder.samefile(trainer.models.folder)
-        self.model = trainer.model if self.is_base else folder
-        if is_folder and not self.is_base:
-            self.model = trainer.models.frozen(model_spec, folder)
-
-    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
-        from torchtitan_rl.trainer.teachers.frozen_models import episode_logprobs
-
-        with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
-            asked = self.hints.groups(groups) if self.hints else groups
-            logprobs = episode_logprobs(self.trainer, self.model, asked)
-        for episode, values in zip(flat(asked), logprobs, strict=True):
-            episode.credit.token_columns[LOGPROBS] = values

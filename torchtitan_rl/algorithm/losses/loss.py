@@ -1,8 +1,9 @@
 """The loss of packed tokens: what it reads, what every loss declares, the clip loss, and how token losses become one number."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,18 @@ TEACHER_TOKEN = "teacher_token"
 LOG_RATIO_LIMIT = 20.0
 """Clamp on |log ratio|. e^20 is 4.9e8, whose square fits float32, so one token cannot make the gradient norm infinite.
 Clamped tokens get no gradient through the ratio and are counted."""
+
+
+class Source(Protocol):
+    """A frozen model that scores the step's episodes before they get credit: `trainer.teachers.frozen_models.Reference`, or a
+    teacher."""
+
+    name: str
+    """What its time is reported as."""
+
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set its log-probabilities of every episode's tokens: `reference_logprobs`, or one of
+        `Credit.token_columns`. Collective."""
 
 
 class Sequences:
@@ -132,7 +145,7 @@ class Loss(OwnConfig, ABC):
     4. the loss: `terms`; and after the update its controllers: `after_update`.
 
     The default of every field suits a `TokenLoss`, which compares tokens with advantages. A loss over groups sets its own
-    credit and asks for whole groups (library/maxent). Demonstrations have `uses_rewards` and `from_engine` False, and
+    credit and asks for whole groups (losses/maxent). Demonstrations have `uses_rewards` and `from_engine` False, and
     their loss is -log pi. A teacher's log-probabilities, set by a source before the credit, are one of the
     `token_columns`; the exact divergence from it is the column "divergence", which the trainer sets.
     """
@@ -175,8 +188,8 @@ class Loss(OwnConfig, ABC):
         """The loss whose ratio and clipping are reported; None if there is none."""
         return None
 
-    def sources(self, trainer: Any) -> list[Any]:
-        """Returns each `services.Source` that it asks for, besides the reference and a teacher. `trainer`: a Trainer."""
+    def sources(self, trainer: Any) -> list[Source]:
+        """Returns each source that it asks for, besides the reference and a teacher. `trainer`: a Trainer."""
         return []
 
     def validate_group_size(self, n: int) -> None:

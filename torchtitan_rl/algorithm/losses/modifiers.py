@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.algorithm.advantages import Grpo
-from torchtitan_rl.algorithm.losses.loss import Aggregation, Clip, Loss, LossInputs, TokenLoss
+from torchtitan_rl.algorithm.losses.loss import (
+    Aggregation,
+    Clip,
+    Loss,
+    LossInputs,
+    Source,
+    TokenLoss,
+)
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.summary import same_everywhere
@@ -20,8 +27,6 @@ from torchtitan_rl.types import Episode, Group, Metric, Prompt, TrainBatch
 
 if TYPE_CHECKING:
     from torchtitan_rl.algorithm.algorithm import Algorithm
-    from torchtitan_rl.services import Source
-    from torchtitan_rl.trainer.trainer import Trainer
 
 DECLARED = (*Loss.__annotations__, *TokenLoss.__annotations__)
 """What a loss declares in fields."""
@@ -62,7 +67,7 @@ class Modifier(TokenLoss, ABC):
     def check_batch(self, batch: TrainBatch) -> None:
         self.loss.check_batch(batch)
 
-    def sources(self, trainer: "Trainer") -> "list[Source]":
+    def sources(self, trainer: Any) -> list[Source]:
         return self.loss.sources(trainer)
 
     def validate_group_size(self, n: int) -> None:

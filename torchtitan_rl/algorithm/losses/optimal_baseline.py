@@ -1,17 +1,14 @@
 """The optimal token baseline: a baseline for each place in a group's completions, weighted by what was sampled so far."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from torchtitan_rl.algorithm.episodes import set_token_advantages
+from torchtitan_rl.algorithm.losses.loss import Source
 from torchtitan_rl.algorithm.losses.modifiers import OwnBaseline
 from torchtitan_rl.types import Episode, Group, flat
-
-if TYPE_CHECKING:
-    from torchtitan_rl.services import Source
-    from torchtitan_rl.trainer.trainer import Trainer
 
 LOGPROBS = "otb_logprobs"
 """The token column with log pi before the update."""
@@ -32,7 +29,7 @@ class OptimalBaseline(OwnBaseline):
         super().__init__(config)
         self.source_columns = (*self.loss.source_columns, *type(self).source_columns)
 
-    def sources(self, trainer: "Trainer") -> "list[Source]":
+    def sources(self, trainer: Any) -> list[Source]:
         return [*super().sources(trainer), Collisions(trainer)]
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
@@ -71,15 +68,14 @@ class Collisions:
 
     name = "optimal_baseline"
 
-    def __init__(self, trainer: "Trainer") -> None:
+    def __init__(self, trainer: Any) -> None:
+        """`trainer`: a Trainer, of which `episode_logprobs` is called."""
         self.trainer = trainer
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set the two token columns of every episode, [L] each. Collective."""
-        from torchtitan_rl.trainer.teachers.frozen_models import episode_logprobs
-
         trainer = self.trainer
-        plain = episode_logprobs(trainer, trainer.model, groups)  # [L] each
-        sharp = episode_logprobs(trainer, trainer.model, groups, temperature=trainer.temperature / 2)  # [L] each
+        plain = trainer.episode_logprobs(trainer.model, groups)  # [L] each
+        sharp = trainer.episode_logprobs(trainer.model, groups, temperature=trainer.temperature / 2)  # [L] each
         for episode, of_plain, of_sharp in zip(flat(groups), plain, sharp, strict=True):
             episode.credit.token_columns |= {LOGPROBS: of_plain, LOG_COLLISIONS: 2 * of_plain - of_sharp}

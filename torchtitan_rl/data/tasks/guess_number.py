@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.data.task import Example, RewardFunction, Task
 from torchtitan_rl.data.tasks.procedural import ProceduralTask, asked, is_held_out
-from torchtitan_rl.environments import Environment, Message, Turn, environment_reward
+from torchtitan_rl.data.turns import Environment, Message, Turn, environment_reward
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
 

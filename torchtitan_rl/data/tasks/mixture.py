@@ -18,7 +18,7 @@ from torchtitan_rl.data.task import (
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import tried
-from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.sampling import SamplingConfig
 
 _BLOCK = 4096
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.data.tasks.calculator import Calculator, multiply
 from torchtitan_rl.data.tool_calls import ToolCall
+from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.environments.agents.environment import AgentEnvironment
 from torchtitan_rl.environments.checks import described
-from torchtitan_rl.environments.tools import run_call, tool_schemas
+from torchtitan_rl.environments.tools import run_call
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -18,7 +18,7 @@ from torchtitan_rl.environments.agents import messages as anthropic_messages
 from torchtitan_rl.environments.agents import responses
 from torchtitan_rl.environments.agents.history import UNREADABLE
 from torchtitan_rl.environments.agents.settings import BY_GRAMMAR, check_settings, grammar_of
-from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.sampling import SamplingConfig
 
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchtitan_rl.generator import SamplingConfig
+from torchtitan_rl.sampling import SamplingConfig
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen. library/lora does
+"""The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen. models/lora does
 the work."""
 
 from collections.abc import Iterator

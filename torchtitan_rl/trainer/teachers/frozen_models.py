@@ -7,12 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
-from torchtitan.models.common.decoder import Decoder
 
-from torchtitan_rl import comm
-from torchtitan_rl.generator.demonstrations import HELD_OUT_LOSS
-from torchtitan_rl.models.score import forget_forwards, score
-from torchtitan_rl.trainer.packing import completion_values
+from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import (
     Episode,
@@ -23,39 +19,6 @@ from torchtitan_rl.types import (
     ScoredCompletion,
     flat,
 )
-
-
-@torch.no_grad()
-def episode_logprobs(
-    trainer: Trainer, model: Decoder, groups: Sequence[Group[Episode]], *, temperature: float | None = None
-) -> list[FloatArray]:
-    """Returns the log-probability that `model` gives each token of each episode's completion, [L].
-
-    At the sampling temperature unless another is given. Collective. Every rank gets those of all episodes, in the groups'
-    order. An episode without sampled tokens gets zeros.
-    """
-    index = {id(episode): i for i, episode in enumerate(flat(groups))}
-    mine: list[tuple[int, FloatArray]] = []
-    for batch in trainer.batcher.microbatches(groups):
-        scores = score(
-            model,
-            batch.token_ids,
-            batch.labels,
-            batch.layout,
-            temperature or trainer.temperature,
-            batch.loss_positions,
-            batch.sampler_records if model.lm_head.reads_records else None,
-        )  # [T] each
-        forget_forwards(model)
-        values = scores.logprobs[batch.loss_positions].cpu().numpy()  # [M]
-        found = completion_values(batch, values)  # [L] each
-        for member, values in zip(batch.members, found, strict=True):
-            mine.append((index[id(member.episode)], values))
-    # [L] each
-    scored = [np.zeros_like(episode.completion.sampler_logprobs) for episode in flat(groups)]
-    for i, logprobs in comm.all_gather_lists(mine if trainer.is_tp_leader else []):
-        scored[i] = logprobs
-    return scored
 
 
 class Reference:
@@ -74,7 +37,7 @@ class Reference:
         """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
         lora = self.trainer.lora
         with lora.off(self.model) if lora else nullcontext():
-            logprobs = episode_logprobs(self.trainer, self.model, groups)
+            logprobs = self.trainer.episode_logprobs(self.model, groups)
         for episode, values in zip(flat(groups), logprobs, strict=True):
             episode.reference_logprobs = values
 
@@ -115,7 +78,7 @@ def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, floa
             groups.append(Group(prompt=prompt, samples=[Episode(scored=scored)]))
     if not groups:
         return {}
-    scored = episode_logprobs(trainer, trainer.model, groups)  # [L] each
+    scored = trainer.episode_logprobs(trainer.model, groups)  # [L] each
     learned: list[FloatArray] = []
     for group, logprobs in zip(groups, scored, strict=True):
         learned.append(logprobs[group.prompt.demonstration.loss_mask])  # [tokens to learn]

@@ -13,7 +13,7 @@ from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
 from torchtitan_rl.algorithm import Algorithm, Loss
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher
+from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
 from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
@@ -21,6 +21,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.trainer import minibatches, packing
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
+from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import flat
 

@@ -37,8 +37,8 @@ from torchtitan_rl.algorithm.losses.objectives import (
     Vespo,
 )
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
+from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.generator.demonstrations import Nll
 from torchtitan_rl.trainer.minibatches import Batcher
 from torchtitan_rl.types import Group, flat
 

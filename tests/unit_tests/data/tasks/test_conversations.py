@@ -10,7 +10,7 @@ from torchtitan_rl.data.starts import conversation_recipes as starts
 from torchtitan_rl.data.tasks import Calculator, GuessNumber
 from torchtitan_rl.data.tasks.calculator import multiply
 from torchtitan_rl.data.template import ChatTemplate
-from torchtitan_rl.environments.tools import tool_schemas
+from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.types import Prompt
 
 

@@ -12,8 +12,8 @@ from torchtitan_rl.data.tasks.countdown import Countdown
 from torchtitan_rl.data.tasks.mixture import Mixture, Share
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.field_limits import check_fields
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.observe.metrics.reward_stats import groups_by_task, task_metrics
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion
 
 SHORT = SamplingConfig(n=4, max_tokens=16)

@@ -11,9 +11,9 @@ import pytest
 from tests.parts.conversations import ScriptedEngine, conversations, prompts
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.pool import ConversationError
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.conversation import Conversation
 from torchtitan_rl.generator.rollout import roll_out
+from torchtitan_rl.sampling import SamplingConfig
 
 ASK = """
 import json, os, signal, subprocess, sys, threading, time, urllib.request

@@ -16,8 +16,8 @@ from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents import gateway as gateways
 from torchtitan_rl.environments.agents.gateway import gateway
 from torchtitan_rl.environments.agents.protocol import AgentError
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator.conversation import Conversation, Sampled
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 
 USER = {"role": "user", "content": "What is 3 * 4?"}

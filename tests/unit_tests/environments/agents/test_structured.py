@@ -17,9 +17,9 @@ from tests.unit_tests.generator.test_kept_tokens import COUNTS, TEMPERATURE, gat
 from tests.unit_tests.sync.test_weight_sync import Pair
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.factory import Conversations
-from torchtitan_rl.generator import SamplingConfig
 from torchtitan_rl.generator import grammars as engine_grammars
 from torchtitan_rl.generator.grammars import MOST_CHARACTERS, Grammars, call_form
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.trainer.packing import pack
 from torchtitan_rl.types import Episode, Member, ScoredCompletion

@@ -134,7 +134,7 @@ def test_accuracies_of_the_same_prompts_are_compared_in_pairs():
 
 
 @pytest.mark.parametrize(
-    "loss", ["torchtitan_rl.generator.demonstrations:Nll", "torchtitan_rl.algorithm.losses.distillation:ExactDistill"]
+    "loss", ["torchtitan_rl.algorithm.losses.sft:Nll", "torchtitan_rl.algorithm.losses.distillation:ExactDistill"]
 )
 def test_a_run_whose_loss_reads_no_reward_is_not_judged_by_rewards(loss):
     run = run_of(

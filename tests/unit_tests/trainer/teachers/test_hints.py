@@ -15,12 +15,13 @@ from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients
 from tests.unit_tests.algorithm.losses.test_distillation import divergence, trainer_of
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill, Teacher, Teachers
+from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage
 from torchtitan_rl.trainer.teachers.hints import Hints, column, feedback
+from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
 from torchtitan_rl.types import Episode, Group, Prompt, flat
 
 ASKED = f"{__name__}:some_hints"
