@@ -76,7 +76,9 @@ class RunConfig(Controller.Config):
     watchdog: WatchdogLimits = field(default_factory=WatchdogLimits)
     """Time limits for ranks that hang."""
 
-    comm: CommConfig = field(default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800))
+    comm: CommConfig = field(
+        default_factory=lambda: CommConfig(trace_buf_size=0, init_timeout_seconds=1800)
+    )
     """Communication between ranks. init_timeout_seconds is the longest time that a rank waits for the others, throughout the run. Set it above the time that
     the slowest replica needs for generation and rewards."""
 
@@ -93,13 +95,17 @@ class RunConfig(Controller.Config):
     @property
     def truncates(self) -> bool:
         """Whether training samples from a part of the vocabulary, which the engine then records."""
-        return any(sampling.truncates for sampling in (self.sampling, *self.task.samplings().values()))
+        return any(
+            sampling.truncates for sampling in (self.sampling, *self.task.samplings().values())
+        )
 
     @property
     def needs_engine(self) -> bool:
         """Whether training or an evaluation samples."""
         evaluates = bool(self.evaluation.every or self.eval_only)
-        return self.samples_training or (evaluates and bool(self.evaluation.sampling.n or self.evaluation.sampled.n))
+        return self.samples_training or (
+            evaluates and bool(self.evaluation.sampling.n or self.evaluation.sampled.n)
+        )
 
     @property
     def dtypes(self) -> dict[str, str]:

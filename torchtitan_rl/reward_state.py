@@ -9,7 +9,9 @@ from torchtitan_rl.services import Prompts
 from torchtitan_rl.state import RunState
 
 
-def trainer_states(config: Controller.Config, prompts: Prompts) -> Callable[[RunState, Evaluation], TrainerState]:
+def trainer_states(
+    config: Controller.Config, prompts: Prompts
+) -> Callable[[RunState, Evaluation], TrainerState]:
     """Returns `Services.reward_state` of a run."""
 
     def trainer_state(state: RunState, evaluation: Evaluation) -> TrainerState:

@@ -21,5 +21,7 @@ def describe(
         return {}
     simple = {"mean": fmean, "std": lambda numbers: float(np.std(numbers)), "min": min, "max": max}
     found = {name: simple[name](values) for name in parts if name in simple}
-    found |= {name: float(np.percentile(values, float(name[1:]))) for name in parts if name not in simple}
+    found |= {
+        name: float(np.percentile(values, float(name[1:]))) for name in parts if name not in simple
+    }
     return {f"{prefix}/{name}": same_everywhere(found[name]) for name in parts}

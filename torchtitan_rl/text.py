@@ -60,7 +60,9 @@ def strings(value: Any) -> Iterator[str]:
 
 def visible(text: str) -> str:
     """Untrusted text for a terminal: characters that it obeys become escapes such as \\x1b, but for newlines and tabs."""
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    return _OBEYED.sub(
+        lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n")
+    )
 
 
 def head_and_tail(text: str, most: int) -> str:
@@ -73,13 +75,17 @@ def head_and_tail(text: str, most: int) -> str:
     note = f" [... {len(text):,} characters ...] "  # as long as the number of those left out, or longer
     kept = max(most - len(note), 0)
     tail = kept // 3
-    return f"{text[: kept - tail]} [... {len(text) - kept:,} characters ...] {text[len(text) - tail :]}"[:most]
+    return f"{text[: kept - tail]} [... {len(text) - kept:,} characters ...] {text[len(text) - tail :]}"[
+        :most
+    ]
 
 
 def without_code_advice(message: str) -> str:
     """An error message of transformers in one line, without its advice to let a checkpoint's code run, for which there is no option."""
     return re.sub(
-        r"[^.!?]*\btrust_remote_code\b[^.!?]*", " Code in a checkpoint's folder is not run", " ".join(message.split())
+        r"[^.!?]*\btrust_remote_code\b[^.!?]*",
+        " Code in a checkpoint's folder is not run",
+        " ".join(message.split()),
     )
 
 

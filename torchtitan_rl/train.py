@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the first step Ctrl-C ends the process without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # before the first step Ctrl-C ends the process without a traceback
 
 from torchtitan_rl import device, events  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
 from torchtitan_rl.build.rank_variables import be_only_rank
@@ -58,7 +60,9 @@ def main(args: Sequence[str] | None = None) -> None:
         die_with_parent()
     status_file = StatusFile(int(os.environ["RANK"]))
     events.listen(status_file)
-    output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked)
+    output = RankOutput(
+        rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked
+    )
 
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
@@ -69,7 +73,9 @@ def main(args: Sequence[str] | None = None) -> None:
         try:
             train_run(name, config, output, status_file)
         except SystemExit as request:  # for example in a reward function: the run is not done
-            raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the run") from request
+            raise RuntimeError(
+                f"something called sys.exit({request.code!r}) in the middle of the run"
+            ) from request
     except SystemExit:
         status_file.update(outcome="done", since=time.monotonic())
         raise
@@ -84,7 +90,9 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
         return f"error: {error}", WRONG_INPUT
     if isinstance(error, TrainingStopped):
         return f"stopped: {error}", STOPPED
-    if isinstance(error, KeyboardInterrupt):  # raised by the user's code: Ctrl-C ends the process or stops the run
+    if isinstance(
+        error, KeyboardInterrupt
+    ):  # raised by the user's code: Ctrl-C ends the process or stops the run
         return f"interrupted{users_line(error)}", 128 + signal.SIGINT
     return _error_message(error), 1
 
@@ -92,21 +100,34 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
 def _error_message(error: BaseException) -> str:
     """The message of an unforeseen error: its traceback, or one line if it only means that another rank is gone."""
     if not _lost_a_rank(error):
-        return "\n".join([traceback.format_exc().rstrip(), *_users_line(error), *_memory_line(error)])
-    logging.getLogger(__name__).info("lost another rank", exc_info=True)  # with the traceback, in the rank's log
+        return "\n".join(
+            [traceback.format_exc().rstrip(), *_users_line(error), *_memory_line(error)]
+        )
+    logging.getLogger(__name__).info(
+        "lost another rank", exc_info=True
+    )  # with the traceback, in the rank's log
     return "this rank lost the connection to another one and ends"
 
 
 def _lost_a_rank(error: BaseException) -> bool:
     """Whether the error only says that another rank is gone. It comes from gloo, NCCL or the store."""
-    signs = ("Connection closed by peer", "Connection reset by peer", "remote process exited", "Timed out waiting")
+    signs = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "remote process exited",
+        "Timed out waiting",
+    )
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def _users_line(error: BaseException) -> list[str]:
     """The last line of the traceback in the user's code, such as a config, a task or a reward function; [] if there is none."""
     frames = users_frames(error)
-    return [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"] if frames else []
+    return (
+        [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"]
+        if frames
+        else []
+    )
 
 
 def _memory_line(error: BaseException) -> list[str]:
@@ -118,7 +139,9 @@ def _memory_line(error: BaseException) -> list[str]:
 
 
 def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:
-    status_file.update(notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds)
+    status_file.update(
+        notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds
+    )
     for listener in (Terminal(slowest=heartbeat_text), MemorySampler(), Phases()):
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
@@ -131,7 +154,9 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
     check_config(config_fields(config) | digests)
     folder = RunFolder.find(config.dump_folder, name)
-    resume = prepare_resume(config, folder.path)  # what it refuses, it refuses before anything is written
+    resume = prepare_resume(
+        config, folder.path
+    )  # what it refuses, it refuses before anything is written
     folder.claim()
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
@@ -142,7 +167,9 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         folder.begin(name, config, config_file(name))
         stopped = _carry_out(controller)
     except BaseException as error:
-        if isinstance(error, UserError) and not folder.has_begun:  # what an earlier run has left there stays
+        if (
+            isinstance(error, UserError) and not folder.has_begun
+        ):  # what an earlier run has left there stays
             status_file.update(run_folder="")  # the launcher would write there how the run ended
         else:
             if os.environ["RANK"] == "0":
@@ -150,7 +177,9 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
             write_failure(error, folder.path)
             write_run_report(config, folder.path)
         raise
-    status_file.update(outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic())
+    status_file.update(
+        outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic()
+    )
     controller.services.stop.effect = "training has ended, only the report is being written"
     write_outcome(controller, stopped)
     write_run_report(config, folder.path)
@@ -195,7 +224,9 @@ def write_outcome(controller: "Controller", stopped: int) -> None:
     if stopped:
         outcome, code = "stopped", 128 + stopped
         newest = CheckpointFolder(folder).newest()
-        goes_on = f"start again with --dump-folder {folder} to go on" if newest else "nothing is saved"
+        goes_on = (
+            f"start again with --dump-folder {folder} to go on" if newest else "nothing is saved"
+        )
         message = f"{signal.Signals(stopped).name} after step {step}; {goes_on}"
     elif controller.evaluation.gives_up:
         message = f"evaluation.stop_after: {config.evaluation.best_by} stopped improving before step {step}"
@@ -203,7 +234,11 @@ def write_outcome(controller: "Controller", stopped: int) -> None:
 
 
 def build_run(
-    config: "RunConfig", run_folder: Path, *, prepared: "Prepared | None" = None, resume: "Resume | None" = None
+    config: "RunConfig",
+    run_folder: Path,
+    *,
+    prepared: "Prepared | None" = None,
+    resume: "Resume | None" = None,
 ) -> "Controller":
     """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
 
@@ -219,7 +254,11 @@ def build_run(
     evaluation = config.evaluation.build()
     parts = build_parts(config, prepared, folder=run_folder)
     recorder = build_recorder(config, parts.tokenizer, run_folder)
-    in_flight = config.in_flight.build(prompt_at=parts.prompts.at) if config.samples_training else Demonstrations()
+    in_flight = (
+        config.in_flight.build(prompt_at=parts.prompts.at)
+        if config.samples_training
+        else Demonstrations()
+    )
     state = RunState(
         algorithm=parts.algorithm,
         recorder=recorder,
@@ -249,7 +288,9 @@ def build_run(
     )
 
 
-def build_recorder(config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path) -> "Recorder":
+def build_recorder(
+    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path
+) -> "Recorder":
     import torch.distributed as dist
 
     from torchtitan_rl.build.own_sinks import load_own_sinks
@@ -279,7 +320,9 @@ def _gather(value: Any) -> list[Any] | None:
     return values
 
 
-def _build_checkpointer(config: "RunConfig", parts: "Parts", state: "RunState", run_folder: Path) -> "Checkpointer":
+def _build_checkpointer(
+    config: "RunConfig", parts: "Parts", state: "RunState", run_folder: Path
+) -> "Checkpointer":
     from torchtitan_rl.run.checkpointer import Checkpointer
     from torchtitan_rl.run.resume import config_fields
     from torchtitan_rl.run.run_folder import RunFolderCheck
@@ -293,12 +336,18 @@ def _build_checkpointer(config: "RunConfig", parts: "Parts", state: "RunState", 
         run_folder=run_folder,
         config_fields=config_fields(config),
         check_folder=RunFolderCheck(run_folder),
-        more_tensors=next((one.tensors() for one in parts.sources if isinstance(one, PolicyAverage)), None),
+        more_tensors=next(
+            (one.tensors() for one in parts.sources if isinstance(one, PolicyAverage)), None
+        ),
     )
 
 
 def _build_services(
-    config: "RunConfig", parts: "Parts", recorder: "Recorder", checkpointer: "Checkpointer", run_folder: Path
+    config: "RunConfig",
+    parts: "Parts",
+    recorder: "Recorder",
+    checkpointer: "Checkpointer",
+    run_folder: Path,
 ) -> "Services":
     """The controller's services. From here on a signal lets the step finish."""
     import torch.distributed as dist
@@ -345,7 +394,9 @@ def write_run_report(config: "RunConfig", run_folder: Path) -> None:
         events.progress(f"report: {path}")
     except Exception as error:
         message = f"the report could not be written ({error}); python -m torchtitan_rl.observe.report tries again"
-        shown = None if isinstance(error, OSError) else error  # a full disk or a deleted folder needs none
+        shown = (
+            None if isinstance(error, OSError) else error
+        )  # a full disk or a deleted folder needs none
         logging.getLogger(__name__).warning(message, exc_info=shown)
 
 
@@ -354,7 +405,9 @@ def close_parts(controller: "Controller") -> None:
     try:
         controller.close()
     except Exception:
-        logging.getLogger(__name__).warning("the run is complete and saved, but its teardown failed", exc_info=True)
+        logging.getLogger(__name__).warning(
+            "the run is complete and saved, but its teardown failed", exc_info=True
+        )
 
 
 if __name__ == "__main__":

@@ -67,7 +67,12 @@ def training(arguments: Sequence[str]) -> list[str]:
     nodes = _count("NNODES", environment.get("NNODES") or "1")
     if environment.get("NODE_RANK") and "--dry-run" in asked:
         _rendezvous(str(nodes))  # as the run's own start checks it
-    environment |= {"WORLD_SIZE": str(ranks * nodes), "RANK": "0", "LOCAL_RANK": "0", "LOG_RANK": "0"}
+    environment |= {
+        "WORLD_SIZE": str(ranks * nodes),
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "LOG_RANK": "0",
+    }
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
     return ["torchtitan_rl.train", *arguments]
 
@@ -86,11 +91,19 @@ def launcher(arguments: Sequence[str], processes: str, gpus: int) -> list[str]:
     if environment_kind() == "gpu":
         check_build_tools()
     if gpus == 0 and processes.isdecimal():  # ranks on one CPU share its cores
-        environment.setdefault("OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // max(int(processes), 1), 1)))
-    for name, value in {"LOG_RANK": "0", "PYTHONUNBUFFERED": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}.items():
+        environment.setdefault(
+            "OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // max(int(processes), 1), 1))
+        )
+    for name, value in {
+        "LOG_RANK": "0",
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }.items():
         environment.setdefault(name, value)
     rendezvous = _rendezvous(environment.get("NNODES") or "1")
-    print(f"start {processes} rank{'s' * (processes != '1')} ...", flush=True)  # their first line takes seconds
+    print(
+        f"start {processes} rank{'s' * (processes != '1')} ...", flush=True
+    )  # their first line takes seconds
     return [
         "torchtitan_rl.run.launch",
         *rendezvous,
@@ -116,7 +129,11 @@ def _rendezvous(nodes: str) -> list[str]:
     node = os.environ.get("NODE_RANK", "")
     if _count("NNODES", nodes) == 1:
         expect(
-            node in ("", "0"), "NODE_RANK", node, "0, as NNODES is 1", "Set NNODES on every node, or leave both out."
+            node in ("", "0"),
+            "NODE_RANK",
+            node,
+            "0, as NNODES is 1",
+            "Set NNODES on every node, or leave both out.",
         )
         return ["--standalone"]
     of_nodes = node.isdecimal() and int(node) < int(nodes)
@@ -133,7 +150,9 @@ def _rendezvous(nodes: str) -> list[str]:
     expect(is_address, "MASTER_ADDR", address, whose, "Set it on every node.")
     port = os.environ.get("MASTER_PORT") or "29500"
     is_port = port.isdecimal() and 0 < int(port) < 65536
-    expect(is_port, "MASTER_PORT", port, "the number of a port, 1 to 65535", "Leave it out for 29500.")
+    expect(
+        is_port, "MASTER_PORT", port, "the number of a port, 1 to 65535", "Leave it out for 29500."
+    )
     return [
         f"--nnodes={nodes}",
         f"--node_rank={os.environ['NODE_RANK']}",

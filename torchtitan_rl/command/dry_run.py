@@ -85,7 +85,9 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
         if config.needs_engine:
-            _show("rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer))
+            _show(
+                "rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer)
+            )
 
 
 def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
@@ -94,7 +96,9 @@ def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
     if ":" in config.teacher_hint:
         return f"with what {config.teacher_hint} says of each sample"
     [hint] = column(config.teacher_hint, Group(prompt=prompt, samples=[None]))
-    return stream.hinted(prompt, hint).text if hint else "as the policy reads it: the row has no hint"
+    return (
+        stream.hinted(prompt, hint).text if hint else "as the policy reads it: the row has no hint"
+    )
 
 
 def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -162,7 +166,11 @@ def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:
 
 
 def _rewards(
-    config: "RunConfig", grader: "Grader", task: "Task", prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
+    config: "RunConfig",
+    grader: "Grader",
+    task: "Task",
+    prompts: list[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> str:
     """A line each for a right, a wrong and an empty answer to the first prompt: each function's value, the reward, the judgement.
 
@@ -179,23 +187,42 @@ def _rewards(
         except Exception:  # the grader says it below, or leaves it out, as grader.on_failure asks
             return False
 
-    closing = dict(THINKING_TAGS).get(opened_thinking(prompt.text), "")  # an answer follows the thinking
-    forms = [closing + form for form in _FORMS if judged(closing + form.format(prompt.expected_answer))]
+    closing = dict(THINKING_TAGS).get(
+        opened_thinking(prompt.text), ""
+    )  # an answer follows the thinking
+    forms = [
+        closing + form for form in _FORMS if judged(closing + form.format(prompt.expected_answer))
+    ]
     form = forms[0] if forms else closing + "{}"
     others = [form.format(other.expected_answer[:ANSWER_CHARACTERS]) for other in prompts[1:]]
     other = next((text for text in others if not judged(text)), form.format("wrong"))
-    answers = {"right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]), "wrong": other, "empty": ""}
+    answers = {
+        "right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]),
+        "wrong": other,
+        "empty": "",
+    }
     size = max(config.sampling.n, len(answers))  # as in a run: a function may count on it
-    samples = [_completion(i, text, tokenizer) for i, text in zip(range(size), cycle(answers.values()))]
+    samples = [
+        _completion(i, text, tokenizer) for i, text in zip(range(size), cycle(answers.values()))
+    ]
     try:
         [group] = grader.grade([Group(prompt=prompt, samples=samples)])
     except RewardError as error:
         raise UserError(str(error)) from error
-    lines, (right, wrong, *_) = [_line(kind, scored) for kind, scored in zip(answers, group.samples)], group.samples
-    found = "" if forms else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
+    lines, (right, wrong, *_) = (
+        [_line(kind, scored) for kind, scored in zip(answers, group.samples)],
+        group.samples,
+    )
+    found = (
+        ""
+        if forms
+        else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
+    )
     if "environment_reward" in grader.reward_names:
         found += "\n(environment_reward needs a whole conversation, which a dry run does not play)"
-    elif right.correct and None not in (right.reward, wrong.reward) and right.reward <= wrong.reward:
+    elif (
+        right.correct and None not in (right.reward, wrong.reward) and right.reward <= wrong.reward
+    ):
         found += "\n(the right answer gets no more than the wrong one: is a sign or a comparison the wrong way round?)"
     return "\n".join(lines) + found
 
@@ -205,7 +232,12 @@ def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Co
     ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     zeros = [0.0] * len(ids)
     return Completion(
-        sample_idx=index, policy_version=0, token_ids=ids, sampler_logprobs=zeros, text=text, finish_reason="stop"
+        sample_idx=index,
+        policy_version=0,
+        token_ids=ids,
+        sampler_logprobs=zeros,
+        text=text,
+        finish_reason="stop",
     )
 
 

@@ -45,18 +45,24 @@ SHARD_BYTES = 4 * 2**30
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="torchtitan-rl export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="torchtitan-rl export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.allow_abbrev = False
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--merged", action="store_true", help="with LoRA: the merged model, added up in float32")
+    parser.add_argument(
+        "--merged", action="store_true", help="with LoRA: the merged model, added up in float32"
+    )
     args = parser.parse_args(arguments)
     tell_repeated(sys.argv[1:] if arguments is None else arguments)
     try:
-        expect(bool(args.output), "--output", "", "a new folder", "Name one.")  # Path("") is the current folder
+        expect(
+            bool(args.output), "--output", "", "a new folder", "Name one."
+        )  # Path("") is the current folder
         export(args.run, Path(args.output), args.step, args.dtype, merged=args.merged)
     except (UserError, OSError) as error:
         parser.error(str(error))
@@ -71,7 +77,10 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     Raises:
         UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
     """
-    is_model, model = any(run.glob("tokenizer*")), "a run's folder, and this is a model's, which needs no export"
+    is_model, model = (
+        any(run.glob("tokenizer*")),
+        "a run's folder, and this is a model's, which needs no export",
+    )
     expect(not is_model, "--run", str(run), model, "Name the folder of a run.")
     expect(
         (run / "config.json").is_file(),
@@ -89,7 +98,11 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     start = start if start.exists() else ROOT / start  # training always runs in the checkout
     remedy = "Run this in the folder the run was started from, or put the folder back."
     expect(
-        (start / "config.json").is_file(), "hf_assets_path", str(start), "the folder that the run started from", remedy
+        (start / "config.json").is_file(),
+        "hf_assets_path",
+        str(start),
+        "the folder that the run started from",
+        remedy,
     )
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     expect(is_free, "--output", str(output), "a new folder", "Name another.")
@@ -103,9 +116,13 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
         return
     output.mkdir(parents=True, exist_ok=True)
     if lora:
-        weights = merged_weights(start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype))
+        weights = merged_weights(
+            start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype)
+        )
     else:
-        weights = stored_hf_weights(model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype))
+        weights = stored_hf_weights(
+            model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype)
+        )
     if of_text:
         weights = whole_weights(weights, start)
     write_safetensors(weights, model.enable_weight_tying, output)
@@ -119,7 +136,11 @@ def lora_of(checkpoint: Path) -> Lora | None:
     if not fields.get("trainer.lora.rank"):
         return None
     targets = literal_eval(fields["trainer.lora.targets"])
-    return Lora(LoraConfig(rank=fields["trainer.lora.rank"], alpha=fields["trainer.lora.alpha"], targets=targets))
+    return Lora(
+        LoraConfig(
+            rank=fields["trainer.lora.rank"], alpha=fields["trainer.lora.alpha"], targets=targets
+        )
+    )
 
 
 def stored_adapter(spec: ModelSpec, lora: Lora, checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -130,22 +151,44 @@ def stored_adapter(spec: ModelSpec, lora: Lora, checkpoint: Path) -> dict[str, t
     state = {name: torch.empty(shape) for name, shape in shapes.items()}
     safe_load.load(state, checkpoint, no_dist=True)
     rows = adapter_rows(model, spec.state_dict_adapter(spec.model, None))
-    return {name: state[names[id(p)]][own] for p, exported in rows for name, own in exported.items()}
+    return {
+        name: state[names[id(p)]][own] for p, exported in rows for name, own in exported.items()
+    }
 
 
 def find_checkpoint(run: Path, step: int | None) -> Path:
     """Returns a checkpoint's folder after checking it. Raises UserError if it is missing or damaged."""
     steps = CheckpointFolder(run).steps()
-    expect(bool(steps), "--run", str(run), "a run that has saved a checkpoint", f"There is none in {run}/checkpoint.")
+    expect(
+        bool(steps),
+        "--run",
+        str(run),
+        "a run that has saved a checkpoint",
+        f"There is none in {run}/checkpoint.",
+    )
     chosen = max(steps) if step is None else step
     remedy = "Leave --step out for the last."
-    expect(chosen in steps, "--step", chosen, f"one of {list(steps)}, the checkpoints in {run}/checkpoint", remedy)
+    expect(
+        chosen in steps,
+        "--step",
+        chosen,
+        f"one of {list(steps)}, the checkpoints in {run}/checkpoint",
+        remedy,
+    )
     reason = examine(steps[chosen])
-    expect(not reason, "--step", chosen, f"a whole checkpoint, but in {steps[chosen]} {reason}", "Name another step.")
+    expect(
+        not reason,
+        "--step",
+        chosen,
+        f"a whole checkpoint, but in {steps[chosen]} {reason}",
+        "Name another step.",
+    )
     return steps[chosen]
 
 
-def write_safetensors(weights: Iterable[tuple[str, torch.Tensor]], tied: bool, output: Path) -> None:
+def write_safetensors(
+    weights: Iterable[tuple[str, torch.Tensor]], tied: bool, output: Path
+) -> None:
     """Writes files of at most SHARD_BYTES and their index. A tied output head is left out."""
     written: list[tuple[Path, list[str]]] = []
     shard: dict[str, torch.Tensor] = {}

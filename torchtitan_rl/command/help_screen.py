@@ -32,7 +32,9 @@ MOST_CHANGED = {
 _MOST_WIDTH = 120
 
 
-def show_help(program: str, name: str, description: str, config: "RunConfig", *, every_field: bool) -> None:
+def show_help(
+    program: str, name: str, description: str, config: "RunConfig", *, every_field: bool
+) -> None:
     """Print the help of a config.
 
     Args:
@@ -47,7 +49,9 @@ def show_help(program: str, name: str, description: str, config: "RunConfig", *,
         print("\n".join(_screen(command, description, config)))
         return
     about = f"Fields of {name}, with their values and meaning."
-    tyro.cli(type(config), default=config, args=["--help"], prog=command, description=about, config=TYRO)
+    tyro.cli(
+        type(config), default=config, args=["--help"], prog=command, description=about, config=TYRO
+    )
 
 
 TYRO = (tyro.conf.AvoidSubcommands,)
@@ -58,9 +62,15 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
     """The lines of `--help`."""
     width = min(shutil.get_terminal_size().columns, _MOST_WIDTH)
     about = textwrap.wrap(" ".join(description.partition("\n\n")[0].split()), width)
-    given = {f"--{_option(path)} {_value(config, path)}": meaning for path, meaning in MOST_CHANGED.items()}
+    given = {
+        f"--{_option(path)} {_value(config, path)}": meaning
+        for path, meaning in MOST_CHANGED.items()
+    }
     changed = [f"  {_cut(option, 34):34}  {meaning}" for option, meaning in given.items()]
-    groups = {_option(group): _meaning(config, group).partition(". ")[0].removesuffix(".") for group in _groups(config)}
+    groups = {
+        _option(group): _meaning(config, group).partition(". ")[0].removesuffix(".")
+        for group in _groups(config)
+    }
     group_width = max(map(len, groups))
     named = [f"  {group:{group_width}}  {meaning}" for group, meaning in groups.items()]
     lines = [
@@ -81,7 +91,9 @@ def _screen(command: str, description: str, config: "RunConfig") -> list[str]:
 def _groups(config: "RunConfig") -> list[str]:
     """The fields of a config that are configs themselves."""
     names = [field.name for field in dataclasses.fields(config)]
-    return sorted(n for n in names if n != "model_spec" and dataclasses.is_dataclass(getattr(config, n)))
+    return sorted(
+        n for n in names if n != "model_spec" and dataclasses.is_dataclass(getattr(config, n))
+    )
 
 
 def _option(path: str) -> str:
@@ -95,7 +107,11 @@ def _value(config: "RunConfig", path: str) -> str:
 
 def _meaning(config: "RunConfig", name: str) -> str:
     """The docstring below a field, without its line breaks; "" if it has none."""
-    documented = (docstrings(cls).get(name, "") for cls in type(config).__mro__ if dataclasses.is_dataclass(cls))
+    documented = (
+        docstrings(cls).get(name, "")
+        for cls in type(config).__mro__
+        if dataclasses.is_dataclass(cls)
+    )
     return next(filter(None, documented), "")
 
 
@@ -106,7 +122,9 @@ def docstrings(cls: type) -> dict[str, str]:
     return {
         field.target.id: " ".join(text.value.value.split())
         for field, text in zip(body, body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
     }
 
 

@@ -31,18 +31,25 @@ def show_preview(config: "RunConfig") -> None:
         grading, began = parts.grader.round(), time.monotonic()
         for group in parts.generator.generate(prompts):
             grading.begin(group)
-        groups = draft_episodes(sorted(grading.scored_groups(), key=lambda group: group.prompt.prompt_idx))
+        groups = draft_episodes(
+            sorted(grading.scored_groups(), key=lambda group: group.prompt.prompt_idx)
+        )
         seconds = time.monotonic() - began
     for group in groups[:NUM_SHOWN]:
         print("\n".join(["", *answers(group)]))
-    print(f"\n{measures(groups)}\nsampled in {seconds:.0f} s; a step samples {config.num_prompts_per_step} prompts")
+    print(
+        f"\n{measures(groups)}\nsampled in {seconds:.0f} s; a step samples {config.num_prompts_per_step} prompts"
+    )
     print(verdict(groups), flush=True)
 
 
 def answers(group: Group[Episode]) -> list[str]:
     """Returns the end of the prompt, and the answers with the highest and the lowest reward, with their rewards."""
     ordered = sorted(group.samples, key=lambda episode: -(episode.reward or 0))
-    lines = [f"prompt: {group.prompt.text[-300:]!r}", f"expected answer: {group.prompt.expected_answer!r:.200}"]
+    lines = [
+        f"prompt: {group.prompt.text[-300:]!r}",
+        f"expected answer: {group.prompt.expected_answer!r:.200}",
+    ]
     for episode in (ordered[0], ordered[-1]):
         reward = "none" if episode.reward is None else f"{episode.reward:.3g}"
         ending = episode.completion.finish_reason
@@ -63,8 +70,12 @@ def measures(groups: Sequence[Group[Episode]]) -> str:
         said.append(
             f"{fmean(one.answer is not None for one in judged):.0%} with an answer in the form that the task reads"
         )
-    said.append(f"{fmean(len(episode.completion.token_ids) for episode in episodes):.0f} tokens on average")
-    said.append(f"{fmean(episode.completion.finish_reason == 'length' for episode in episodes):.0%} cut off")
+    said.append(
+        f"{fmean(len(episode.completion.token_ids) for episode in episodes):.0f} tokens on average"
+    )
+    said.append(
+        f"{fmean(episode.completion.finish_reason == 'length' for episode in episodes):.0%} cut off"
+    )
     return f"{len(episodes)} answers: {', '.join(said)}"
 
 

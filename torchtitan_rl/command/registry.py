@@ -111,7 +111,13 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     expect(configs <= 1, "--config", given.config, f"one config, and not {configs}", "Name one.")
     asked = [flag for flag in _SWITCHES if getattr(given, flag[2:].replace("-", "_"))]
     asked += ["--help"] * (given.help is not None)
-    expect(len(asked) <= 1, "command", " ".join(asked), "one of these, as each ends the program", "Use one.")
+    expect(
+        len(asked) <= 1,
+        "command",
+        " ".join(asked),
+        "one of these, as each ends the program",
+        "Use one.",
+    )
     if os.environ.get("RANK", "0") == "0":
         tell_repeated(args)
     if given.list_configs:
@@ -119,13 +125,24 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         raise SystemExit(0)
     name, default = given.config, load_config(given.config)
     _refuse_repeated_names(overrides, default)
-    cli = {"default": default, "prog": f"{program} --config {name}", "config": TYRO, "args": overrides}
+    cli = {
+        "default": default,
+        "prog": f"{program} --config {name}",
+        "config": TYRO,
+        "args": overrides,
+    }
     config, unknown = tyro.cli(type(default), return_unknown_args=True, **cli)
     if unknown:
         _refuse_unknown(unknown[0], default)
         tyro.cli(type(default), **cli)  # says which options are spelled alike, and exits
     if given.help is not None:
-        show_help(program, name, inspect.getdoc(config_function(name)) or "", config, every_field=bool(given.help))
+        show_help(
+            program,
+            name,
+            inspect.getdoc(config_function(name)) or "",
+            config,
+            every_field=bool(given.help),
+        )
         raise SystemExit(0)
     for field in ("dump_folder", "hf_assets_path", "teacher", "resume"):
         path = getattr(config, field)
@@ -151,7 +168,9 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
 def tell_repeated(args: Sequence[str]) -> None:
     """Prints options that are given several times, also as --x and --no-x. People append options to a saved command."""
     options = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--")]
-    for option, count in Counter(re.sub(r"^(--|.*\.)no-", r"\1", option) for option in options).items():
+    for option, count in Counter(
+        re.sub(r"^(--|.*\.)no-", r"\1", option) for option in options
+    ).items():
         if count > 1:
             print(f"{option} is given {count} times: the last one counts", file=sys.stderr)
 
@@ -164,7 +183,13 @@ def _refuse_repeated_names(args: Sequence[str], config: "RunConfig") -> None:
         if isinstance(reduce(lambda part, name: getattr(part, name, None), path, config), dict):
             pairs = [*first, *takewhile(lambda word: not word.startswith("--"), args[i + 1 :])]
             for name, count in Counter(pairs[::2]).items():
-                expect(count == 1, option, name, f"each name once, and not {count} times", "Keep one of its values.")
+                expect(
+                    count == 1,
+                    option,
+                    name,
+                    f"each name once, and not {count} times",
+                    "Keep one of its values.",
+                )
 
 
 def _refuse_unknown(word: str, config: Any) -> None:
@@ -187,7 +212,9 @@ def _is_path(field: str, given: str) -> bool:
     if field == "resume":
         return not is_choice(given)
     elsewhere = (
-        field != "dump_folder" and (":" in given or is_hub_name(given)) and not Path(from_caller(given)).exists()
+        field != "dump_folder"
+        and (":" in given or is_hub_name(given))
+        and not Path(from_caller(given)).exists()
     )
     return bool(given) and not elsewhere
 
@@ -201,8 +228,12 @@ def _show(config: "RunConfig", *, dry_run: bool) -> None:
 
         try:
             show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-        except SystemExit as request:  # for example in a task: what is shown is not the whole, so it is no success
-            raise RuntimeError(f"something called sys.exit({request.code!r}) in the middle of the dry run") from request
+        except (
+            SystemExit
+        ) as request:  # for example in a task: what is shown is not the whole, so it is no success
+            raise RuntimeError(
+                f"something called sys.exit({request.code!r}) in the middle of the dry run"
+            ) from request
     else:
         print(json.dumps(without_secrets(described(config)), indent=2, default=repr), flush=True)
 

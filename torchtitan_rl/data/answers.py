@@ -19,7 +19,14 @@ _LONGEST_NUMBER = 100
 _LONGEST_FORMULA = 300
 _MOST_SIGNS = 5
 """Limits of what is searched, as a policy may repeat \\( a thousand times."""
-_SCALES = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES = {
+    "dozen": 12,
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 _SCALES |= {"lakh": 10**5, "crore": 10**7}
 _MONEY_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 """By the first letter of what may follow an amount of money: $5k, $5M, $5bn."""
@@ -34,7 +41,10 @@ _PLAIN_FORMS = tuple(
             "[\u00bc-\u00be\u2150-\u215e]",
             lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("\u2044", "/"),
         ),
-        (r"\\[dtc]?frac\s?(?:\{\s?([-+]?\d{1,99})\s?\}|(\d))\s?(?:\{\s?(\d{1,99})\s?\}|(\d))", r" \1\2/\3\4"),
+        (
+            r"\\[dtc]?frac\s?(?:\{\s?([-+]?\d{1,99})\s?\}|(\d))\s?(?:\{\s?(\d{1,99})\s?\}|(\d))",
+            r" \1\2/\3\4",
+        ),
         (r"-\s+(?=\d{1,99}/)", "-"),
         (rf"(?<=\d)\s?\\text\{{\s*({'|'.join(_SCALES)})s?\s*\}}", r" \1"),
         (
@@ -43,14 +53,19 @@ _PLAIN_FORMS = tuple(
         ),
         (r"(?<=\d)\s?(?:\u00d7|\\times|\\cdot|\*|x)\s?10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"e\1"),
         (r"(?<![\w.^{])10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"1e\1"),
-        (r"(?<=\d)\s?[\u4e07\u4ebf]", lambda found: "e4 " if found[0].endswith("\u4e07") else "e8 "),
+        (
+            r"(?<=\d)\s?[\u4e07\u4ebf]",
+            lambda found: "e4 " if found[0].endswith("\u4e07") else "e8 ",
+        ),
     )
 )
 """Other ways to write a number, and how _NUMBER expects it."""
 
 _LETTER = r"[^\W\d_\u0e00-\u0eff\u2e80-\ud7ff]"
 """A letter of a script with spaces between words. Chinese has none, and a number follows a word directly."""
-_INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:\ \d{3})+(?!\d)|\d+)"
+_INTEGER = (
+    r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d{1,3}(?:\ \d{3})+(?!\d)|\d+)"
+)
 _NUMBER = re.compile(
     rf"""(?P<sign>(?<![\d_)}}\]])(?<!{_LETTER})[-+])? (?P<money>(?:US)?\$|[€£¥₹])? (?P<inner>[-+])?
     (?: (?:(?P<whole>\d+)\ +(?:and\ +)?)? (?P<top>{_INTEGER})\ ?/\ ?(?P<bottom>\d+)
@@ -80,17 +95,25 @@ _MARK = re.compile(
     )[\s:*\uff1a]*""",
     re.IGNORECASE | re.VERBOSE,
 )
-_RETRACTED = re.compile(r"[.!?]\s+(?:\w+\W+){0,2}wait\b|\bscratch that\b|\bmistake\b", re.IGNORECASE)
+_RETRACTED = re.compile(
+    r"[.!?]\s+(?:\w+\W+){0,2}wait\b|\bscratch that\b|\bmistake\b", re.IGNORECASE
+)
 _SENTENCE_END = re.compile(r"(?<!\b[MSDJ][a-z])(?<!\b[A-Z]\.\s[A-Z])\.\s(?![A-Z]\.)|[\n\u3002]")
 """Not the points of Mt. Everest or J. R. R. Tolkien."""
-_BETWEEN_BOXES = re.compile(r"(?:[\s$]|\\[()]|\\quad)*(?:[,;]|and|or|\\text\{ *(?:and|or) *\})(?:[\s$]|\\[()]|\\quad)*")
-_LETTER_LINE = re.compile(r"answer\**(?:\s+is|\s*:)[\s:*($]*((?-i:[A-J]))[).*$]*\s*$", re.IGNORECASE | re.MULTILINE)
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s$]|\\[()]|\\quad)*(?:[,;]|and|or|\\text\{ *(?:and|or) *\})(?:[\s$]|\\[()]|\\quad)*"
+)
+_LETTER_LINE = re.compile(
+    r"answer\**(?:\s+is|\s*:)[\s:*($]*((?-i:[A-J]))[).*$]*\s*$", re.IGNORECASE | re.MULTILINE
+)
 _WRAPPED = re.compile(
     r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]|\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|f?boxed)\{([^{}]+)\}|[\"\u201c]([^\"\u201c\u201d]+)[\"\u201d]",
     re.DOTALL,
 )
 """Markdown's code, LaTeX's formulas, boxes and texts, and quotation marks."""
-_LAST = re.compile(r"(?:\*\*([^*]+)\*\*|(?<!\band )(?<!\bor )(?<!\$, )\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$")
+_LAST = re.compile(
+    r"(?:\*\*([^*]+)\*\*|(?<!\band )(?<!\bor )(?<!\$, )\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$"
+)
 """Bold text, or a formula that is more than a letter, at the end of a line."""
 _CHOICE = re.compile(
     r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|(?:and\s+)?not)\b|\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\W*\Z|(?<=\w\w)[,;](?!\s*(?:wait|but|or|no|yes)\b)|(?P<dot>\.(?=\s+\S))|[.!]?[\s}$*]*\Z))"
@@ -190,7 +213,9 @@ def as_number(text: str) -> Fraction | None:
         return None
     try:
         if number["top"]:
-            value = int(number["whole"] or 0) + Fraction(int(_digits(number["top"])), int(number["bottom"]))
+            value = int(number["whole"] or 0) + Fraction(
+                int(_digits(number["top"])), int(number["bottom"])
+            )
         else:
             value = Fraction(_digits(number["decimal"]) + (number["exponent"] or ""))
     except ZeroDivisionError:
@@ -223,7 +248,9 @@ def equal_texts(answer: str, expected: str) -> bool:
 
 def equal_words(answer: str, expected: str) -> bool:
     """Returns whether both are equal_texts, ignoring case, white space and "the" in front."""
-    left, right = (" ".join(text.casefold().split()).removeprefix("the ") for text in (answer, expected))
+    left, right = (
+        " ".join(text.casefold().split()).removeprefix("the ") for text in (answer, expected)
+    )
     return equal_texts(left, right)
 
 
@@ -234,7 +261,11 @@ def _plain(text: str) -> str:
 
 
 def _numbers(text: str) -> list[str]:
-    return [found[0].strip().removesuffix(".") for found in _IN_TEXT.finditer(_plain(text)) if not found["no"]]
+    return [
+        found[0].strip().removesuffix(".")
+        for found in _IN_TEXT.finditer(_plain(text))
+        if not found["no"]
+    ]
 
 
 def _digits(text: str) -> str:

@@ -32,7 +32,9 @@ def render_chat(tokenizer: Any, messages: list[Message], **options: Any) -> str:
     if threading.current_thread() is not threading.main_thread():
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)
     signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_LIMIT_S)  # it stands still while the process is paused
+    signal.setitimer(
+        signal.ITIMER_VIRTUAL, RENDER_LIMIT_S
+    )  # it stands still while the process is paused
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)
     finally:
@@ -56,9 +58,14 @@ def left_out(
         template: source of the template.
     """
     marks = _Marks()
-    last_user = max((place for place, one in enumerate(messages) if one["role"] == "user"), default=-1)
+    last_user = max(
+        (place for place, one in enumerate(messages) if one["role"] == "user"), default=-1
+    )
     may_drop = [field for field in REASONING if field in template]
-    marked = [marks.message(one, may_drop if place < last_user else ()) for place, one in enumerate(messages)]
+    marked = [
+        marks.message(one, may_drop if place < last_user else ())
+        for place, one in enumerate(messages)
+    ]
     named = [marks.inside(tool, "the tools", only=("function", "name")) for tool in tools or ()]
     text = render(marked, named or None)
     return next((what for mark, what in marks.places.items() if mark not in text), "")
@@ -81,7 +88,8 @@ class _Marks:
         if message.get("tool_calls"):
             of_calls = f"the tool_calls of the {role} message"
             marked["tool_calls"] = [
-                self.inside(call, of_calls, only=("function", "name", "arguments")) for call in message["tool_calls"]
+                self.inside(call, of_calls, only=("function", "name", "arguments"))
+                for call in message["tool_calls"]
             ]
         return marked
 

@@ -28,12 +28,17 @@ class TurnBeginsOtherwiseError(ValueError):
 def plain_segments(demonstration: Sequence[Message], end: str) -> list[tuple[str, bool]]:
     """Returns the text of a completion without a chat template as one segment to learn, with its end token."""
     if len(demonstration) != 1 or demonstration[0].keys() & {*REASONING, "tool_calls"}:
-        raise ValueError("several messages, calls of tools or thinking in a field of its own need a chat template")
+        raise ValueError(
+            "several messages, calls of tools or thinking in a field of its own need a chat template"
+        )
     return [(demonstration[0]["content"] + end, True)]
 
 
 def chat_segments(
-    opened: str, messages: Sequence[Message], demonstration: Sequence[Message], render: Callable[..., str]
+    opened: str,
+    messages: Sequence[Message],
+    demonstration: Sequence[Message],
+    render: Callable[..., str],
 ) -> list[tuple[str, bool]]:
     """Returns the text that follows the prompt in segments, each with whether it is an assistant's turn.
 
@@ -63,7 +68,9 @@ def chat_segments(
                 before = render(said[:-1], add_generation_prompt=False)
                 if learned and not header and whole.startswith(before):
                     raise TurnBeginsOtherwiseError(written[len(before) :])
-                raise TemplateRewritesError(f"{written[-60:]!r} before the turn of role {message['role']!r}")
+                raise TemplateRewritesError(
+                    f"{written[-60:]!r} before the turn of role {message['role']!r}"
+                )
             segment, written = whole[len(written) :], whole
             inside = message["content"].count(END_OF_THINKING)
             if learned and not header and 0 < inside < segment.count(END_OF_THINKING):
@@ -74,7 +81,9 @@ def chat_segments(
     return segments
 
 
-def _without_closing(written: str, whole: str, segment: str, learned: bool) -> tuple[str, tuple[str, bool]]:
+def _without_closing(
+    written: str, whole: str, segment: str, learned: bool
+) -> tuple[str, tuple[str, bool]]:
     """Returns the text and its last segment without the tokens that close a conversation, if `whole` goes on without them.
 
     Phi-3's template writes <|endoftext|> after the last turn alone.
@@ -82,7 +91,11 @@ def _without_closing(written: str, whole: str, segment: str, learned: bool) -> t
     shared = re.sub(r"<[^<>]*\Z", "", commonprefix([written, whole]))
     closing = written[len(shared) :]
     kept = segment.removesuffix(closing)
-    if kept != segment and _TOKENS.fullmatch(closing) and (kept.rstrip().endswith(">") or not learned):
+    if (
+        kept != segment
+        and _TOKENS.fullmatch(closing)
+        and (kept.rstrip().endswith(">") or not learned)
+    ):
         return shared, (kept, learned)
     return written, (segment, learned)
 
@@ -106,7 +119,9 @@ def tokenized(
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         end = next((place for place, token in enumerate(ids) if token in end_token_ids), None)
         if learned and end is None:
-            raise ValueError(f"the turn {text[-60:]!r} has none of the end tokens {sorted(end_token_ids)}")
+            raise ValueError(
+                f"the turn {text[-60:]!r} has none of the end tokens {sorted(end_token_ids)}"
+            )
         length = end + 1 if learned else 0
         token_ids += ids
         mask += [True] * length + [False] * (len(ids) - length)

@@ -41,7 +41,9 @@ def end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase") -> l
     return sorted(ends)
 
 
-def _special_token_ids(tokenizer: "PreTrainedTokenizerBase", conversation: list[dict[str, str]]) -> list[int]:
+def _special_token_ids(
+    tokenizer: "PreTrainedTokenizerBase", conversation: list[dict[str, str]]
+) -> list[int]:
     """Returns the special tokens that the chat template writes between the assistant's text and the next user's."""
     if not tokenizer.chat_template:
         return []
@@ -78,4 +80,6 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
 def hidden_token_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """Returns the special tokens that a completion's text leaves out: all but SHOWN_TAGS."""
     added = tokenizer.added_tokens_decoder.items()
-    return {token_id for token_id, token in added if token.special and token.content not in SHOWN_TAGS}
+    return {
+        token_id for token_id, token in added if token.special and token.content not in SHOWN_TAGS
+    }

@@ -33,11 +33,17 @@ _WITH_UNIT = re.compile(
 )
 """A number or a constant with words or a unit after it, or anything with \\text{} after it. math-verify's own rule takes
 the h of \\pi r^2 h for hours."""
-_LONGER = re.compile(rf"[\s.]|{_POWER}|(?<=h)(?:ou)?rs?|(?<=s)ec(?:ond)?s?|(?<=min)(?:ute)?s?|(?<=day)s|(?<=mi)les?")
+_LONGER = re.compile(
+    rf"[\s.]|{_POWER}|(?<=h)(?:ou)?rs?|(?<=s)ec(?:ond)?s?|(?<=min)(?:ute)?s?|(?<=day)s|(?<=mi)les?"
+)
 """Parts of units that some leave out. Without them, hours are h, and a.m. is am."""
-_HALF_LINE = re.compile(r"(?:\\quad|\s)*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*([^<>≤≥]*?)(?:\\quad|\s)*")
+_HALF_LINE = re.compile(
+    r"(?:\\quad|\s)*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*([^<>≤≥]*?)(?:\\quad|\s)*"
+)
 _SIGNS = str.maketrans({"∞": r"\infty ", "∅": r"\emptyset ", "·": r"\cdot ", "²": "^2", "³": "^3"})
-_LETTERS = re.compile(r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}|[a-zA-Z]")
+_LETTERS = re.compile(
+    r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}|[a-zA-Z]"
+)
 """Commands, words and variables."""
 _SPACES = re.compile(r"(?<![\d,])\s|\s(?!\d)|\\[,;:! ]|\\(?:left|right)(?![a-z])")
 _TEXT = re.compile(r"\\(?:text\w*|math(?:rm|bf)|mbox)\{([^{}]*)\}")
@@ -45,7 +51,9 @@ _ROOT = re.compile(r"√\s?(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
 
 _WORDS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASES = {word: str(base) for base, word in enumerate(_WORDS, start=2)}
-_IN_BASE = re.compile(rf"([\dA-Z]*\d[\dA-Z]*)(?:_\{{?(?:\\text\{{)?(\d+|{'|'.join(_BASES)})\}}{{0,2}})?")
+_IN_BASE = re.compile(
+    rf"([\dA-Z]*\d[\dA-Z]*)(?:_\{{?(?:\\text\{{)?(\d+|{'|'.join(_BASES)})\}}{{0,2}})?"
+)
 """A number and its base, as 10110_2, which math-verify leaves out."""
 _DATE = re.compile(r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}")
 """A date, which math-verify takes for a difference or a quotient."""
@@ -73,14 +81,18 @@ class MathJudge:
         self._owner = 0
         # The reward and the judgement compare the same pairs.
         self.equal = functools.lru_cache(maxsize=4096)(self._equal)
-        self.reads = functools.cache(self._reads)  # a file's answers are read again whenever a row is used
+        self.reads = functools.cache(
+            self._reads
+        )  # a file's answers are read again whenever a row is used
 
     def _reads(self, expected: str) -> bool:
         """Returns whether the expected answer is read, so that it can be written in another way than as it is."""
         if _decided(expected, expected) is not None:
             return True
         pairs = (("{", "}"), ("\\left", "\\right"))
-        is_balanced = all(expected.count(opens) == expected.count(closes) for opens, closes in pairs)
+        is_balanced = all(
+            expected.count(opens) == expected.count(closes) for opens, closes in pairs
+        )
         if is_balanced and _SURELY_READ.fullmatch(expected):
             return True
         return len(expected) <= _LONGEST_ANSWER and self._ask(*_without_units("", _latex(expected)))
@@ -115,7 +127,11 @@ class MathJudge:
         if self._owner != os.getpid() or self._process.poll() is not None:
             # -P: do not import modules of this folder in place of installed packages.
             command = [sys.executable, "-P", __file__]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            pipes = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.DEVNULL,
+            }
             self._process = subprocess.Popen(command, text=True, **pipes)
             self._process.stdout.readline()  # wait until it is ready, so that startup does not count as comparison time
             self._owner = os.getpid()
@@ -136,7 +152,9 @@ def _decided(answer: str, expected: str) -> bool | None:
         percent, other = (left, right) if "%" in answer else (right, left)
         return other in (percent, percent / 100)
     found = [_IN_BASE.fullmatch(text.strip()) for text in (answer, expected)]
-    if all(found) and any(one[2] for one in found):  # the question names the base if an answer does not
+    if all(found) and any(
+        one[2] for one in found
+    ):  # the question names the base if an answer does not
         bases = {_BASES.get(one[2], one[2]) for one in found if one[2]}
         return len(bases) == 1 and found[0][1].lstrip("0") == found[1][1].lstrip("0")
     if _DATE.fullmatch(expected.strip()):
@@ -153,12 +171,16 @@ def _compare(answer: str, expected: str) -> bool:
     config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalized)]
     pair = _cases_apart([answer, expected])
     # math-verify's own limits are of the clock, which runs on while a busy machine does other things.
-    said, right = (parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in pair)
+    said, right = (
+        parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in pair
+    )
     if not answer:
         return not all(isinstance(one, str) for one in right)
     if len({_SPACES.sub("", _TEXT.sub(r"\1", text)) for text in pair}) == 1:
         return True
-    equal = bool(said and right) and verify(right, said, allow_set_relation_comp=True, timeout_seconds=None)
+    equal = bool(said and right) and verify(
+        right, said, allow_set_relation_comp=True, timeout_seconds=None
+    )
     return equal and not _are_tiny_and_differ(said[0], right[0])
 
 
@@ -167,11 +189,15 @@ def _without_units(*pair: str) -> list[str] | None:
     if sum(bool(_CONDITION.search(text)) for text in pair) == 1:
         pair = tuple(_CONDITION.sub("", text) for text in pair)
     found = [_WITH_UNIT.fullmatch(text) for text in pair]
-    units = {_LONGER.sub("", one["symbol"] or one["text"] or one["words"] or "") for one in found if one}
+    units = {
+        _LONGER.sub("", one["symbol"] or one["text"] or one["words"] or "") for one in found if one
+    }
     units = {unit.lower() if unit in ("AM", "PM") else unit for unit in units}
     if len({unit for unit in units if re.fullmatch(rf"{_UNITS}|day|[ap]m", unit)}) > 1:
         return None
-    return [one["number"] or one["any"] if one else text for one, text in zip(found, pair, strict=True)]
+    return [
+        one["number"] or one["any"] if one else text for one, text in zip(found, pair, strict=True)
+    ]
 
 
 def _latex(text: str) -> str:
@@ -216,7 +242,9 @@ def _are_tiny_and_differ(left: object, right: object) -> bool:
 
 def _main() -> None:
     """Forks the process that compares, and a new one when the kernel has ended it, until stdin is closed."""
-    _compare(r"\frac{1}{2} + \sqrt{x}", r"0.5 + x^{1/2}")  # what the first comparison imports and makes, all forks have
+    _compare(
+        r"\frac{1}{2} + \sqrt{x}", r"0.5 + x^{1/2}"
+    )  # what the first comparison imports and makes, all forks have
     print("ready", flush=True)
     status = signal.SIGPROF
     while status == signal.SIGPROF:

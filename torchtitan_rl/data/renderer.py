@@ -98,7 +98,9 @@ class PromptRenderer(Configurable):
         self.tokenizer = tokenizer
         self._end_token_ids = set(end_token_ids) or {tokenizer.eos_token_id}
         self._max_completion_tokens = max_completion_tokens
-        self._tools = {name: tool_schemas(member.tools()) or None for name, member in task.members().items()}
+        self._tools = {
+            name: tool_schemas(member.tools()) or None for name, member in task.members().items()
+        }
         self._options = template_options(config)
         self._special = special_tokens(tokenizer)
         added = tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
@@ -108,10 +110,22 @@ class PromptRenderer(Configurable):
         self._template = str(tokenizer.chat_template or "") if config.apply_chat_template else ""
         self._switches = "enable_thinking" in self._template
         unread = "False, as no chat template with such a switch is used"
-        expect(self._switches or not config.enable_thinking, "prompts.enable_thinking", True, unread, "Leave it out.")
+        expect(
+            self._switches or not config.enable_thinking,
+            "prompts.enable_thinking",
+            True,
+            unread,
+            "Leave it out.",
+        )
         names_file = re.fullmatch(r"\S+\.(txt|md|json|jinja)", config.system_prompt)
         remedy = 'Pass what is in it: --prompts.system-prompt "$(cat FILE)".'
-        expect(not names_file, "prompts.system_prompt", config.system_prompt, "the text, not a file's name", remedy)
+        expect(
+            not names_file,
+            "prompts.system_prompt",
+            config.system_prompt,
+            "the text, not a file's name",
+            remedy,
+        )
         if self._template:
             self._check_template()
 
@@ -140,7 +154,9 @@ class PromptRenderer(Configurable):
         if not prompt.messages:
             messages, text = None, f"{hint}\n\n{prompt.text}"
         else:
-            last = max((i for i, one in enumerate(prompt.messages) if one["role"] == "user"), default=-1)
+            last = max(
+                (i for i, one in enumerate(prompt.messages) if one["role"] == "user"), default=-1
+            )
             asked = prompt.messages[last]
             messages = [*prompt.messages]
             messages[last] = {**asked, "content": f"{asked['content']}\n\n{hint}"}
@@ -158,7 +174,9 @@ class PromptRenderer(Configurable):
         """Raises UserError unless decoding the tokens of `text`, or of its beginning, gives it again."""
         text = text[:10_000]
         token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        self._check_represents(text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
+        self._check_represents(
+            text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        )
 
     def _checked_text(self, example: Example) -> "_Rendered | UserError":
         """Returns the example's text, or the error that is known before it is tokenized."""
@@ -167,11 +185,17 @@ class PromptRenderer(Configurable):
             return rendered
         shown = rendered.text[:200]
         least = math.ceil(len(rendered.text) / self._longest_token)
-        if least > self.config.max_prompt_tokens:  # a text of many megabytes would be tokenized for half a minute
-            return self._too_long(least, shown, f"the fewest tokens possible for the {len(rendered.text)} characters")
+        if (
+            least > self.config.max_prompt_tokens
+        ):  # a text of many megabytes would be tokenized for half a minute
+            return self._too_long(
+                least, shown, f"the fewest tokens possible for the {len(rendered.text)} characters"
+            )
         try:
             rendered.text.encode()
-        except UnicodeEncodeError as error:  # the tokenizer's error would not say which prompt it is
+        except (
+            UnicodeEncodeError
+        ) as error:  # the tokenizer's error would not say which prompt it is
             return UserError(
                 f"prompt = {shown!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
                 f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
@@ -194,7 +218,9 @@ class PromptRenderer(Configurable):
         )
 
     def _rendered(self, example: Example) -> "_Rendered | Refused":
-        if example.tools and (self._tools[example.task] or not (example.messages and self._template)):
+        if example.tools and (
+            self._tools[example.task] or not (example.messages and self._template)
+        ):
             return Refused(
                 f"Example.tools = {example.tools!r:.200}: expected none, as the task has tools of its own or no chat template "
                 "renders them. Leave them out, or rename the column.",
@@ -209,9 +235,14 @@ class PromptRenderer(Configurable):
             text = self._chat_text(messages, self._tools_of(example))
             following = example.demonstration or ()
             render = partial(self._chat_text, add_generation_prompt=not following)
-            lost = left_out(render, [*messages, *following], self._tools_of(example), self._template)
+            lost = left_out(
+                render, [*messages, *following], self._tools_of(example), self._template
+            )
             if lost:
-                problem, fault = f"it leaves out {lost}", f"of which the chat template leaves out {lost}"
+                problem, fault = (
+                    f"it leaves out {lost}",
+                    f"of which the chat template leaves out {lost}",
+                )
         except (TemplateError, TypeError, TimeoutError) as error:
             problem = f"for the roles {roles} it raises: {error}"
         if problem:
@@ -237,14 +268,23 @@ class PromptRenderer(Configurable):
         if not is_chat and self._num_appended:
             ids = [token_ids[: -self._num_appended] for token_ids in ids]
         begins = self.tokenizer.bos_token_id
-        if begins is not None:  # a plain text that begins with it, such as a chat format, has it already
-            ids = [token_ids[1:] if token_ids[:2] == [begins, begins] else token_ids for token_ids in ids]
+        if (
+            begins is not None
+        ):  # a plain text that begins with it, such as a chat format, has it already
+            ids = [
+                token_ids[1:] if token_ids[:2] == [begins, begins] else token_ids
+                for token_ids in ids
+            ]
         return ids
 
     def _with_preface(self, messages: list[Message]) -> list[Message]:
         """Returns the messages preceded by the system prompt and the few-shot examples."""
         own = messages[:1] if messages[0]["role"] == "system" else []
-        system = [{"role": "system", "content": self.config.system_prompt}] if self.config.system_prompt else []
+        system = (
+            [{"role": "system", "content": self.config.system_prompt}]
+            if self.config.system_prompt
+            else []
+        )
         shown = [
             {"role": role, "content": text.strip()}
             for pair in self.config.few_shot
@@ -262,9 +302,17 @@ class PromptRenderer(Configurable):
             "Start from an instruct checkpoint, or give the task plain text (task.template).",
         )
         system = [self.config.system_prompt] if self.config.system_prompt else []
-        return "\n\n".join([*system, *(question + answer for question, answer in self.config.few_shot), example.text])
+        return "\n\n".join(
+            [
+                *system,
+                *(question + answer for question, answer in self.config.few_shot),
+                example.text,
+            ]
+        )
 
-    def _chat_text(self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True) -> str:
+    def _chat_text(
+        self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True
+    ) -> str:
         options = {"add_generation_prompt": add_generation_prompt, "tools": tools, **self._options}
         return render_chat(self.tokenizer, messages, **options)
 
@@ -280,7 +328,9 @@ class PromptRenderer(Configurable):
                 self._chat_text([question, *more], tools, add_generation_prompt=False)
                 for more in ((), ({"role": "assistant", "content": answer},))
             )
-        except Exception as error:  # a template is a program: whatever it raises, and errors of its syntax
+        except (
+            Exception
+        ) as error:  # a template is a program: whatever it raises, and errors of its syntax
             expect(
                 False,
                 field,
@@ -297,7 +347,9 @@ class PromptRenderer(Configurable):
             "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )
 
-    def _checked(self, rendered: "_Rendered", token_ids: list[int], decoded: str) -> Prompt | UserError:
+    def _checked(
+        self, rendered: "_Rendered", token_ids: list[int], decoded: str
+    ) -> Prompt | UserError:
         example, messages, text = rendered
         try:
             self._check(text, token_ids, decoded)
@@ -332,7 +384,9 @@ class PromptRenderer(Configurable):
             rows = ("without", "leave out") if self.config.enable_thinking else ("with", "pass")
             remedy = f"for rows {rows[0]} thinking {rows[1]} --prompts.enable-thinking"
             remedy = (
-                remedy if self._switches else "its chat_template must write a turn's thinking, and after that opening"
+                remedy
+                if self._switches
+                else "its chat_template must write a turn's thinking, and after that opening"
             )
             raise _not_learnable(
                 f"whose turn does not begin as the prompt ends, with {str(error)!r}: {remedy}"
@@ -360,7 +414,9 @@ class PromptRenderer(Configurable):
         self._check_represents(text, token_ids, decoded)
 
     def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:
-        unknown = self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
+        unknown = (
+            self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
+        )
         # Some tokenizers add <bos> or a space before the first word, which is harmless.
         expect(
             not unknown and text.strip() in decoded,
@@ -377,7 +433,11 @@ def template_options(config: PromptRenderer.Config) -> dict[str, Any]:
         day = datetime.fromisoformat(config.date) if config.date else datetime.now()
     except ValueError:
         expect(
-            False, "prompts.date", config.date, "a date such as 2026-11-26", "Leave it out for the day of the start."
+            False,
+            "prompts.date",
+            config.date,
+            "a date such as 2026-11-26",
+            "Leave it out for the day of the start.",
         )
     return {"enable_thinking": config.enable_thinking, "strftime_now": day.strftime}
 
@@ -390,7 +450,9 @@ class _Rendered(NamedTuple):
 
 
 def _not_learnable(fault: str) -> Refused:
-    return Refused(f"demonstrations: there are examples {fault}. Correct them, or leave them out.", fault)
+    return Refused(
+        f"demonstrations: there are examples {fault}. Correct them, or leave them out.", fault
+    )
 
 
 def _is_chat(rendered: _Rendered | UserError) -> bool | None:

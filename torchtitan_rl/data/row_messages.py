@@ -32,7 +32,9 @@ def check_has_no_media(row: Row) -> None:
         value = row.get(column)
         is_name = isinstance(value, str) and not column.endswith("s")
         if value and value != "[]" and isinstance(value, list | dict | bytes | str) and not is_name:
-            raise RowError(f"something in {column!r}, but policies read text alone; leave the column or the row out")
+            raise RowError(
+                f"something in {column!r}, but policies read text alone; leave the column or the row out"
+            )
 
 
 def prompt_messages(given: list[Any]) -> list[Message]:
@@ -81,7 +83,9 @@ def _message(given: Any) -> Message:
         message["content"] = ""
     if isinstance(message.get("content"), list):
         message["content"] = "".join(map(_part, message["content"]))
-    if not all(is_text(message.get(field, "")) for field in REASONING) or not is_text(message.get("content")):
+    if not all(is_text(message.get(field, "")) for field in REASONING) or not is_text(
+        message.get("content")
+    ):
         raise RowError("a message whose content is not text")
     return message
 
@@ -110,7 +114,11 @@ def read_tools(given: Any) -> Tools | None:
 
 def _tool(given: Any) -> dict[str, Any]:
     function = _function(given, "tools")
-    return {"type": "function", **given} if function is not given else {"type": "function", "function": given}
+    return (
+        {"type": "function", **given}
+        if function is not given
+        else {"type": "function", "function": given}
+    )
 
 
 def _call(given: Any) -> dict[str, Any]:
@@ -125,7 +133,11 @@ def _call(given: Any) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise RowError(f"a call of {function['name']!r} whose arguments are no JSON object")
     called = {"function": {**function, "arguments": arguments}}
-    return {"type": "function", **given, **called} if function is not given else {"type": "function", **called}
+    return (
+        {"type": "function", **given, **called}
+        if function is not given
+        else {"type": "function", **called}
+    )
 
 
 def written_calls(given: Any) -> list[Any] | None:

@@ -29,7 +29,16 @@ from torchtitan_rl.data.table import BATCH, Row, RowError, Table
 from torchtitan_rl.data.task import RESERVED_COLUMNS, Example, Task
 from torchtitan_rl.errors import UserError, expect
 
-PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "conversations", "conversation", "query", "instruction")
+PROMPT_COLUMNS = (
+    "prompt",
+    "messages",
+    "question",
+    "problem",
+    "conversations",
+    "conversation",
+    "query",
+    "instruction",
+)
 ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
 COMPLETION_COLUMNS = ("completion", "response")
 TOOL_COLUMNS = ("tools", "tool_defs")
@@ -58,7 +67,13 @@ class _UnreadableAnswer(RowError):
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
-    def __init__(self, table: Table, config: Task.Config, read: Callable[[str], str | None], answers: Sequence[str]):
+    def __init__(
+        self,
+        table: Table,
+        config: Task.Config,
+        read: Callable[[str], str | None],
+        answers: Sequence[str],
+    ):
         """Reads every row once; `answers`: columns that may have the answer. Raises UserError with the numbers of the invalid rows."""
         self.table = table
         self._config = config
@@ -71,9 +86,14 @@ class RowSet:
         pairs = ("chosen",) * self._demonstrates
         with_prompt = pairs if isinstance(self._first.get("chosen"), list) else ()
         usual = [*PROMPT_COLUMNS, *with_prompt]
-        has_completion = bool(config.completion_column or {*COMPLETION_COLUMNS, *pairs} & {*self.columns})
+        has_completion = bool(
+            config.completion_column or {*COMPLETION_COLUMNS, *pairs} & {*self.columns}
+        )
         if not (self._demonstrates and has_completion):
-            is_answered = {column: _last_role(self._first.get(column)) in ("assistant", "gpt") for column in usual}
+            is_answered = {
+                column: _last_role(self._first.get(column)) in ("assistant", "gpt")
+                for column in usual
+            }
             usual.sort(key=lambda column: is_answered[column] != self._demonstrates)
         self.prompt_column = self._named_or_first("prompt_column", usual)
         self.answer_column = self._answer_column(answers)
@@ -83,7 +103,9 @@ class RowSet:
         )  # fmt: skip
         usual = [column for column in (*COMPLETION_COLUMNS, *pairs) if column != self.prompt_column]
         usual += ["output"] * (self.prompt_column == "instruction")
-        self.completion_column = self._named_or_first("completion_column", usual) if self._demonstrates else ""
+        self.completion_column = (
+            self._named_or_first("completion_column", usual) if self._demonstrates else ""
+        )
         for setting in ("answer_column", "completion_column"):
             column = getattr(self, setting)
             expect(
@@ -120,10 +142,14 @@ class RowSet:
 
         The choice and order depend only on the prompts and the seed, not on the order of the rows.
         """
-        ranks = [hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in self.keys]
+        ranks = [
+            hashlib.blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in self.keys
+        ]
         order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
         first = order[: max(1, round(share * len(order)))]
-        chosen = order[np.isin(self.keys[order], self.keys[first])]  # a prompt may have several demonstrations
+        chosen = order[
+            np.isin(self.keys[order], self.keys[first])
+        ]  # a prompt may have several demonstrations
         other = copy.copy(self)
         other.kept, other.keys = self.kept[chosen], self.keys[chosen]
         other.left_out = defaultdict(list)
@@ -136,7 +162,10 @@ class RowSet:
         Example: "data.jsonl: 95 rows for training; left out: 3 without an answer (rows 4, 9, 17)".
         """
         parts = [f"{self.table.name}: {_count(len(self.kept))} {what}"]
-        each = [f"{len(numbers):,} {reason} ({_rows(numbers)})" for reason, numbers in self.left_out.items()]
+        each = [
+            f"{len(numbers):,} {reason} ({_rows(numbers)})"
+            for reason, numbers in self.left_out.items()
+        ]
         parts += [f"left out: {', '.join(each)}"] * bool(each)
         return "; ".join(parts)
 
@@ -144,7 +173,10 @@ class RowSet:
         """Returns what to do about the reason for which most rows were left out."""
         reason = max(self.left_out, key=lambda each: len(self.left_out[each]), default="")
         if reason.startswith("without"):
-            column, turns = f"task.{reason.split()[-1]}_column", ", or end messages with the assistant's turn"
+            column, turns = (
+                f"task.{reason.split()[-1]}_column",
+                ", or end messages with the assistant's turn",
+            )
             turns *= reason.endswith("completion")
             return f"Set {column} to the column that has it ({self.table.name} has {self.columns}), or fill it{turns}."
         if reason == "also held out":
@@ -157,15 +189,21 @@ class RowSet:
         """Raises UserError unless task.template names columns of the table, at least one."""
         template, problem = self._config.template, ""
         try:
-            names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+            names = [
+                name for _, name, _, _ in string.Formatter().parse(template) if name is not None
+            ]
         except ValueError as error:
             names, problem = [], str(error)
         missing = [name for name in names if re.split(r"[.\[]", name)[0] not in self.columns]
         shown = [name for name in names if name == self.answer_column]
         chats = "".join([name for name in names if _last_role(self._first.get(name))][:1])
         problem = problem or (f"{missing} are none" if missing else "it names none" * (not names))
-        problem = problem or f"{shown} is task.answer_column, which the prompt would show" * bool(shown)
-        problem = problem or f"{chats!r} has messages; {{{chats}[0][content]}} is a text" * bool(chats)
+        problem = problem or f"{shown} is task.answer_column, which the prompt would show" * bool(
+            shown
+        )
+        problem = problem or f"{chats!r} has messages; {{{chats}[0][content]}} is a text" * bool(
+            chats
+        )
         expect(
             not (template and problem), "task.template", template, f"columns of {self.table.name} in braces, but {problem}",
             f"It has {self.columns}; a brace itself is written twice.",
@@ -207,11 +245,21 @@ class RowSet:
         Example: "data.jsonl: ShareGPT: conversations; not in the prompt: id, source"
         """
         named = (self.prompt_column, self.completion_column, self.answer_column)
-        used = {"id", *TOOL_COLUMNS, *self._joined, *named, *(column.partition(".")[0] for column in named)}
+        used = {
+            "id",
+            *TOOL_COLUMNS,
+            *self._joined,
+            *named,
+            *(column.partition(".")[0] for column in named),
+        }
         known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
         parts = [f"{known[0]}: {', '.join(FORMATS[known[0]])}"] if known else []
         several = "any of " * isinstance(value_at(self._first, self.answer_column), list)
-        parts += [f"the answer is {several}{self.answer_column}"] if several or "." in self.answer_column else []
+        parts += (
+            [f"the answer is {several}{self.answer_column}"]
+            if several or "." in self.answer_column
+            else []
+        )
         unread = [column for column in self.columns if column not in used]
         if unread and not self._config.template:
             more = ", ..." if len(unread) > _NUM_SHOWN else ""
@@ -223,8 +271,15 @@ class RowSet:
     @property
     def _joined(self) -> set[str]:
         """The columns of which the prompt is made besides its own, where the config names neither it nor a template."""
-        known = {*SYSTEM_COLUMNS, *("input", "context", "history") * (self.prompt_column == "instruction")}
-        return set() if self._config.prompt_column or self._config.template else known & {*self.columns}
+        known = {
+            *SYSTEM_COLUMNS,
+            *("input", "context", "history") * (self.prompt_column == "instruction"),
+        }
+        return (
+            set()
+            if self._config.prompt_column or self._config.template
+            else known & {*self.columns}
+        )
 
     def _refuse(self, faults: dict[str, list[str]]) -> None:
         """Raises UserError with the row numbers for each fault, if there are any."""
@@ -240,10 +295,14 @@ class RowSet:
         """Returns the configured column, else the first existing one of the `usual` columns, else ""."""
         name = getattr(self._config, setting)
         there = not name or name in self.columns or name.partition(".")[0] in self.columns
-        other = " For another one, give task.template too, '' for none." * (self._config.template != "")
+        other = " For another one, give task.template too, '' for none." * (
+            self._config.template != ""
+        )
         remedy = f"It has {self.columns}.{other}"
         expect(there, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
-        return name or next((column for column in usual if column.partition(".")[0] in self.columns), "")
+        return name or next(
+            (column for column in usual if column.partition(".")[0] in self.columns), ""
+        )
 
     def _scan(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
@@ -253,7 +312,9 @@ class RowSet:
         kept: dict[
             int, tuple[int, int]
         ] = {}  # hash of prompt and demonstration: index of the first row, hash of its prompt
-        repeated = "equal to an earlier row" if self._demonstrates else "with the prompt of an earlier row"
+        repeated = (
+            "equal to an earlier row" if self._demonstrates else "with the prompt of an earlier row"
+        )
         for index, (number, row) in enumerate(self.table.numbered_rows()):
             num_rows += 1
             try:
@@ -285,7 +346,11 @@ class RowSet:
         for column in self._whole_numbers & row.keys():
             row[column] = row[column] and row[column].removesuffix(".0")
         prompt = value_at(row, self.prompt_column) if self.prompt_column else ""
-        tools = next(filter(None, map(row.get, TOOL_COLUMNS)), None) if "{tool" not in self._config.template else None
+        tools = (
+            next(filter(None, map(row.get, TOOL_COLUMNS)), None)
+            if "{tool" not in self._config.template
+            else None
+        )
         if self.table.is_arrow:
             prompt, tools = without_nulls(prompt), without_nulls(tools)
         prompt = self._after_columns(prompt, row)
@@ -311,18 +376,29 @@ class RowSet:
         """Returns the prompt after what the columns of a system message and LLaMA-Factory's `history` say, if they do."""
         joined = {name: row[name] for name in self._joined if row.get(name)}
         history = joined.pop("history", None)
-        said = [{"role": "system", "content": joined[name]} for name in SYSTEM_COLUMNS if name in joined]
+        said = [
+            {"role": "system", "content": joined[name]} for name in SYSTEM_COLUMNS if name in joined
+        ]
         if not (said or history):
             return prompt
-        asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": self._text(prompt, row)}]
+        asked = (
+            prompt
+            if isinstance(prompt, list)
+            else [{"role": "user", "content": self._text(prompt, row)}]
+        )
         first = [one for one in read_messages(asked[:1]) if one["role"] == "system"]
         if said and first and first != said:
-            raise RowError(f"a system message in {self.prompt_column!r} and another in 'system'; leave out one")
+            raise RowError(
+                f"a system message in {self.prompt_column!r} and another in 'system'; leave out one"
+            )
         said = said[len(first) :]
         for pair in history or ():
             if not isinstance(pair, list) or len(pair) != 2:
                 raise RowError("'history' is no list of pairs, each a question and its answer")
-            said += [{"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)]
+            said += [
+                {"role": role, "content": text}
+                for role, text in zip(("user", "assistant"), pair, strict=True)
+            ]
         return said + asked
 
     def _divided(self, prompt: Any, row: Row) -> tuple[Any, list[Message]]:
@@ -331,7 +407,9 @@ class RowSet:
         if calls := row.get("tools") and written_calls(completion):
             completion = [{"role": "assistant", "content": "", "tool_calls": calls}]
         if isinstance(completion, str):
-            completion = [{"role": "assistant", "content": completion}] if completion.strip() else []
+            completion = (
+                [{"role": "assistant", "content": completion}] if completion.strip() else []
+            )
         if completion is None or completion != completion:  # pandas writes NaN for a missing value
             completion = []
         if not isinstance(completion, list):
@@ -346,18 +424,25 @@ class RowSet:
         if not turns:
             return prompt, []
         least = len(prompt) if self.completion_column else 0
-        learned = [place for place in turns if place >= least][0 if self._config.demonstrations == "all" else -1 :]
+        learned = [place for place in turns if place >= least][
+            0 if self._config.demonstrations == "all" else -1 :
+        ]
         begin = learned[0] if learned else len(prompt)
         if learned and begin and whole[begin - 1]["role"] == "assistant":
-            raise RowError("two messages of the assistant's in a row, of which the second answers nothing; join them")
+            raise RowError(
+                "two messages of the assistant's in a row, of which the second answers nothing; join them"
+            )
         says_nothing = any(
-            not (whole[place].keys() & {*REASONING, "tool_calls"} or _said(whole[place])[1]) for place in learned
+            not (whole[place].keys() & {*REASONING, "tool_calls"} or _said(whole[place])[1])
+            for place in learned
         )
         return whole[:begin], [] if says_nothing else whole[begin : turns[-1] + 1]
 
     def _apart(self, prompt: Any, whole: list[Message]) -> tuple[list[Message], list[Message]]:
         """Returns the prompt and what follows it, of a completion that repeats the prompt, as those of preference pairs."""
-        asked = read_messages(prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}])
+        asked = read_messages(
+            prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        )
         for begin in range(len(whole) - len(asked)):
             end = begin + len(asked)
             if [_said(one) for one in whole[begin:end]] == [_said(one) for one in asked]:
@@ -384,7 +469,9 @@ class RowSet:
             if name in self._joined and is_text(row.get(name)) and row[name].strip():
                 prompt = f"{prompt}\n\n{row[name]}"
         if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
-            raise RowError(f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet")
+            raise RowError(
+                f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet"
+            )
         return prompt
 
     def _answer(self, row: Row) -> str:
@@ -395,26 +482,34 @@ class RowSet:
         if None in answers and not accepted:
             is_number = self._config.answer_kind == "number"
             expected = ": expected a number alone, with a point before decimals" * is_number
-            raise _UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}{expected}")
+            raise _UnreadableAnswer(
+                f"no answer that can be read in {self.answer_column!r}{expected}"
+            )
         return OR.join(accepted)
 
     def _read(self, given: Any) -> str | None:
         """Returns one answer as text, "" if it is empty, None if the task does not read it."""
         answer = self.table.label(self.answer_column, given)
-        if answer is None or answer != answer or str(answer).strip() == "":  # pandas writes NaN for a missing value
+        if (
+            answer is None or answer != answer or str(answer).strip() == ""
+        ):  # pandas writes NaN for a missing value
             return ""
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
         if not isinstance(answer, str | Real | Decimal):
             inside = next(iter(answer)) if isinstance(answer, dict) else 0
-            remedy = f"; name what is inside, such as {self.answer_column}.{inside}" * isinstance(answer, dict)
+            remedy = f"; name what is inside, such as {self.answer_column}.{inside}" * isinstance(
+                answer, dict
+            )
             raise RowError(f"{self.answer_column!r} is neither text nor a number{remedy}")
         if not is_text(str(answer)):
             raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
         if isinstance(answer, float) and math.isinf(answer):
             raise RowError(f"{self.answer_column!r} is infinite")
         if self._config.answer_kind == "tag" and last_tagged(str(answer)) is not None:
-            raise RowError(f"{self.answer_column!r} has <answer> tags itself; write what is between them")
+            raise RowError(
+                f"{self.answer_column!r} has <answer> tags itself; write what is between them"
+            )
         return self._read_answer(str(answer))
 
 

@@ -94,15 +94,23 @@ class Rows(Task):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        of_task = {one.name: one.default for one in fields(config)}  # for the task's own data set on the hub
+        of_task = {
+            one.name: one.default for one in fields(config)
+        }  # for the task's own data set on the hub
         place = Path(from_caller(str(Path(config.path).expanduser())))
         is_local, is_file = bool(config.path) and place.exists(), place.is_file()
         self._told = {""}
         self._held_out_split = config.held_out_split
-        if is_file and not config.held_out_path and config.held_out_split == of_task["held_out_split"]:
+        if (
+            is_file
+            and not config.held_out_path
+            and config.held_out_split == of_task["held_out_split"]
+        ):
             self._held_out_split = ""  # one file has no splits
         expect(
-            not is_local or config.subset in ("", of_task["subset"]) or (place / config.subset).is_dir(),
+            not is_local
+            or config.subset in ("", of_task["subset"])
+            or (place / config.subset).is_dir(),
             "task.subset",
             config.subset,
             "a folder in task.path",
@@ -128,7 +136,9 @@ class Rows(Task):
         """Returns the first `num` held-out rows, or all if there are fewer; num / tables from each table."""
         return [
             replace(part.example(place), task=name)
-            for (name, part), share in zip(self._held_out.items(), shared_out(num, len(self._held_out)), strict=True)
+            for (name, part), share in zip(
+                self._held_out.items(), shared_out(num, len(self._held_out)), strict=True
+            )
             for place in range(min(share, len(part.kept)))
         ]
 
@@ -142,7 +152,10 @@ class Rows(Task):
 
     def leave_out(self, faults: Faults) -> None:
         """Leaves out rows that cannot be used. Raises UserError if a table keeps none."""
-        held_out = [(part, f"held out as {name}" if name else "held out") for name, part in self._held_out.items()]
+        held_out = [
+            (part, f"held out as {name}" if name else "held out")
+            for name, part in self._held_out.items()
+        ]
         for part, what in [(self._train, "for training"), *held_out]:
             with heartbeat(f"tokenize the prompts of {part.table.name}"):
                 found = [fault or "" for examples in part.batches() for fault in faults(examples)]
@@ -162,7 +175,10 @@ class Rows(Task):
     def correct(self, /, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
         """1 for the right answer, else 0."""
         answers = [self.extract_answer(completion_text(completion)) for completion in completions]
-        return [float(self.is_correct(a, expected)) for a, expected in zip(answers, expected_answer, strict=True)]
+        return [
+            float(self.is_correct(a, expected))
+            for a, expected in zip(answers, expected_answer, strict=True)
+        ]
 
     def extract_answer(self, text: str) -> str | None:
         """Returns the answer in a completion, as task.answer_kind reads it."""
@@ -170,7 +186,9 @@ class Rows(Task):
 
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
         """Returns whether the answer is one of the accepted ones."""
-        return answer is not None and any(self.equal(answer, one) for one in expected_answer.split(OR))
+        return answer is not None and any(
+            self.equal(answer, one) for one in expected_answer.split(OR)
+        )
 
     def equal(self, answer: str, expected_answer: str) -> bool:
         """Returns whether the answers are equal by task.answer_kind."""
@@ -205,18 +223,32 @@ class Rows(Task):
         if not paths:
             share, rows = config.held_out_share, len(self._train.kept)
             some = f"a share that leaves some of the {rows} rows for training"
-            expect(rows < 2 or round(share * rows) < rows, "task.held_out_share", share, some, "Lower it.")
+            expect(
+                rows < 2 or round(share * rows) < rows,
+                "task.held_out_share",
+                share,
+                some,
+                "Lower it.",
+            )
             return {"": self._train.split_off(config.held_out_share, config.held_out_seed)}
         parts = {}
         for name, path in paths.items():
             field = f"task.held_out_paths {name}" if name else "task.held_out_path"
             split = self._held_out_split or "train"
-            parts[name] = self._part(load_table(path, subset=config.subset, split=split, field=field))
+            parts[name] = self._part(
+                load_table(path, subset=config.subset, split=split, field=field)
+            )
             answers = "an answer column, as the training rows have one"
             expect(
-                bool(parts[name].answer_column) or not self.has_answers, field, path, answers, "Name it like theirs."
+                bool(parts[name].answer_column) or not self.has_answers,
+                field,
+                path,
+                answers,
+                "Name it like theirs.",
             )
-            self._train.leave_out_where(np.isin(self._train.keys, parts[name].keys), "also held out")
+            self._train.leave_out_where(
+                np.isin(self._train.keys, parts[name].keys), "also held out"
+            )
         return parts
 
     def _part(self, table: Table) -> RowSet:

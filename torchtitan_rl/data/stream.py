@@ -38,7 +38,9 @@ class PromptStream(OwnConfig):
 
     @dataclass(kw_only=True, slots=True)
     class Config(PromptRenderer.Config):
-        read_ahead: int = number(64, least=0, most=65536, remedy="Use 64; 0 reads each prompt when it is asked for.")
+        read_ahead: int = number(
+            64, least=0, most=65536, remedy="Use 64; 0 reads each prompt when it is asked for."
+        )
         """Number of prompts that a thread reads and tokenizes ahead of the step. 0: no thread."""
 
         demonstrate: str = ""
@@ -47,7 +49,13 @@ class PromptStream(OwnConfig):
         example's place. Empty: the task's own demonstrations, if it has any."""
 
     def __init__(
-        self, config: Config, *, task: Task, tokenizer: "PreTrainedTokenizerBase", seed: int, **demonstrations: Any
+        self,
+        config: Config,
+        *,
+        task: Task,
+        tokenizer: "PreTrainedTokenizerBase",
+        seed: int,
+        **demonstrations: Any,
     ) -> None:
         """`demonstrations`: end_token_ids and max_completion_tokens of `PromptRenderer`."""
         super().__init__(config)
@@ -56,8 +64,12 @@ class PromptStream(OwnConfig):
         self.num_passed_over = 0
         """Number of prompts skipped since the start or the resume because they were too long."""
         # A copy, because one thread tokenizes while another decodes, and a tokenizer is not thread-safe.
-        self._renderer = PromptRenderer(config, task=task, tokenizer=copy.deepcopy(tokenizer), **demonstrations)
-        self._demonstrate = load_function(config.demonstrate, "prompts.demonstrate") if config.demonstrate else None
+        self._renderer = PromptRenderer(
+            config, task=task, tokenizer=copy.deepcopy(tokenizer), **demonstrations
+        )
+        self._demonstrate = (
+            load_function(config.demonstrate, "prompts.demonstrate") if config.demonstrate else None
+        )
         self._check_start()
         tried(task, "leave_out", self._renderer.faults)
         prompts: BaseNode[Prompt | Exception] = Mapper(_Places(), self._at)
@@ -99,8 +111,14 @@ class PromptStream(OwnConfig):
             progress(
                 f"{again} of the first {_NUM_CHECKED} training examples are also held out: evaluations measure what was trained on"
             )
-        examples = [self._demonstrated(example, f"held_out/{index}") for index, example in enumerate(held_out)]
-        return [replace(self._renderer.prompt(example), prompt_idx=index) for index, example in enumerate(examples)]
+        examples = [
+            self._demonstrated(example, f"held_out/{index}")
+            for index, example in enumerate(held_out)
+        ]
+        return [
+            replace(self._renderer.prompt(example), prompt_idx=index)
+            for index, example in enumerate(examples)
+        ]
 
     def epoch(self, num_seen: int) -> float | None:
         """Returns the passes over the data after `num_seen` prompts; None if they never repeat."""
@@ -127,7 +145,9 @@ class PromptStream(OwnConfig):
             if not isinstance(prompt, TooLong):
                 raise prompt
             if not self.num_passed_over:
-                progress(f"a prompt is skipped; further ones are only counted, as prompts/too_long: {prompt}")
+                progress(
+                    f"a prompt is skipped; further ones are only counted, as prompts/too_long: {prompt}"
+                )
             self.num_passed_over += 1
         raise prompt
 
@@ -144,7 +164,13 @@ class PromptStream(OwnConfig):
     def _example(self, index: int) -> Example:
         example = tried(self.task, "train_example", index, seed=self.seed)
         place = f"{type(self.task).__name__}.train_example({index})"
-        expect(isinstance(example, Example), place, example, "an Example", "Return one for every index from 0 up.")
+        expect(
+            isinstance(example, Example),
+            place,
+            example,
+            "an Example",
+            "Return one for every index from 0 up.",
+        )
         return self._demonstrated(example, f"{self.seed}/{index}")
 
     def _demonstrated(self, example: Example, place: str) -> Example:

@@ -70,8 +70,12 @@ class Table:
 
     def numbered_rows(self) -> Iterator[tuple[str, Row | RowError]]:
         """Yields the number of every row together with the row, or with the error if it cannot be read."""
-        batches = (range(start, min(start + BATCH, len(self))) for start in range(0, len(self), BATCH))
-        for index, record in enumerate(record for batch in batches for record in self._data.__getitems__(batch)):
+        batches = (
+            range(start, min(start + BATCH, len(self))) for start in range(0, len(self), BATCH)
+        )
+        for index, record in enumerate(
+            record for batch in batches for record in self._data.__getitems__(batch)
+        ):
             try:
                 yield record["number"] if self._as_text else str(index + 1), self._read(record)
             except RowError as error:
@@ -104,7 +108,9 @@ class Table:
         return row
 
 
-def load_table(path: str, *, subset: str = "", split: str = "train", field: str = "task.path") -> Table:
+def load_table(
+    path: str, *, subset: str = "", split: str = "train", field: str = "task.path"
+) -> Table:
     """Returns the rows of a file, of a folder's files for that split, or of a data set on the hub.
 
     Raises:
@@ -115,7 +121,9 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
     if subset and (place / subset).is_dir():
         place = place / subset
     has_splits = not place.is_file() and not (place / "state.json").is_file()
-    a_file = "a folder or a data set of the hub, which have splits. One file or saved data set has none"
+    a_file = (
+        "a folder or a data set of the hub, which have splits. One file or saved data set has none"
+    )
     expect(
         has_splits or split == "train",
         f"the split {split!r} of {field}",
@@ -125,7 +133,13 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
     )
     if (place / "dataset_dict.json").is_file():  # written by DatasetDict.save_to_disk
         saved = sorted(file.parent.name for file in place.glob("*/state.json"))
-        expect(split in saved, field, path, f"the split {split!r}, but it has {saved}", "Name one of them.")
+        expect(
+            split in saved,
+            field,
+            path,
+            f"the split {split!r}, but it has {saved}",
+            "Name one of them.",
+        )
         place = place / split
     try:
         if (place / "state.json").is_file():  # written by Dataset.save_to_disk
@@ -138,7 +152,9 @@ def load_table(path: str, *, subset: str = "", split: str = "train", field: str 
             table = _from_hub(path, subset, split, field)
     except UserError:
         raise
-    except Exception as error:  # many types, for files that are damaged and caches that cannot be written
+    except (
+        Exception
+    ) as error:  # many types, for files that are damaged and caches that cannot be written
         cause = error.__cause__ or error
         said = str(cause).partition("\n")[0].rstrip(".")
         raise UserError(
@@ -152,7 +168,10 @@ def _remedy_for(cause: BaseException) -> str:
     """Returns what to do about rows that could not be read: another path, or another place for the cache of their table."""
     import datasets
 
-    cache, failed = Path(datasets.config.HF_DATASETS_CACHE), Path(str(getattr(cause, "filename", None)))
+    cache, failed = (
+        Path(datasets.config.HF_DATASETS_CACHE),
+        Path(str(getattr(cause, "filename", None))),
+    )
     if cache.is_relative_to(failed) or failed.is_relative_to(cache):
         return "The rows are cached there: set HF_HOME to a folder that can be written."
     return _REMEDY
@@ -160,23 +179,47 @@ def _remedy_for(cause: BaseException) -> str:
 
 def _files(place: Path, split: str, field: str) -> list[Path]:
     """Returns the files with the word `split` in their path below `place`; for "train", all if no path has any split's."""
-    expect(place.is_file() or place.is_dir(), field, str(place), "a file or a folder, but it is neither", _REMEDY)
+    expect(
+        place.is_file() or place.is_dir(),
+        field,
+        str(place),
+        "a file or a folder, but it is neither",
+        _REMEDY,
+    )
     if place.is_file():
         expect(
-            _format(place) in FORMATS, field, str(place), f"one of {', '.join(FORMATS)}", "Convert it, or rename it."
+            _format(place) in FORMATS,
+            field,
+            str(place),
+            f"one of {', '.join(FORMATS)}",
+            "Convert it, or rename it.",
         )
         return [place]
-    names = [str(file.relative_to(place)) for file in sorted(place.rglob("*")) if _format(file) in FORMATS]
-    names = [name for name in names if not re.search(r"(?:^|/)\.", name)]  # no .cache, no .ipynb_checkpoints
+    names = [
+        str(file.relative_to(place))
+        for file in sorted(place.rglob("*"))
+        if _format(file) in FORMATS
+    ]
+    names = [
+        name for name in names if not re.search(r"(?:^|/)\.", name)
+    ]  # no .cache, no .ipynb_checkpoints
     named = [name for name in names if re.search(rf"(?<![^\W_]){re.escape(split)}\b", name)]
-    has_splits = any(re.search(rf"(?<![^\W_])(?:{'|'.join(_SPLITS)})(?![^\W\d_])", name) for name in names)
+    has_splits = any(
+        re.search(rf"(?<![^\W_])(?:{'|'.join(_SPLITS)})(?![^\W\d_])", name) for name in names
+    )
     found = [place / name for name in named or ([] if has_splits or split != "train" else names)]
     expect(
         bool(found), field, str(place), f"files of the split {split!r}, but it has {names}",
         "Name one of its files." if names else _REMEDY,
     )  # fmt: skip
     formats = {_format(file) for file in found}
-    expect(len(formats) == 1, field, str(place), f"files of one format, but it has {sorted(formats)}", "Name one file.")
+    expect(
+        len(formats) == 1,
+        field,
+        str(place),
+        f"files of one format, but it has {sorted(formats)}",
+        "Name one file.",
+    )
     return found
 
 
@@ -204,17 +247,27 @@ def _from_files(files: list[Path], name: str) -> Table:
         return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), False)
     # Size and modification time are part of the cache key, so an edited file is read again.
     stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row", "fault")})
+    features = datasets.Features(
+        {key: datasets.Value("large_string") for key in ("number", "row", "fault")}
+    )
     if next(_records(stamped), None) is None:
         return Table(name, datasets.Dataset.from_dict({"row": []}), True)
-    data = datasets.Dataset.from_generator(_records, gen_kwargs={"files": stamped}, features=features)
+    data = datasets.Dataset.from_generator(
+        _records, gen_kwargs={"files": stamped}, features=features
+    )
     return Table(name, data, True, has_text_cells=_format(files[0]) in _CELL_FORMATS)
 
 
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and Path(path).suffix not in FORMATS
     where = "" if Path(path).is_absolute() else f" in {caller_folder()}"
-    expect(bool(is_name), field, path, "a file or folder that exists", f"There is none{where}. {_REMEDY}")
+    expect(
+        bool(is_name),
+        field,
+        path,
+        "a file or folder that exists",
+        f"There is none{where}. {_REMEDY}",
+    )
     try:
         return Table(path, _load_from_hub(path, subset, split), False)
     except Exception:
@@ -251,7 +304,11 @@ def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
         place = Path(path)
         read = _csv_records if _format(place) in _CELL_FORMATS else _json_records
         for number, row, fault in read(place):
-            yield {"number": f"{place.name}:{number}" if len(files) > 1 else str(number), "row": row, "fault": fault}
+            yield {
+                "number": f"{place.name}:{number}" if len(files) > 1 else str(number),
+                "row": row,
+                "fault": fault,
+            }
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -262,7 +319,13 @@ def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
                 rows = json.loads(file.read().decode("utf-8-sig"))
         except ValueError as error:
             if "Extra data" not in str(error):
-                yield 1, "", _NO_UTF8 if isinstance(error, UnicodeDecodeError) else f"not valid JSON ({error})"
+                yield (
+                    1,
+                    "",
+                    _NO_UTF8
+                    if isinstance(error, UnicodeDecodeError)
+                    else f"not valid JSON ({error})",
+                )
                 return
         except RecursionError:
             yield 1, "", NESTED
@@ -300,13 +363,27 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
             twice = [name for name in names if names.count(name) > 1]
             apart = re.search(r"[,;\t|]", names[0]) if len(names) == 1 else None
             if apart:
-                yield 1, "", f"columns separated by {apart[0]!r}; expected {delimiter!r} in a {_format(path)} file"
+                yield (
+                    1,
+                    "",
+                    f"columns separated by {apart[0]!r}; expected {delimiter!r} in a {_format(path)} file",
+                )
                 return
             for number, row in enumerate(rows, start=1):
-                untitled = "a first line without a name for each column; expected the columns' names there"
-                doubled = f"two columns {twice[0]!r}" if twice and twice[0] else untitled if twice else ""
+                untitled = (
+                    "a first line without a name for each column; expected the columns' names there"
+                )
+                doubled = (
+                    f"two columns {twice[0]!r}" if twice and twice[0] else untitled if twice else ""
+                )
                 fault = "more fields than the header" if None in row else doubled
-                yield number, json.dumps({key: value or None for key, value in row.items() if key is not None}), fault
+                yield (
+                    number,
+                    json.dumps(
+                        {key: value or None for key, value in row.items() if key is not None}
+                    ),
+                    fault,
+                )
         except UnicodeDecodeError:
             yield number + 1, "", _NO_UTF8
         except csv.Error as error:
@@ -318,7 +395,9 @@ def _main() -> None:
     from huggingface_hub import HfApi, constants
 
     try:
-        HfApi().dataset_info(sys.argv[1], timeout=constants.HF_HUB_ETAG_TIMEOUT)  # `datasets` asks for almost a minute
+        HfApi().dataset_info(
+            sys.argv[1], timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )  # `datasets` asks for almost a minute
         _load_from_hub(*sys.argv[1:])
     except Exception as error:
         print(str(error).partition("\n")[0])

@@ -24,7 +24,15 @@ Faults = Callable[[Sequence["Example"]], list[str | None]]
 """Returns, for each example, why it cannot be a prompt; None if it can."""
 
 RESERVED_COLUMNS = frozenset(
-    ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons", "expected_answer"]
+    [
+        "prompts",
+        "completions",
+        "completion_ids",
+        "logprobs",
+        "loss_masks",
+        "finish_reasons",
+        "expected_answer",
+    ]
     + ["turn_rewards", "turn_columns", "trainer_state", "log_extra", "log_metric"]
 )
 """Keywords that the grader passes to reward functions itself. No data set column may have one of these names."""
@@ -55,10 +63,14 @@ class Example:
     """The messages that follow the prompt's, to learn from: the assistant's turns. None: completions are sampled."""
 
     def __post_init__(self) -> None:
-        by_name = isinstance(self.columns, dict) and all(isinstance(name, str) for name in self.columns)
+        by_name = isinstance(self.columns, dict) and all(
+            isinstance(name, str) for name in self.columns
+        )
         expect(by_name, "Example.columns", self.columns, "a dict by name", "Return one.")
         turns = self.messages if isinstance(self.messages, list) else []
-        chat = bool(turns) and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns)
+        chat = bool(turns) and all(
+            isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns
+        )
         expect(
             self.messages is None or chat,
             "Example.messages",
@@ -71,9 +83,19 @@ class Example:
             object.__setattr__(self, "expected_answer", str(answer))
         for name in ("text", "expected_answer"):
             value = getattr(self, name)
-            expect(isinstance(value, str), f"Example.{name}", value, "a text", "Let the task convert it.")
+            expect(
+                isinstance(value, str),
+                f"Example.{name}",
+                value,
+                "a text",
+                "Let the task convert it.",
+            )
         expect(
-            not clash, "Example.columns", clash, "names that the grader does not give itself", "Rename these columns."
+            not clash,
+            "Example.columns",
+            clash,
+            "names that the grader does not give itself",
+            "Rename these columns.",
         )
 
 
@@ -187,8 +209,14 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
     With the tag in front by which the prompt opened the thinking, so that what is thought is told from the answer.
     """
     if isinstance(completion, str):
-        return f"{completion.opened}{completion}" if isinstance(completion, OpenedText) else completion
-    return "\n".join(completion_text(message["content"]) for message in completion if message["role"] == "assistant")
+        return (
+            f"{completion.opened}{completion}" if isinstance(completion, OpenedText) else completion
+        )
+    return "\n".join(
+        completion_text(message["content"])
+        for message in completion
+        if message["role"] == "assistant"
+    )
 
 
 def shared_out(num: int, among: int) -> list[int]:
@@ -199,4 +227,10 @@ def shared_out(num: int, among: int) -> list[int]:
 def check_metric_name(name: str, field: str) -> None:
     """Raise UserError if `name` cannot be part of a metric's name, evaluation/<name>/..."""
     holds = bool(name) and "/" not in name and name != "sampled"
-    expect(holds, field, name, "a name without /, other than sampled, by which metrics go", "Choose another.")
+    expect(
+        holds,
+        field,
+        name,
+        "a name without /, other than sampled, by which metrics go",
+        "Choose another.",
+    )

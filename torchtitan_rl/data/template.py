@@ -63,7 +63,9 @@ class ChatTemplate:
         other._tools = tools or None
         return other
 
-    def prompt(self, messages: Sequence[Message], first_messages: Sequence[Message]) -> tuple[str, list[int]]:
+    def prompt(
+        self, messages: Sequence[Message], first_messages: Sequence[Message]
+    ) -> tuple[str, list[int]]:
         """Returns text and tokens of the prompt, the environment's first messages and the generation prompt.
 
         Raises ValueError if the template leaves out a message or the tools.
@@ -88,7 +90,9 @@ class ChatTemplate:
         """Returns the text of a turn of the policy with its special tokens, but without the end token."""
         ended = token_ids[-1] in self._end_token_ids
         with self._lock:
-            return self.tokenizer.decode(token_ids[:-1] if ended else token_ids, skip_special_tokens=False)
+            return self.tokenizer.decode(
+                token_ids[:-1] if ended else token_ids, skip_special_tokens=False
+            )
 
     @functools.cached_property
     def begins_thinking(self) -> bool:
@@ -97,7 +101,9 @@ class ChatTemplate:
 
     def check(self, role: str) -> None:
         """Raise UserError if the template cannot render an environment's message in `role` after the policy's turn."""
-        reply: Message = {"role": role, "content": "r"} | ({"name": "tool"} if role == "tool" else {})
+        reply: Message = {"role": role, "content": "r"} | (
+            {"name": "tool"} if role == "tool" else {}
+        )
         try:
             self.answer([reply], last_token=-1)
         except Exception as error:
@@ -120,20 +126,31 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         tools = tools or self._tools
-        return render_chat(self.tokenizer, list(messages), add_generation_prompt=True, tools=tools, **self._options)
+        return render_chat(
+            self.tokenizer, list(messages), add_generation_prompt=True, tools=tools, **self._options
+        )
 
     def _with_calls(self, message: Message) -> Message:
         """Writes an assistant's calls into its text, if the template would leave them out."""
         if "tool_calls" not in message or "tool_calls" in str(self.tokenizer.chat_template):
             return message
-        calls = [f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in message["tool_calls"]]
+        calls = [
+            f"<tool_call>{json.dumps(call['function'])}</tool_call>"
+            for call in message["tool_calls"]
+        ]
         return {"role": message["role"], "content": "".join([message["content"], *calls])}
 
     def _as_text(self, message: Message) -> Message:
         """Breaks up special tokens in the message's text, so that only the template can begin or end a message."""
-        return mapped(message, lambda text: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], text))
+        return mapped(
+            message,
+            lambda text: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], text),
+        )
 
     def _tokens(self, text: str) -> list[int]:
         with self._lock:
-            parts = [self.tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(BREAK)]
+            parts = [
+                self.tokenizer(part, add_special_tokens=False)["input_ids"]
+                for part in text.split(BREAK)
+            ]
         return [token_id for part in parts for token_id in part]

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from jsonschema import Draft202012Validator
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_CHANNELS = re.compile(r"<\|channel\|>analysis.*?(?=<\|channel\|>|\Z)|<\|channel\|>final<\|message\|>", re.DOTALL)
+_CHANNELS = re.compile(
+    r"<\|channel\|>analysis.*?(?=<\|channel\|>|\Z)|<\|channel\|>final<\|message\|>", re.DOTALL
+)
 """The thinking of gpt-oss, and the header of its answer."""
 _NAME = re.compile(r'"name"\s*:\s*"([^"]*)"')
 
@@ -42,7 +44,9 @@ def without_thinking(text: str) -> str:
         if 0 <= closed < f"{text}{opens}".find(opens):
             text = opens + text
         if opens in text:
-            text = re.sub(rf"{re.escape(opens)}.*?(?:{re.escape(closes)}|\Z)", "", text, flags=re.DOTALL)
+            text = re.sub(
+                rf"{re.escape(opens)}.*?(?:{re.escape(closes)}|\Z)", "", text, flags=re.DOTALL
+            )
     return _CHANNELS.sub("", text)
 
 

@@ -54,8 +54,12 @@ def check_command(name: str, command: Sequence[str], path: str | None = None) ->
         path: the PATH that the command gets; None: this process's.
     """
     program, script = [*command, "", "-"][:2]
-    if shutil.which(program, path=path) is None or (os.sep in program and not os.path.isabs(program)):
-        raise ValueError(f"{name} = {list(command)}: expected a program that can be run here, by name or absolute path")
+    if shutil.which(program, path=path) is None or (
+        os.sep in program and not os.path.isabs(program)
+    ):
+        raise ValueError(
+            f"{name} = {list(command)}: expected a program that can be run here, by name or absolute path"
+        )
     is_script = os.path.basename(program).startswith("python") and not script.startswith("-")
     if is_script and not (os.path.isabs(script) and os.path.isfile(script)):
         raise ValueError(
@@ -89,7 +93,9 @@ def checked_messages(messages: object, most_characters: int) -> Sequence[Message
                 f"a message is {str(message)[:80]!r}; expected a dict with 'role' and a string as 'content'"
             )
         if message.get("role") not in roles:
-            raise ValueError(f"a message has role {message.get('role')!r}; expected user, tool or system")
+            raise ValueError(
+                f"a message has role {message.get('role')!r}; expected user, tool or system"
+            )
         if len(message["content"]) > most_characters:
             raise ValueError(
                 f"a message has {len(message['content']):,} characters; expected at most "
@@ -105,9 +111,17 @@ def checked_turn(turn: object, most_characters: int) -> Turn:
         raise TypeError(f"step returned {type(turn).__name__}; expected a Turn")
     messages = checked_messages(turn.messages, most_characters)
     if not messages and not turn.done:
-        raise ValueError("step returned no messages and is not done; the policy would have nothing to reply to")
+        raise ValueError(
+            "step returned no messages and is not done; the policy would have nothing to reply to"
+        )
     columns = {str(name): plain(cell) for name, cell in turn.columns.items()}
-    return replace(turn, messages=messages, reward=checked_reward(turn.reward), done=bool(turn.done), columns=columns)
+    return replace(
+        turn,
+        messages=messages,
+        reward=checked_reward(turn.reward),
+        done=bool(turn.done),
+        columns=columns,
+    )
 
 
 def checked_reward(reward: object) -> float | None:

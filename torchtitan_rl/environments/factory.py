@@ -40,16 +40,22 @@ class Conversations(Configurable):
         max_turns: int = number(8, least=1)
         """Maximum number of policy turns. A conversation that needs more ends with finish_reason "max_turns"."""
 
-        max_traces: int = number(16, least=1, remedy="Use 1 for conversations whose history may not be rewritten.")
+        max_traces: int = number(
+            16, least=1, remedy="Use 1 for conversations whose history may not be rewritten."
+        )
         """Maximum number of token sequences of one rollout. An agent opens one whenever it rewrites its history, for
         example to compact it, and for each of its sub-agents. A rollout that needs more ends with finish_reason
         "max_traces"."""
 
-        max_rollout_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
+        max_rollout_tokens: int | None = number(
+            None, least=1, remedy="Leave it out for no limit of its own."
+        )
         """Maximum tokens of all traces of a rollout together, contexts included. All of them share a micro-batch, so
         this bounds its memory. A rollout that needs more ends with finish_reason "max_tokens". None: no limit."""
 
-        max_turn_tokens: int | None = number(None, least=1, remedy="Leave it out for no limit of its own.")
+        max_turn_tokens: int | None = number(
+            None, least=1, remedy="Leave it out for no limit of its own."
+        )
         """Maximum tokens in one turn. A longer turn ends the conversation with finish_reason "max_tokens". Two other
         limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for
         the whole conversation. None: no limit for a single turn."""
@@ -104,11 +110,14 @@ class Conversations(Configurable):
         self._members = members
         schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
         self._templates = {
-            name: ChatTemplate(tokenizer, end_token_ids=end_token_ids, tools=tools or None, **template_options)
+            name: ChatTemplate(
+                tokenizer, end_token_ids=end_token_ids, tools=tools or None, **template_options
+            )
             for name, tools in schemas.items()
         }
         self._parsers = {
-            name: call_parser(config.tool_call_parser, tokenizer, tools) for name, tools in schemas.items()
+            name: call_parser(config.tool_call_parser, tokenizer, tools)
+            for name, tools in schemas.items()
         }
         self.may_answer = any(map(may_answer, members.values()))
         self.make_grammar: Callable[..., str] | None = None
@@ -118,14 +127,26 @@ class Conversations(Configurable):
         """A new environment. Raises RuntimeError, which names the task, if the task raises or returns anything else."""
         task = self._members[prompt.task]
         try:
-            environment = task.environment(prompt, **({"seed": seed} if _takes_seed(task.environment) else {}))
+            environment = task.environment(
+                prompt, **({"seed": seed} if _takes_seed(task.environment) else {})
+            )
         except (Exception, SystemExit) as error:
-            raise RuntimeError(f"{type(task).__name__}.environment raised {described(error)}") from error
+            raise RuntimeError(
+                f"{type(task).__name__}.environment raised {described(error)}"
+            ) from error
         if not isinstance(environment, Environment | None):
             is_class = isinstance(environment, type)
-            kind = f"the class {environment.__name__} itself" if is_class else type(environment).__name__
-            raise RuntimeError(f"{type(task).__name__}.environment returned {kind}; expected an Environment or None")
-        return ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
+            kind = (
+                f"the class {environment.__name__} itself"
+                if is_class
+                else type(environment).__name__
+            )
+            raise RuntimeError(
+                f"{type(task).__name__}.environment returned {kind}; expected an Environment or None"
+            )
+        return (
+            ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
+        )
 
     def _fitted(self, conversation: Conversation) -> Environment | None:
         """A new environment for the conversation."""
@@ -159,7 +180,9 @@ class Conversations(Configurable):
             try:
                 environment = self._environment(prompt, seed=0)
             except RuntimeError as error:
-                raise UserError(f"{error}{users_line(error)}, on prompt {prompt.text[-80:]!r}. Correct it.") from error
+                raise UserError(
+                    f"{error}{users_line(error)}, on prompt {prompt.text[-80:]!r}. Correct it."
+                ) from error
             if environment is None:
                 continue
             try:
@@ -179,7 +202,9 @@ class Conversations(Configurable):
         seconds = min(self.config.call_seconds or math.inf, CLOSE_SECONDS)
         [closed] = call_side_by_side(seconds, [lambda: resolve(environment.close("env_error"))], 1)
         if closed.error is not None:
-            logger.warning(f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}.")
+            logger.warning(
+                f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}."
+            )
 
     def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
         """Returns a pool that makes an environment for each conversation that has one; the first ones are under way."""

@@ -47,7 +47,11 @@ class EnvironmentSession:
     """The environment of one conversation. `open`, `step` and `close` run in the conversation's own thread."""
 
     def __init__(
-        self, conversation: Conversation, make: Make, template: ChatTemplate, limits: Configurable.Config
+        self,
+        conversation: Conversation,
+        make: Make,
+        template: ChatTemplate,
+        limits: Configurable.Config,
     ) -> None:
         self.conversation = conversation
         self.worker = Worker()
@@ -77,7 +81,9 @@ class EnvironmentSession:
         if opening_messages:
             text, token_ids = self._templates[0].prompt(before, opening_messages)
             room = self.conversation.room(len(token_ids) - len(prompt.token_ids))
-            prompt = replace(prompt, messages=[*before, *opening_messages], text=text, token_ids=token_ids)
+            prompt = replace(
+                prompt, messages=[*before, *opening_messages], text=text, token_ids=token_ids
+            )
         if room <= 0:
             self.close("max_tokens")
             return Answer(index, prompt=prompt, end="max_tokens")
@@ -116,13 +122,21 @@ class EnvironmentSession:
     def record(self, **facts: Any) -> TurnRecord:
         """Returns the record of the policy's last turn, with these fields of the answer."""
         last = self.conversation.last
-        return TurnRecord(text=last.text, num_tokens=len(last.token_ids), trace=self.conversation.current, **facts)
+        return TurnRecord(
+            text=last.text, num_tokens=len(last.token_ids), trace=self.conversation.current, **facts
+        )
 
     def _call_step(self) -> Turn:
         last = self.conversation.last
-        text = self._templates[0].policy_text(last.token_ids) if self._environment.special_tokens else last.text
+        text = (
+            self._templates[0].policy_text(last.token_ids)
+            if self._environment.special_tokens
+            else last.text
+        )
         message: Message = {"role": "assistant", "content": text}
-        return checked_turn(resolve(self._environment.step(message)), self._limits.max_answer_characters)
+        return checked_turn(
+            resolve(self._environment.step(message)), self._limits.max_answer_characters
+        )
 
     def _what_follows(self, turn: Turn) -> dict[str, Any]:
         """Fields of the `Answer`: the tokens that the policy reads next and their trace, or why the conversation is over."""
@@ -137,8 +151,12 @@ class EnvironmentSession:
             return self._new_trace(turn.messages)
         trace = conversation.current if turn.trace is None else turn.trace
         if not 0 <= trace < len(self._templates):
-            raise ValueError(f"step returned the trace {trace}; expected one of the {len(self._templates)} so far")
-        token_ids = self._templates[trace].answer(turn.messages, conversation.traces[trace].token_ids[-1])
+            raise ValueError(
+                f"step returned the trace {trace}; expected one of the {len(self._templates)} so far"
+            )
+        token_ids = self._templates[trace].answer(
+            turn.messages, conversation.traces[trace].token_ids[-1]
+        )
         if conversation.room(len(token_ids), trace=trace) <= 0:
             return {"end": "max_tokens"}
         return {"token_ids": token_ids, "trace": trace, "grammar": self._environment.grammar}
@@ -156,8 +174,18 @@ class EnvironmentSession:
         if self.conversation.room(len(token_ids), trace=number) <= 0:
             return {"end": "max_tokens"}
         self._templates.append(template)
-        origin = Trace(context_tokens=len(token_ids), parent=parent, reason=context.reason, messages=tuple(context))
-        return {"token_ids": token_ids, "trace": number, "origin": origin, "grammar": self._environment.grammar}
+        origin = Trace(
+            context_tokens=len(token_ids),
+            parent=parent,
+            reason=context.reason,
+            messages=tuple(context),
+        )
+        return {
+            "token_ids": token_ids,
+            "trace": number,
+            "origin": origin,
+            "grammar": self._environment.grammar,
+        }
 
 
 class _Overdue(Exception):
@@ -191,7 +219,9 @@ class EnvironmentPool:
         self._first: dict[int, Prompt] = {}
         """{prompt_idx: the prompt after its first reset}"""
 
-    def add(self, index: int, conversation: Conversation, make: Make, template: ChatTemplate) -> None:
+    def add(
+        self, index: int, conversation: Conversation, make: Make, template: ChatTemplate
+    ) -> None:
         """Adds a conversation. `make` is called in the conversation's thread, when there is room; then comes the reset."""
         self.indices.append(index)
         self._waiting.append((index, conversation, make, template))
@@ -231,7 +261,9 @@ class EnvironmentPool:
     def _open_waiting(self) -> None:
         while self._waiting and len(self._sessions) + len(self._closing) < self._limits.max_open:
             index, conversation, make, template = self._waiting.popleft()
-            session = self._sessions[index] = EnvironmentSession(conversation, make, template, self._limits)
+            session = self._sessions[index] = EnvironmentSession(
+                conversation, make, template, self._limits
+            )
             self._call(index, lambda session=session, index=index: session.open(index))
 
     def _answers(self, index: int, result: CallResult) -> list[Answer]:
@@ -243,7 +275,9 @@ class EnvironmentPool:
         answers = []
         while resets and resets[0] in self._reset_results:
             index = resets.popleft()
-            answers.append(self._answer(index, self._same_reset(index, self._reset_results.pop(index))))
+            answers.append(
+                self._answer(index, self._same_reset(index, self._reset_results.pop(index)))
+            )
         return answers
 
     def _same_reset(self, index: int, result: CallResult) -> CallResult:
@@ -254,12 +288,18 @@ class EnvironmentPool:
         first = self._first.setdefault(prompt.prompt_idx, prompt)
         if (first.messages, first.text) == (prompt.messages, prompt.text):
             return result
-        return CallResult(error=ValueError("reset returned other messages than for another sample of the same prompt"))
+        return CallResult(
+            error=ValueError(
+                "reset returned other messages than for another sample of the same prompt"
+            )
+        )
 
     def _answer(self, index: int, result: CallResult) -> Answer:
         session = self._sessions[index]
         if result.error is None:
-            if result.value.end is not None or (result.value.turn is None and result.value.prompt is None):
+            if result.value.end is not None or (
+                result.value.turn is None and result.value.prompt is None
+            ):
                 self._sessions.pop(index).worker.close()
             return result.value
         is_reset = session.conversation.last is None
@@ -276,7 +316,11 @@ class EnvironmentPool:
         """
         overdue = isinstance(error, _Overdue)
         limit = f"took longer than conversations.call_seconds, {self._call_seconds:g} s"
-        reason = limit if overdue else head_and_tail(escaped(described(error)), ERROR_CHARACTERS) + users_line(error)
+        reason = (
+            limit
+            if overdue
+            else head_and_tail(escaped(described(error)), ERROR_CHARACTERS) + users_line(error)
+        )
         failed = f"{self._sessions[index].name} failed: {reason}."
         self._start_close(index, "env_error", waits=not overdue)
         if self._limits.on_failure == "raise":
@@ -284,7 +328,9 @@ class EnvironmentPool:
                 f"{failed} Correct it, or set conversations.on_failure none to continue without a reward for such "
                 "samples."
             ) from (None if overdue else error)
-        self._warn(f"{failed} Such samples get no reward; the metric conversations/env_errors counts them.")
+        self._warn(
+            f"{failed} Such samples get no reward; the metric conversations/env_errors counts them."
+        )
         return reason
 
     def _warn(self, text: str) -> None:
@@ -303,7 +349,9 @@ class EnvironmentPool:
         if waits:
             deadline = time.monotonic() + min(self._call_seconds, CLOSE_SECONDS)
             self._closing[index] = (deadline, session)
-        session.worker.call(lambda: session.close(reason), lambda result: self._results.put((index, True, result)))
+        session.worker.call(
+            lambda: session.close(reason), lambda result: self._results.put((index, True, result))
+        )
         session.worker.close()
 
     def _arrived(self, *, blocks: bool) -> list[tuple[int, CallResult]]:

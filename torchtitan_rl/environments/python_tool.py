@@ -77,7 +77,10 @@ def run_program(code: str, limits: ProgramLimits, *, command: Sequence[str] = CO
     source = code.encode(errors="replace")
     if len(source) > MOST_CODE:
         raise ProgramError(f"the program has {len(source):,} bytes; expected at most {MOST_CODE:,}")
-    with tempfile.TemporaryDirectory(prefix="program-") as folder, tempfile.TemporaryFile() as printed:
+    with (
+        tempfile.TemporaryDirectory(prefix="program-") as folder,
+        tempfile.TemporaryFile() as printed,
+    ):
         reason = _run(source, limits, command, folder, printed)
         size = printed.seek(0, os.SEEK_END)
         printed.seek(0)
@@ -89,10 +92,17 @@ def run_program(code: str, limits: ProgramLimits, *, command: Sequence[str] = CO
     return text
 
 
-def _run(source: bytes, limits: ProgramLimits, command: Sequence[str], folder: str, printed: IO[bytes]) -> str:
+def _run(
+    source: bytes, limits: ProgramLimits, command: Sequence[str], folder: str, printed: IO[bytes]
+) -> str:
     """Runs the program. Returns why it failed; "" if it did not."""
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    own = {"HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads take memory
+    own = {
+        "HOME": folder,
+        "TMPDIR": folder,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }  # threads take memory
     own[CALL_VARIABLE] = mark = new_mark()
     process = subprocess.Popen(
         command, cwd=folder, env={**inherited, **own}, stdin=subprocess.PIPE, stdout=printed,
@@ -120,7 +130,9 @@ def _run(source: bytes, limits: ProgramLimits, command: Sequence[str], folder: s
 
 def _limit(pid: int, limits: ProgramLimits) -> None:
     cpu = limits.cpu_seconds
-    resource.prlimit(pid, resource.RLIMIT_CPU, (cpu, cpu + 1))  # SIGXCPU, and SIGKILL a second later
+    resource.prlimit(
+        pid, resource.RLIMIT_CPU, (cpu, cpu + 1)
+    )  # SIGXCPU, and SIGKILL a second later
     resource.prlimit(pid, resource.RLIMIT_AS, (limits.memory_bytes,) * 2)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limits.file_bytes,) * 2)
     resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))

@@ -25,7 +25,9 @@ def result_of(call: Callable[[], Any]) -> CallResult:
         return CallResult(error=error)
 
 
-def call_side_by_side(seconds: float, calls: Sequence[Callable[[], Any]], most: int) -> list[CallResult]:
+def call_side_by_side(
+    seconds: float, calls: Sequence[Callable[[], Any]], most: int
+) -> list[CallResult]:
     """Runs the calls at the same time, up to `most` of them, and returns their results in order.
 
     A call that has not returned after `seconds`, counted from the beginning of all, has a TimeoutError. Its thread cannot
@@ -52,14 +54,18 @@ def call_side_by_side(seconds: float, calls: Sequence[Callable[[], Any]], most: 
     results: dict[int, CallResult] = {}
     while len(results) < len(calls):
         try:
-            place, result = returned.get(timeout=min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX))
+            place, result = returned.get(
+                timeout=min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
+            )
         except queue.Empty:
             break
         results[place] = result
     late = CallResult(error=TimeoutError(f"took longer than {seconds:g} s"))
     unbegun = f"not begun within {seconds:g} s, the time of all calls of one message"
     missed = CallResult(error=TimeoutError(unbegun))
-    return [results.get(place) or (late if place in begun else missed) for place in range(len(calls))]
+    return [
+        results.get(place) or (late if place in begun else missed) for place in range(len(calls))
+    ]
 
 
 _loop: asyncio.AbstractEventLoop | None = None
@@ -108,7 +114,9 @@ class Worker:
     """A thread that runs calls one after another and passes each result to the call's own `report`."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[CallResult], None]] | None]
+        self._calls: queue.SimpleQueue[
+            tuple[Callable[[], Any], Callable[[CallResult], None]] | None
+        ]
         self._calls = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 

@@ -71,13 +71,20 @@ class ToolEnvironment(FittedEnvironment):
         return Turn(
             messages=answers,
             done=not calls,
-            columns={"tool_calls": len(calls), "tool_errors": sum(result.error is not None for result in results)},
+            columns={
+                "tool_calls": len(calls),
+                "tool_errors": sum(result.error is not None for result in results),
+            },
         )
 
     def _message(self, call: ToolCall, result: CallResult) -> Message:
         content = result.value if result.error is None else f"error: {described(result.error)}"
         content = head_and_tail(escaped(content), self._most_characters)
-        return {"role": "tool", "name": call.name if call.name in self._tools else "unknown", "content": content}
+        return {
+            "role": "tool",
+            "name": call.name if call.name in self._tools else "unknown",
+            "content": content,
+        }
 
 
 def run_call(tools: Mapping[str, Tool], call: ToolCall, seconds: float | None = None) -> str:
@@ -119,7 +126,9 @@ def check_types(tool: Tool, arguments: Mapping[str, Any]) -> None:
         except ValidationError as error:
             reason = error.errors(include_url=False, include_input=False)[0]["msg"]
             shown = json.dumps(arguments[name])
-            raise TypeError(f"argument {name} is {shown}: {reason[:1].lower()}{reason[1:]}") from None
+            raise TypeError(
+                f"argument {name} is {shown}: {reason[:1].lower()}{reason[1:]}"
+            ) from None
 
 
 def result_text(result: Any) -> str:
@@ -132,4 +141,6 @@ def result_text(result: Any) -> str:
     try:
         return json.dumps(result, ensure_ascii=False, default=lambda array: array.tolist())
     except (TypeError, ValueError, AttributeError, RecursionError):
-        raise TypeError(f"the tool returned {type(result).__name__}, which is neither text nor JSON") from None
+        raise TypeError(
+            f"the tool returned {type(result).__name__}, which is neither text nor JSON"
+        ) from None

@@ -33,7 +33,9 @@ def check_parser_name(name: str) -> None:
     )  # fmt: skip
 
 
-def call_parser(name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]) -> CallParser:
+def call_parser(
+    name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]
+) -> CallParser:
     """Returns the parser of this name.
 
     Args:
@@ -52,7 +54,9 @@ class VllmParser:
     They do not distinguish a broken call from none, and log each with a traceback, which is silenced here.
     """
 
-    def __init__(self, name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]
+    ) -> None:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.tokenizers.hf import get_cached_tokenizer
         from vllm.tool_parsers import ToolParserManager
@@ -63,12 +67,16 @@ class VllmParser:
         self._tokenizer = get_cached_tokenizer(copy.deepcopy(tokenizer))
         self._lock = threading.Lock()
         tools = {"tools": schemas, "tool_choice": "auto"} if schemas else {}
-        self._request = ChatCompletionRequest(model=name, messages=[{"role": "user", "content": ""}], **tools)
+        self._request = ChatCompletionRequest(
+            model=name, messages=[{"role": "user", "content": ""}], **tools
+        )
         try:
             self._parser = ToolParserManager.get_tool_parser(name)
             self._request = self._new_parser().adjust_request(self._request)
             # Without tools no parser says whether it needs special tokens.
-            special = tokenizer.all_special_tokens if tools and self._request.skip_special_tokens else ()
+            special = (
+                tokenizer.all_special_tokens if tools and self._request.skip_special_tokens else ()
+            )
             self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
             self("", ())
         except Exception as error:
@@ -79,7 +87,9 @@ class VllmParser:
 
     def __call__(self, text: str, tools: Collection[str]) -> list[ToolCall]:
         with self._lock:
-            found = self._new_parser().extract_tool_calls(self._special.sub("", text), request=self._request)
+            found = self._new_parser().extract_tool_calls(
+                self._special.sub("", text), request=self._request
+            )
         return [tool_call(call.function.name, call.function.arguments) for call in found.tool_calls]
 
     def _new_parser(self) -> Any:

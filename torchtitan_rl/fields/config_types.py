@@ -31,7 +31,13 @@ def check_types(config: Any, path: str = "") -> None:
                 f"{name}: expected a field of the returned config, but: {error}. Set fields of the config object, not of its class, and delete none."
             ) from error
         seen = type(value) if is_dataclass(value) and not isinstance(value, type) else value
-        expect(is_typed(value, declared.type), name, seen, in_words(declared.type), _type_remedy(declared, value))
+        expect(
+            is_typed(value, declared.type),
+            name,
+            seen,
+            in_words(declared.type),
+            _type_remedy(declared, value),
+        )
         for key, part in parts(value):
             if is_dataclass(part) and not isinstance(part, type):
                 check_types(part, f"{name}.{key}".rstrip("."))
@@ -47,7 +53,9 @@ def is_typed(value: Any, declared: Any) -> bool:
         return True
     if get_origin(declared) in (Union, UnionType):
         return any(is_typed(value, one) for one in get_args(declared))
-    if isinstance(value, str) and get_origin(declared) is Sequence:  # each of its characters would be an item
+    if (
+        isinstance(value, str) and get_origin(declared) is Sequence
+    ):  # each of its characters would be an item
         return False
     try:
         check_type(value, declared, collection_check_strategy=CollectionCheckStrategy.ALL_ITEMS)
@@ -62,17 +70,27 @@ def in_words(declared: Any) -> str:
         return " or ".join(map(in_words, get_args(declared)))
     if get_origin(declared) is Literal:
         return f"one of {get_args(declared)}"
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "True or False",
+        NoneType: "None",
+    }
     plain = getattr(declared, "__qualname__", "") if isinstance(declared, type) else ""
     return words.get(declared) or (
-        plain if plain and not get_args(declared) else re.sub(r"(typing|collections\.abc)\.", "", str(declared))
+        plain
+        if plain and not get_args(declared)
+        else re.sub(r"(typing|collections\.abc)\.", "", str(declared))
     )
 
 
 def _type_remedy(declared: Field, value: Any) -> str:
     made = getattr(value, "Config", value)
     kinds = (declared.type, *get_args(declared.type))
-    if isinstance(value, type) and any(isinstance(kind, type) and issubclass(made, kind) for kind in kinds):
+    if isinstance(value, type) and any(
+        isinstance(kind, type) and issubclass(made, kind) for kind in kinds
+    ):
         return f"Use {made.__qualname__}()."
     if isinstance(value, str) and declared.type == list[str]:
         usual = [] if declared.default_factory is MISSING else declared.default_factory()

@@ -28,7 +28,9 @@ _FILE = "torchtitan_rl_file_"
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
-_REWARD = re.compile(r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL)
+_REWARD = re.compile(
+    r"(?:(?P<name>\w+)=)?(?P<place>[^:]+:(?P<function>\w+))(?:\((?P<arguments>.*)\))?", re.DOTALL
+)
 
 
 def load_function(reference: str, field: str) -> Callable[..., Any]:
@@ -40,7 +42,13 @@ def load_class(reference: str, field: str, base: type) -> type:
     """Returns the class. Raises UserError, naming `field`, if there is none or it is no subclass of `base`."""
     found = _load(reference, field, "class")
     is_one = isinstance(found, type) and issubclass(found, base)
-    expect(is_one, field, reference, f"a subclass of {base.__module__}.{base.__qualname__}", f"It is {found!r:.80}.")
+    expect(
+        is_one,
+        field,
+        reference,
+        f"a subclass of {base.__module__}.{base.__qualname__}",
+        f"It is {found!r:.80}.",
+    )
     return found
 
 
@@ -50,15 +58,29 @@ def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any
     is_file = place.endswith(".py")
     place = from_caller(place) if is_file else place
     whole = bool(place and name) and (is_file or re.fullmatch(r"\w+(\.\w+)*", place) is not None)
-    expect(is_file or not Path(from_caller(place)).is_file(), field, reference, forms, f"{place} is no Python file.")
+    expect(
+        is_file or not Path(from_caller(place)).is_file(),
+        field,
+        reference,
+        forms,
+        f"{place} is no Python file.",
+    )
     expect(whole, field, reference, forms, f"Name the {kind} after a colon.")
-    expect(not is_file or Path(place).is_file(), field, reference, "a file that exists", f"There is no file {place}.")
+    expect(
+        not is_file or Path(place).is_file(),
+        field,
+        reference,
+        "a file that exists",
+        f"There is no file {place}.",
+    )
     module = import_checked(Path(place).resolve() if is_file else place, field)
     function = getattr(module, name, None)
     is_kind = inspect.isfunction if kind == "function" else inspect.isclass
     own = [n for n, f in inspect.getmembers(module, is_kind) if f.__module__ == module.__name__]
     # A package imports what it has from its modules.
-    known = own or [n for n in dir(module) if n[0] != "_" and f"{module.__name__}.{n}" not in sys.modules]
+    known = own or [
+        n for n in dir(module) if n[0] != "_" and f"{module.__name__}.{n}" not in sys.modules
+    ]
     remedy = f"{did_you_mean(name, known)}It has {known}."
     if function is not None and not inspect.ismodule(function):
         remedy = f"{name} is of the type {type(function).__name__}: write a {kind}."
@@ -77,15 +99,33 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
     field_name = "grader.rewards"
     found = _REWARD.fullmatch(reference)
     before, equals, _ = reference.partition("=")
-    named = not equals or before.isidentifier() or not before.replace("-", "").replace(" ", "").isidentifier()
-    expect(named, field_name, reference, "a name of letters, digits and _ before the =", "Rename it, without spaces.")
+    named = (
+        not equals
+        or before.isidentifier()
+        or not before.replace("-", "").replace(" ", "").isidentifier()
+    )
+    expect(
+        named,
+        field_name,
+        reference,
+        "a name of letters, digits and _ before the =",
+        "Rename it, without spaces.",
+    )
     if found is None:
         return reference, load_function(reference, field_name)  # which says what is wrong with it
     name, function = found["name"] or found["function"], load_function(found["place"], field_name)
     if found["arguments"] is None:
-        expect(not inspect.isclass(function), field_name, reference, "a function or an object, not a class", "Add ().")
+        expect(
+            not inspect.isclass(function),
+            field_name,
+            reference,
+            "a function or an object, not a class",
+            "Add ().",
+        )
         return name, _checked(function, reference)
-    is_one = inspect.isfunction(function) and "completions" in inspect.signature(function).parameters
+    is_one = (
+        inspect.isfunction(function) and "completions" in inspect.signature(function).parameters
+    )
     remedy = f"{found['function']} is one itself: leave out the parentheses."
     expect(not is_one, field_name, reference, "a call that returns a reward function", remedy)
     try:
@@ -183,7 +223,12 @@ def users_line(error: BaseException) -> str:
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Returns the frames of the traceback in the user's code, such as a config, a task or a reward function."""
-    frames = [frame for e in (error, error.__cause__) if e for frame in traceback.extract_tb(e.__traceback__)]
+    frames = [
+        frame
+        for e in (error, error.__cause__)
+        if e
+        for frame in traceback.extract_tb(e.__traceback__)
+    ]
     return [frame for frame in frames if is_users_file(frame.filename)]
 
 
@@ -197,14 +242,18 @@ def is_users_file(file: str) -> bool:
     """Whether a Python file is the user's: neither this package's nor installed in the environment."""
     prefixes = (_PACKAGE, sys.prefix, sys.base_prefix)
     resolved = str(Path(file).resolve())
-    return not file.startswith((*prefixes, "<")) and not resolved.startswith(tuple(map(os.path.realpath, prefixes)))
+    return not file.startswith((*prefixes, "<")) and not resolved.startswith(
+        tuple(map(os.path.realpath, prefixes))
+    )
 
 
 def module_of_reference(reference: str) -> ModuleType | None:
     """Returns the module of a reference such as path/to/file.py:function; None if it has not been imported."""
     found = _REWARD.fullmatch(reference)
     place = found["place"].rpartition(":")[0] if found else ""
-    return sys.modules.get(_key(Path(from_caller(place)).resolve()) if place.endswith(".py") else place)
+    return sys.modules.get(
+        _key(Path(from_caller(place)).resolve()) if place.endswith(".py") else place
+    )
 
 
 def module_name(module: str) -> str:
@@ -224,10 +273,21 @@ def caller_folder() -> str:
 def from_caller(path: str) -> str:
     """Resolves a relative path against the folder the user called from, or else against the checkout. Raises UserError if too long."""
     longest = max(map(len, os.fsencode(path).split(b"/")))
-    expect(longest < 256 and len(path) < 4096, "path", path, "names of at most 255 bytes, 4095 in all", "Shorten it.")
-    caller, path = caller_folder(), os.path.expanduser(path)  # the shell does not expand ~ in --option=~/x
+    expect(
+        longest < 256 and len(path) < 4096,
+        "path",
+        path,
+        "names of at most 255 bytes, 4095 in all",
+        "Shorten it.",
+    )
+    caller, path = (
+        caller_folder(),
+        os.path.expanduser(path),
+    )  # the shell does not expand ~ in --option=~/x
     there = Path(caller, path)
-    here = Path(caller).resolve() == Path.cwd() or (os.path.exists(path) and not os.path.exists(there))
+    here = Path(caller).resolve() == Path.cwd() or (
+        os.path.exists(path) and not os.path.exists(there)
+    )
     return path if here else str(there)
 
 
@@ -248,7 +308,9 @@ def _load_file(path: Path) -> ModuleType:
     key = _key(path)
     if key not in sys.modules:
         if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # modules in the same folder can be imported, as with a script
+            sys.path.append(
+                str(path.parent)
+            )  # modules in the same folder can be imported, as with a script
         spec = importlib.util.spec_from_file_location(key, path)
         sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
         try:

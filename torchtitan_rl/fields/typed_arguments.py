@@ -28,7 +28,9 @@ def typed(called: Called) -> Called:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
             declared = hints().get(name, Any)
             if not is_typed(value, declared):
-                raise TypeError(f"{name} = {value!r:.200}: expected {in_words(declared)}{_as_list(value, declared)}")
+                raise TypeError(
+                    f"{name} = {value!r:.200}: expected {in_words(declared)}{_as_list(value, declared)}"
+                )
         return called(*args, **kwargs)
 
     return checked
@@ -43,4 +45,8 @@ def check_above_zero(**numbers: float) -> None:
 
 def _as_list(value: Any, declared: Any) -> str:
     """The remedy for a text in the place of a list of texts."""
-    return f". Use {value.split()!r}" if isinstance(value, str) and "Sequence[str]" in str(declared) else ""
+    return (
+        f". Use {value.split()!r}"
+        if isinstance(value, str) and "Sequence[str]" in str(declared)
+        else ""
+    )

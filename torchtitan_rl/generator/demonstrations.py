@@ -12,6 +12,7 @@ from torchtitan_rl.types import Completion, Group, Prompt
 if TYPE_CHECKING:
     from torchtitan_rl.generator.generator import Generator
 
+
 class Demonstrations:
     """The `services.GroupsInFlight` of demonstrations: a group is a prompt and the data's own completion."""
 
@@ -26,12 +27,20 @@ class Demonstrations:
         return list(new)
 
     def sample(
-        self, generator: "Generator | NoEngine", prompts: Sequence[Prompt], *, needed: int, step: int, round: int
+        self,
+        generator: "Generator | NoEngine",
+        prompts: Sequence[Prompt],
+        *,
+        needed: int,
+        step: int,
+        round: int,
     ) -> Iterator[Group[Completion]]:
         """Yields this replica's share of the groups."""
         for prompt in prompts[generator.replica :: generator.num_replicas]:
             check_demonstrated(prompt)
-            yield Group(prompt=prompt, samples=[replace(prompt.demonstration, policy_version=step - 1)])
+            yield Group(
+                prompt=prompt, samples=[replace(prompt.demonstration, policy_version=step - 1)]
+            )
 
     def gather(self, generator: "Generator | NoEngine") -> None:
         """Nothing is carried."""
@@ -57,5 +66,3 @@ class NoEngine:
 
     def close(self) -> None:
         """Nothing to stop."""
-
-

@@ -36,7 +36,16 @@ MOST_SPACES = 32
 _READ_PAST = {"not", "if", "dependentRequired", "dependentSchemas", "$anchor", "$dynamicRef"}
 """Keywords that xgrammar does not follow. Beside one of _ALONE it follows none but _NOTES, which say nothing."""
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf")
-_NOTES = {"title", "description", "default", "examples", "discriminator", "$defs", "definitions", "$schema"}
+_NOTES = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "discriminator",
+    "$defs",
+    "definitions",
+    "$schema",
+}
 
 
 @dataclass
@@ -62,7 +71,9 @@ class _Grammar(XgrammarGrammar):
 class Grammars(XgrammarBackend):
     """Makes and compiles the grammars of one engine. Several threads may use it."""
 
-    def __init__(self, llm: "LLM", tokenizer: "PreTrainedTokenizerBase", tool_call_parser: str) -> None:
+    def __init__(
+        self, llm: "LLM", tokenizer: "PreTrainedTokenizerBase", tool_call_parser: str
+    ) -> None:
         config = llm.llm_engine.vllm_config
         super().__init__(config, tokenizer, config.model_config.get_vocab_size())
         replace_grammar_backend(llm, self)
@@ -75,7 +86,9 @@ class Grammars(XgrammarBackend):
         made = super().compile_grammar(*args, stop_token_ids=stop_token_ids)
         return _Grammar(made.vocab_size, made.matcher, made.ctx, end_token_ids=stop_token_ids)
 
-    def of(self, schema: Any, tools: Sequence[Mapping[str, Any]], *, begins_thinking: bool = False) -> str:
+    def of(
+        self, schema: Any, tools: Sequence[Mapping[str, Any]], *, begins_thinking: bool = False
+    ) -> str:
         """Returns the grammar of a turn that is JSON as `schema` asks, or else calls of `tools`: see `Answer`.
 
         Args:
@@ -88,7 +101,9 @@ class Grammars(XgrammarBackend):
         """
         given = json.dumps([schema, *tools])
         if len(given) > MOST_CHARACTERS:
-            raise ValueError(f"schemas of {len(given):,} characters; expected at most {MOST_CHARACTERS:,}")
+            raise ValueError(
+                f"schemas of {len(given):,} characters; expected at most {MOST_CHARACTERS:,}"
+            )
         try:
             check_json_nesting(given)
         except VLLMValidationError as error:
@@ -99,10 +114,17 @@ class Grammars(XgrammarBackend):
         elements: list[Any] = [{"type": "or", "elements": formats}]
         if begins_thinking or self._thinks:
             begin = "" if begins_thinking else "<think>"
-            thoughts: Any = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": "</think>"}
+            thoughts: Any = {
+                "type": "tag",
+                "begin": begin,
+                "content": {"type": "any_text"},
+                "end": "</think>",
+            }
             thoughts = thoughts if begins_thinking else {"type": "optional", "content": thoughts}
             elements = [thoughts, {"type": "regex", "pattern": "[ \\n]*"}, *elements]
-        grammar = json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
+        grammar = json.dumps(
+            {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+        )
         try:
             self.compiler.compile_structural_tag(grammar)  # which keeps it for the engine
         except RuntimeError as error:
@@ -112,7 +134,9 @@ class Grammars(XgrammarBackend):
     def _format_of(self, tools: Sequence[Mapping[str, Any]]) -> Any:
         """Calls of these tools, with arguments as their schemas ask where a grammar can follow them."""
         if self._calls is None:
-            raise ValueError("there is no grammar here for the form in which the policy writes tool calls")
+            raise ValueError(
+                "there is no grammar here for the form in which the policy writes tool calls"
+            )
         begin, end, separator = self._calls
         tags: list[Any] = []
         for tool in tools:
@@ -120,9 +144,19 @@ class Grammars(XgrammarBackend):
             with contextlib.suppress(ValueError):
                 arguments = _json_as(function.get("parameters") or {"type": "object"})
             tags.append(
-                {"type": "tag", "begin": begin % json.dumps(function["name"]), "content": arguments, "end": end}
+                {
+                    "type": "tag",
+                    "begin": begin % json.dumps(function["name"]),
+                    "content": arguments,
+                    "end": end,
+                }
             )
-        return {"type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True}
+        return {
+            "type": "tags_with_separator",
+            "tags": tags,
+            "separator": separator,
+            "at_least_one": True,
+        }
 
 
 def call_form(tool_call_parser: str, template: str) -> tuple[str, str, str] | None:

@@ -42,7 +42,9 @@ class Partial(NamedTuple):
         finish_reason, versions = conversation.finish_reason, conversation.all_versions(newest)
         trace = conversation.trace
         text = conversation.last.text if finish_reason and conversation.last else ""
-        return cls(trace.token_ids, trace.sampler_logprobs, versions, finish_reason, text, trace.records)
+        return cls(
+            trace.token_ids, trace.sampler_logprobs, versions, finish_reason, text, trace.records
+        )
 
     def as_json(self) -> list[Any]:
         """The fields as JSON values: records as their shape and base64."""
@@ -64,7 +66,14 @@ class Partial(NamedTuple):
     def go_on_in(self, conversation: Conversation) -> None:
         """Give a new conversation these tokens. A limit that is lower now ends it."""
         conversation.append_turn(
-            Sampled(-1, self.token_ids, self.sampler_logprobs, self.text, self.finish_reason, self.records)
+            Sampled(
+                -1,
+                self.token_ids,
+                self.sampler_logprobs,
+                self.text,
+                self.finish_reason,
+                self.records,
+            )
         )
         conversation.versions = list(self.versions)
         if conversation.finish_reason is None and conversation.room() <= 0:
@@ -135,7 +144,9 @@ class InFlight(Configurable):
         if not self.active:
             return list(new)
         free = sorted(set(range(len(self.carried) + len(new))) - set(self.carried))
-        prompts = [replace(prompt, prompt_idx=index) for prompt, index in zip(new, free, strict=False)]
+        prompts = [
+            replace(prompt, prompt_idx=index) for prompt, index in zip(new, free, strict=False)
+        ]
         prompts += [carried.prompt for carried in self.carried.values()]
         return sorted(prompts, key=lambda prompt: prompt.prompt_idx)
 
@@ -166,20 +177,32 @@ class InFlight(Configurable):
         """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
         for group in groups:
             carried = self.carried.get(group[0].prompt.prompt_idx)
-            for partial, conversation in zip(carried.samples if carried else (), group, strict=False):
+            for partial, conversation in zip(
+                carried.samples if carried else (), group, strict=False
+            ):
                 partial.go_on_in(conversation)
 
     def _budget(self, mine: Sequence[Prompt], size: int, *, version: int) -> GroupBudget:
         """Returns the quota of a replica that samples `mine` with the policy `version`."""
-        began = {p.prompt_idx: self.carried[p.prompt_idx].since for p in mine if p.prompt_idx in self.carried}
-        old = sorted((since, index) for index, since in began.items() if version - since >= self.config.max_age)
+        began = {
+            p.prompt_idx: self.carried[p.prompt_idx].since
+            for p in mine
+            if p.prompt_idx in self.carried
+        }
+        old = sorted(
+            (since, index)
+            for index, since in began.items()
+            if version - since >= self.config.max_age
+        )
         return GroupBudget(size, [index for _, index in old[:size]])
 
     def _keep(self, prompt: Prompt, conversations: Sequence[Conversation], *, version: int) -> None:
         """Carry a group of this replica whose tokens were last sampled with the policy `version`."""
         before = self.carried.get(prompt.prompt_idx)
         samples = [Partial.of(conversation, version) for conversation in conversations]
-        self._kept.append(Carried(prompt=prompt, since=before.since if before else version, samples=samples))
+        self._kept.append(
+            Carried(prompt=prompt, since=before.since if before else version, samples=samples)
+        )
 
     def gather(self, generator: Generator) -> None:
         """Make the kept groups of all replicas the carried ones, on every rank. Collective."""
@@ -187,11 +210,17 @@ class InFlight(Configurable):
             return
         version = generator.policy_version
         kept, self._kept = self._kept if generator.rank_in_replica == 0 else [], []
-        self.carried = {carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)}
-        tokens = sum(len(sample.token_ids) for carried in self.carried.values() for sample in carried.samples)
+        self.carried = {
+            carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)
+        }
+        tokens = sum(
+            len(sample.token_ids) for carried in self.carried.values() for sample in carried.samples
+        )
         oldest = max((version - carried.since + 1 for carried in self.carried.values()), default=0)
         counts = {"groups": len(self.carried), "tokens": tokens, "oldest": oldest}
-        record_metrics({f"in_flight/{name}": Metric(float(count), "max") for name, count in counts.items()})
+        record_metrics(
+            {f"in_flight/{name}": Metric(float(count), "max") for name, count in counts.items()}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The carried groups, as JSON values. A prompt is saved as its place in the data, and its tokens to compare."""

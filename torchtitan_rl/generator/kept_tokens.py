@@ -34,10 +34,17 @@ class KeptTokens:
         if hasattr(self._runner, "req_states"):  # a GPU's runner, for which this is not measured
             _, _, indices, places, *_ = args
             states = self._runner.req_states
-            requests, names = states.req_id_to_index, [states.index_to_req_id[index] for index in indices]
+            requests, names = (
+                states.req_id_to_index,
+                [states.index_to_req_id[index] for index in indices],
+            )
         else:
             batch = self._runner.input_batch
-            requests, names, places = self._runner.requests, batch.req_ids, batch.num_tokens_no_spec - 1
+            requests, names, places = (
+                self._runner.requests,
+                batch.req_ids,
+                batch.num_tokens_no_spec - 1,
+            )
         for aborted in self._rows.keys() - requests.keys():
             del self._rows[aborted]
         rows = (processed.amin(1) == -torch.inf).nonzero()[:, 0].tolist()

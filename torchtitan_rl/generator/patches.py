@@ -50,7 +50,9 @@ class Float32Head:
             lambda _, args: (head, *args[1:]) if args[0] is self.source else None
         )
         model.logits_processor.register_forward_pre_hook(lambda *_: _multiply_in("bf16"))
-        model.logits_processor.register_forward_hook(lambda *_: _multiply_in("none"), always_call=True)
+        model.logits_processor.register_forward_hook(
+            lambda *_: _multiply_in("none"), always_call=True
+        )
 
     def refresh(self) -> None:
         """Copy the weights that the engine has now."""

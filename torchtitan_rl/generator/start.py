@@ -120,7 +120,9 @@ def engine_options(config: Generator.Config) -> dict[str, Any]:
       rewound.
     - vLLM's own all-reduce shares memory between processes, which does not work with expandable allocator segments.
     """
-    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
+    options: dict[str, Any] = (
+        {"hf_overrides": {"head_dtype": "float32"}} if config.dtype == "bfloat16" else {}
+    )
     if ON_CPU:
         options |= {
             "enforce_eager": True,

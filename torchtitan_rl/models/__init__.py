@@ -107,12 +107,24 @@ def _config_of(folder: Path) -> "PretrainedConfig":
 
 def _sizes(found: "PretrainedConfig", folder: Path) -> dict[str, Any]:
     """Returns a decoder's sizes as arguments of `_spec`. Raises UserError for heads that cannot be."""
-    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    keys = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    )
     keys += ("tie_word_embeddings", "max_position_embeddings")
     heads = found.num_attention_heads
     key_value_heads = getattr(found, "num_key_value_heads", None) or heads
     said = f"heads that num_key_value_heads divides, but its config.json has {heads} heads and num_key_value_heads {key_value_heads}"
-    expect(key_value_heads > 0 and heads % key_value_heads == 0, "hf_assets_path", str(folder), said, "Correct it.")
+    expect(
+        key_value_heads > 0 and heads % key_value_heads == 0,
+        "hf_assets_path",
+        str(folder),
+        said,
+        "Correct it.",
+    )
     return {
         **{key: getattr(found, key) for key in keys},
         "num_key_value_heads": key_value_heads,
@@ -120,7 +132,9 @@ def _sizes(found: "PretrainedConfig", folder: Path) -> dict[str, Any]:
     }
 
 
-def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: str, part_of: str = "") -> ModelSpec:
+def _transformers_spec(
+    folder: Path, found: "PretrainedConfig", architecture: str, part_of: str = ""
+) -> ModelSpec:
     """Returns any other dense decoder, with transformers' modules: see `HFDecoder.Config.part_of`."""
     try:
         examined = examine(found, architecture)
@@ -139,7 +153,9 @@ def _transformers_spec(folder: Path, found: "PretrainedConfig", architecture: st
         adapter=HFStateDictAdapter,
     )
     spec = _spec(family, **_sizes(found, folder), rms_norm_eps=0.0, rope_theta=1.0)
-    config = dataclasses.replace(spec.model, hf=found, part_of=part_of, **dataclasses.asdict(examined))
+    config = dataclasses.replace(
+        spec.model, hf=found, part_of=part_of, **dataclasses.asdict(examined)
+    )
     return dataclasses.replace(spec, model=config)
 
 
@@ -190,7 +206,9 @@ def _spec(
         inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
         return family.block(
             attention=attention,
-            feed_forward=make_ffn_config(dim=dim, hidden_dim=intermediate_size, **inits) if dense else None,
+            feed_forward=make_ffn_config(dim=dim, hidden_dim=intermediate_size, **inits)
+            if dense
+            else None,
             moe=None if dense else mixture.config(dim),
             attention_norm=_norm(dim, rms_norm_eps),
             ffn_norm=_norm(dim, rms_norm_eps),
@@ -205,8 +223,12 @@ def _spec(
             dim=dim,
             norm=_norm(dim, rms_norm_eps),
             enable_weight_tying=tie_word_embeddings,
-            tok_embeddings=Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init),
-            lm_head=Linear.Config(in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT),
+            tok_embeddings=Embedding.Config(
+                num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
+            ),
+            lm_head=Linear.Config(
+                in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT
+            ),
             layers=[layer(number) for number in range(num_hidden_layers)],
         ),
         parallelize_fn=family.parallelize,
@@ -252,7 +274,10 @@ def small_qwen3(
         "rope_theta": rope_theta,
     }
     mixture = MixtureOfExperts(
-        num_experts=num_experts, num_experts_per_tok=top_k, moe_intermediate_size=hidden_dim, norm_topk_prob=True
+        num_experts=num_experts,
+        num_experts_per_tok=top_k,
+        moe_intermediate_size=hidden_dim,
+        norm_topk_prob=True,
     )
     return _spec(
         QWEN3_MOE if num_experts else QWEN3,
@@ -269,7 +294,9 @@ def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
         return _transformers_entries(config)
     attention = config.layers[0].attention
     rope = attention.rope
-    dense = next((layer.feed_forward for layer in config.layers if layer.feed_forward is not None), None)
+    dense = next(
+        (layer.feed_forward for layer in config.layers if layer.feed_forward is not None), None
+    )
     entries = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,
@@ -289,7 +316,15 @@ def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
     return entries
 
 
-_NOT_COMPUTED = ("architectures", "dtype", "id2label", "label2id", "transformers_version", "use_cache", "_name_or_path")
+_NOT_COMPUTED = (
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+)
 """Entries of config.json that no log-probability depends on."""
 
 
@@ -310,7 +345,11 @@ def new_hf_model(spec: ModelSpec, **settings: Any) -> "PreTrainedModel":
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_types = {family.name: family.model_type for family in FAMILIES.values()}
-    entries = {"max_position_embeddings": spec.model.max_seq_len, **hf_architecture(spec.model), **settings}
+    entries = {
+        "max_position_embeddings": spec.model.max_seq_len,
+        **hf_architecture(spec.model),
+        **settings,
+    }
     config = AutoConfig.for_model(**{"model_type": model_types.get(spec.name), **entries})
     # For short sequences, eager attention is 20 % faster than flash attention on a CPU.
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

@@ -76,7 +76,9 @@ class PackedRows(NamedTuple):
                 num_cells += width
             which = torch.tensor(rows, device=device)[:, None]  # [R, 1]
             column = torch.arange(width, device=device)  # [W]
-            first = torch.where(column < shared[which], layout.roots[which], own_first[which])  # [R, W]
+            first = torch.where(
+                column < shared[which], layout.roots[which], own_first[which]
+            )  # [R, W]
             source = torch.where(column < layout.lengths[which], first + column, 0)  # [R, W]
             batches.append(PaddedBatch(source.flatten(), width))
         own = layout.lengths - shared  # [P]
@@ -154,7 +156,9 @@ class PackedSDPA(VarlenAttention):
         out = F.embedding(attention_masks.cell, torch.cat(cells))  # [T, N*H]
         return out.to(q_BLNH.dtype).reshape(q_BLNH.shape)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, enable_gqa: bool) -> Tensor:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, enable_gqa: bool
+    ) -> Tensor:
         """q [R, N, W, H], k and v [R, Nkv, W, H] -> [R, N, W, H]."""
         # No fused float32 kernel takes grouped heads; the other keeps [R, N, W, W] scores.
         if enable_gqa and q.is_cuda:

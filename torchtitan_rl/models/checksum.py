@@ -15,7 +15,9 @@ BLOCK = 2**17 if ON_CPU else GPU_BLOCK
 INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
-def checksums(matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: torch.dtype | None = None) -> Tensor:
+def checksums(
+    matrix: Tensor, weights: Tensor, *, first_column: int = 0, dtype: torch.dtype | None = None
+) -> Tensor:
     """Returns k checksums, [k] int64 on the matrix's device. Does not synchronize with it.
 
     A checksum is the sum over all elements of (bits as an integer) x (weight of the row) x (weight of the column), modulo

@@ -162,7 +162,10 @@ class PackedQwen3(Qwen3Model, SeesPacks):
 
 def packed_qwen3(config: Qwen3Model.Config) -> PackedQwen3.Config:
     """Returns the config of the same model as a PackedQwen3 with PackedMoE."""
-    layers = [replace(layer, moe=None if layer.moe is None else packed_moe(layer.moe)) for layer in config.layers]
+    layers = [
+        replace(layer, moe=None if layer.moe is None else packed_moe(layer.moe))
+        for layer in config.layers
+    ]
     return PackedQwen3.Config(**_fields(config) | {"layers": layers})
 
 

@@ -55,7 +55,12 @@ class Family:
     """Entries of config.json, each with the only value for which vLLM computes what transformers does."""
 
 
-_OF_VLLM = {"hidden_act": "silu", "is_causal": True, "quantization_config": None, "dual_chunk_attention_config": None}
+_OF_VLLM = {
+    "hidden_act": "silu",
+    "is_causal": True,
+    "quantization_config": None,
+    "dual_chunk_attention_config": None,
+}
 """`must_be` of every family."""
 
 QWEN3 = Family(
@@ -80,7 +85,9 @@ QWEN2 = dataclasses.replace(
     heads_split_hidden=True,
     must_be={**_OF_VLLM, "qk_norm": False},
 )
-QWEN3_MOE = dataclasses.replace(QWEN3, name="qwen3_moe", model_type="qwen3_moe", model=PackedQwen3.Config)
+QWEN3_MOE = dataclasses.replace(
+    QWEN3, name="qwen3_moe", model_type="qwen3_moe", model=PackedQwen3.Config
+)
 LLAMA = Family(
     name="llama3",
     model_type="llama",
@@ -112,7 +119,9 @@ def beyond_torchtitan(found: "PretrainedConfig") -> list[str]:
     if family is None:
         return []
     rope_type = found.rope_parameters["rope_type"]
-    return _differing(found, family.native) + [f"rope_type {rope_type!r}"] * (rope_type not in family.rope_types)
+    return _differing(found, family.native) + [f"rope_type {rope_type!r}"] * (
+        rope_type not in family.rope_types
+    )
 
 
 def unlike_vllm(found: "PretrainedConfig", family: Family) -> list[str]:
@@ -127,9 +136,13 @@ def unlike_vllm(found: "PretrainedConfig", family: Family) -> list[str]:
     if "rope_type" not in rope:
         refused.append("rope_parameters by type of layer, which vLLM ignores")
     if rope.get("partial_rotary_factor") not in (None, 1):
-        refused.append(f"partial_rotary_factor {rope['partial_rotary_factor']}, which transformers ignores")
+        refused.append(
+            f"partial_rotary_factor {rope['partial_rotary_factor']}, which transformers ignores"
+        )
     if rope.get("rope_type") == "linear" and not isinstance(rope.get("factor"), float):
-        refused.append(f"a linear RoPE's factor {rope.get('factor')}, which vLLM reads only with a point, as in 4.0")
+        refused.append(
+            f"a linear RoPE's factor {rope.get('factor')}, which vLLM reads only with a point, as in 4.0"
+        )
     return refused
 
 

@@ -49,7 +49,11 @@ LONGER_WINDOWS = ("cohere2",)
 HALVES_IN_ENGINE = ("glm", "glm4")
 """Model types whose one matrix of gate and up is two matrices to vLLM's adapters, which cannot take its A and B."""
 
-NAMES = {"tok_embeddings.": "model.embed_tokens.", "layers.": "model.layers.", "norm.": "model.norm."}
+NAMES = {
+    "tok_embeddings.": "model.embed_tokens.",
+    "layers.": "model.layers.",
+    "norm.": "model.norm.",
+}
 """{beginning of a parameter's name here: in transformers}. The names of the output head are the same."""
 
 
@@ -61,11 +65,20 @@ class PackedCall(NamedTuple):
     """The attention of each sliding window; None: of layers that attend to everything before."""
 
     def __call__(
-        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, window: int | None
+        self,
+        module: nn.Module,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None,
+        window: int | None,
     ) -> Tensor:
         """q [1, T, N, H], k and v [1, T, Nkv, H] -> [1, T, N, H]"""
         grouped = q.shape[2] != k.shape[2]
-        return self.inner[window](q, k, v, attention_masks=self.masks, scale=scale, enable_gqa=grouped)
+        return self.inner[window](
+            q, k, v, attention_masks=self.masks, scale=scale, enable_gqa=grouped
+        )
 
     def linear(self, forward: Callable[..., Tensor], hidden: Tensor) -> Tensor:
         """The `forward` of a linear layer, [1, T, D] -> [1, T, D], inside each sequence."""
@@ -109,7 +122,9 @@ def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
     AttentionInterface.register(ATTENTION, packed_attention)
     shared = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     own = getattr(_own_copy(shared.__module__), shared.__name__)
-    model = own._from_config(deepcopy(config), attn_implementation=ATTENTION, dtype=torch.get_default_dtype())
+    model = own._from_config(
+        deepcopy(config), attn_implementation=ATTENTION, dtype=torch.get_default_dtype()
+    )
     for layer in linear_layers(model.base_model):
         run_on_sequences(layer)
     return model.eval()
@@ -199,7 +214,9 @@ class HFDecoder(Decoder):
         self._base = (base,)
         attention = config.first_attention.inner_attention
         self._inner = {
-            window: (attention if window is None else replace(attention, window_size=(window - 1, 0))).build()
+            window: (
+                attention if window is None else replace(attention, window_size=(window - 1, 0))
+            ).build()
             for window in set(config.windows)
         }
         for name, parameter in self.named_parameters():
@@ -213,7 +230,10 @@ class HFDecoder(Decoder):
     def rounded(self) -> list[nn.Module]:
         """Modules inside the layers whose rounding errors add to those of the layers' outputs: see sync/probe.py."""
         return [
-            part for layer in linear_layers(self._base[0]) for part in layer.children() if isinstance(part, nn.Linear)
+            part
+            for layer in linear_layers(self._base[0])
+            for part in layer.children()
+            if isinstance(part, nn.Linear)
         ]
 
     def take_layers(self) -> None:
@@ -228,14 +248,20 @@ class HFDecoder(Decoder):
         base, device = self._base[0], self.lm_head.weight.device
         for module in base.modules():
             if next(module.buffers(recurse=False), None) is not None:
-                if next(module.parameters(recurse=False), None) is None:  # the others are on the device
+                if (
+                    next(module.parameters(recurse=False), None) is None
+                ):  # the others are on the device
                     module.to_empty(device=device, recurse=False)
                 base._init_weights(module)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention_masks: PackedRows | VarlenMetadata) -> Any:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention_masks: PackedRows | VarlenMetadata
+    ) -> Any:
         """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores."""
         packed = PackedCall(attention_masks, self._inner)
-        found = self._base[0].forward(input_ids=tokens, position_ids=positions, use_cache=False, packed=packed)
+        found = self._base[0].forward(
+            input_ids=tokens, position_ids=positions, use_cache=False, packed=packed
+        )
         return self.lm_head(found.last_hidden_state)
 
 
@@ -249,12 +275,18 @@ class HFStateDictAdapter(StateDictAdapter):
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns the tensors under their Hugging Face names, without adapters and a tied head, which files leave out."""
         tied = self.model_config.enable_weight_tying
-        left_out = {name for name in state_dict if is_adapter(name) or (tied and name == "lm_head.weight")}
-        return dict(_renamed(((name, t) for name, t in state_dict.items() if name not in left_out), NAMES))
+        left_out = {
+            name for name in state_dict if is_adapter(name) or (tied and name == "lm_head.weight")
+        }
+        return dict(
+            _renamed(((name, t) for name, t in state_dict.items() if name not in left_out), NAMES)
+        )
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns the tensors under this model's names."""
-        return dict(_renamed(hf_state_dict.items(), {theirs: ours for ours, theirs in NAMES.items()}))
+        return dict(
+            _renamed(hf_state_dict.items(), {theirs: ours for ours, theirs in NAMES.items()})
+        )
 
 
 def longest_window(model: Decoder.Config) -> int:
@@ -292,7 +324,11 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
 
 
 def check_other_parts(
-    config: Decoder.Config, trainer: Configurable.Config, generator: Configurable.Config, *, on_cpu: bool
+    config: Decoder.Config,
+    trainer: Configurable.Config,
+    generator: Configurable.Config,
+    *,
+    on_cpu: bool,
 ) -> None:
     """Check that the engine computes a model of transformers as its layers do, and that its weights can be proven.
 
@@ -301,7 +337,11 @@ def check_other_parts(
     """
     if not isinstance(config, HFDecoder.Config):
         return
-    kind, degree, longest = config.hf.model_type, generator.tensor_parallel_degree, generator.max_model_len
+    kind, degree, longest = (
+        config.hf.model_type,
+        generator.tensor_parallel_degree,
+        generator.max_model_len,
+    )
     expect(
         degree == 1 or not config.merged, "generator.tensor_parallel_degree", degree,
         f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
@@ -310,7 +350,9 @@ def check_other_parts(
         kind not in LONGER_WINDOWS or longest <= (longest_window(config) or longest), "generator.max_model_len", longest,
         f"at most the sliding window of {kind}, {longest_window(config)}: vLLM's window is one token longer", "Lower it.",
     )  # fmt: skip
-    targets = {"gate_proj", "up_proj"}.intersection(trainer.lora.targets if trainer.lora.rank else ())
+    targets = {"gate_proj", "up_proj"}.intersection(
+        trainer.lora.targets if trainer.lora.rank else ()
+    )
     expect(
         kind not in HALVES_IN_ENGINE or not targets, "trainer.lora.targets", trainer.lora.targets,
         f"neither gate_proj nor up_proj for {kind}, whose one matrix of both is two to vLLM's adapters",

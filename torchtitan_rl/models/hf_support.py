@@ -63,7 +63,9 @@ def examine(config: "PretrainedConfig", architecture: str) -> Examined:
     except Unsupported:
         raise
     except Exception as error:  # whatever a model's own code raises
-        raise Unsupported(f"transformers' code for it raises {type(error).__name__}: {error}") from error
+        raise Unsupported(
+            f"transformers' code for it raises {type(error).__name__}: {error}"
+        ) from error
 
 
 def _check_config(config: "PretrainedConfig", architecture: str) -> None:
@@ -77,20 +79,33 @@ def _check_config(config: "PretrainedConfig", architecture: str) -> None:
     if config.is_encoder_decoder:
         raise Unsupported("it is an encoder-decoder")
     if experts := [name for name in EXPERTS if (getattr(config, name, None) or 0) > 1]:
-        raise Unsupported(f"it is a mixture of experts ({experts[0]} {getattr(config, experts[0])})")
+        raise Unsupported(
+            f"it is a mixture of experts ({experts[0]} {getattr(config, experts[0])})"
+        )
     mixing = ATTENDING | ({"linear_attention"} if config.model_type in LINEAR else set())
     if others := sorted(set(getattr(config, "layer_types", None) or ()) - mixing):
-        raise Unsupported(f"it is a hybrid or recurrent model, with layers of type {', '.join(others)}")
+        raise Unsupported(
+            f"it is a hybrid or recurrent model, with layers of type {', '.join(others)}"
+        )
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if known is None or known.__name__ != architecture:
         found = f"which is {known.__name__}" if known else "and there is none"
-        raise Unsupported(f"it is not transformers' decoder for model_type {config.model_type!r}, {found}")
-    if config.model_type in ("cohere", "cohere2") and getattr(config, "rms_norm_eps", None) is not None:
-        raise Unsupported("it has rms_norm_eps, for which vLLM uses RMSNorm and transformers LayerNorm: leave it out")
+        raise Unsupported(
+            f"it is not transformers' decoder for model_type {config.model_type!r}, {found}"
+        )
+    if (
+        config.model_type in ("cohere", "cohere2")
+        and getattr(config, "rms_norm_eps", None) is not None
+    ):
+        raise Unsupported(
+            "it has rms_norm_eps, for which vLLM uses RMSNorm and transformers LayerNorm: leave it out"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     for one in rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]:
         if one.get("rope_type") in LENGTH_DEPENDENT:
-            raise Unsupported(f"it has rope_type {one['rope_type']!r}, which depends on the batch's longest sequence")
+            raise Unsupported(
+                f"it has rope_type {one['rope_type']!r}, which depends on the batch's longest sequence"
+            )
 
 
 def _check_structure(model: "PreTrainedModel") -> None:
@@ -106,15 +121,25 @@ def _check_structure(model: "PreTrainedModel") -> None:
                 f"it has {name} of class {kind}: recurrent, convolutional or other parts beside attention and MLP"
             )
     base, prefix = model.base_model, model.base_model_prefix
-    parts = {name for name, child in base.named_children() if next(child.parameters(), None) is not None}
-    outer = {name for name, child in model.named_children() if next(child.parameters(), None) is not None}
-    if (prefix, parts, outer) != ("model", {"embed_tokens", "layers", "norm"}, {"model", "lm_head"}):
+    parts = {
+        name for name, child in base.named_children() if next(child.parameters(), None) is not None
+    }
+    outer = {
+        name for name, child in model.named_children() if next(child.parameters(), None) is not None
+    }
+    if (prefix, parts, outer) != (
+        "model",
+        {"embed_tokens", "layers", "norm"},
+        {"model", "lm_head"},
+    ):
         raise Unsupported(
             f"its parts are {sorted(outer)} with {sorted(parts)}, not model and lm_head with embed_tokens, layers, norm"
         )
     named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if stored := sorted(model.state_dict().keys() - named):
-        raise Unsupported(f"it stores {stored[0]}, which is no parameter and would not reach the engine")
+        raise Unsupported(
+            f"it stores {stored[0]}, which is no parameter and would not reach the engine"
+        )
     if model.lm_head.bias is not None:
         raise Unsupported("it has a bias on its output head")
 
@@ -141,7 +166,9 @@ class Calls:
         if options:
             raise Unsupported(f"its attention uses {', '.join(sorted(options))}")
         if q.shape[-1] != v.shape[-1]:
-            raise Unsupported(f"its heads have {q.shape[-1]} entries in keys and {v.shape[-1]} in values")
+            raise Unsupported(
+                f"its heads have {q.shape[-1]} entries in keys and {v.shape[-1]} in values"
+            )
         self.windows.append(window)
         return torch.empty_like(q)
 
@@ -177,5 +204,7 @@ def _logit_scale(model: "PreTrainedModel") -> float:
     logits, hidden = model.forward().logits, _Known.hidden
     scale = float(logits[0, 0, -1] / hidden[0, 0, -1])
     if not scale > 0 or not torch.allclose(logits, hidden * scale, rtol=1e-9, atol=0):
-        raise Unsupported("it transforms its logits by more than a positive factor (a soft cap, for example)")
+        raise Unsupported(
+            "it transforms its logits by more than a positive factor (a soft cap, for example)"
+        )
     return scale

@@ -39,7 +39,9 @@ def run_on_sequences(layer: nn.Module) -> None:
     layer.forward = packed_forward
 
 
-def each_sequence(forward: Callable[..., Tensor], hidden: Tensor, masks: PackedRows | VarlenMetadata) -> Tensor:
+def each_sequence(
+    forward: Callable[..., Tensor], hidden: Tensor, masks: PackedRows | VarlenMetadata
+) -> Tensor:
     """Returns a linear layer's output for a pack of T tokens, [1, T, D] -> [1, T, D], as if each sequence were alone.
 
     With PackedRows the sequences become right-padded batches: no token reads one after it, so padding changes nothing. Otherwise
@@ -59,7 +61,11 @@ def each_sequence(forward: Callable[..., Tensor], hidden: Tensor, masks: PackedR
 
 
 def check_linear(
-    found: "PretrainedConfig", trainer: Configurable.Config, generator: Configurable.Config, *, on_cpu: bool
+    found: "PretrainedConfig",
+    trainer: Configurable.Config,
+    generator: Configurable.Config,
+    *,
+    on_cpu: bool,
 ) -> None:
     """Check the settings of a model with linear layers.
 
@@ -67,7 +73,13 @@ def check_linear(
         UserError: naming the field.
     """
     whose = f"for {found.model_type}, which has linear layers"
-    expect(not trainer.compile, "trainer.compile", True, f"False {whose}: it is not tested", "Leave it off.")
+    expect(
+        not trainer.compile,
+        "trainer.compile",
+        True,
+        f"False {whose}: it is not tested",
+        "Leave it off.",
+    )
     if on_cpu:
         expect(
             generator.dtype == "bfloat16", "generator.dtype", generator.dtype,

@@ -86,7 +86,12 @@ def mixture_entries(layers: Sequence[TransformerBlock.Config]) -> dict[str, Any]
 
 
 def check_mixture(
-    model: "Decoder.Config", trainer: Configurable.Config, generator: Configurable.Config, *, world_size: int, on_cpu: bool
+    model: "Decoder.Config",
+    trainer: Configurable.Config,
+    generator: Configurable.Config,
+    *,
+    world_size: int,
+    on_cpu: bool,
 ) -> None:
     """Check the degrees and settings of a mixture of experts, and that a dense model has no expert parallelism.
 
@@ -96,7 +101,9 @@ def check_mixture(
     entries, p = mixture_entries(model.layers), trainer.parallelism
     if not entries:
         field, degree = "trainer.parallelism.expert_parallel_degree", p.expert_parallel_degree
-        expect(degree == 1, field, degree, "1, as the model has no experts", "Use FSDP, HSDP and TP.")
+        expect(
+            degree == 1, field, degree, "1, as the model has no experts", "Use FSDP, HSDP and TP."
+        )
         replay, field = generator.router_replay, "generator.router_replay"
         expect(not replay, field, replay, "False, as the model has no experts", "Leave it off.")
         return
@@ -104,7 +111,13 @@ def check_mixture(
         _check_replay(entries, generator, on_cpu)
     _check_degrees(entries, p, world_size)
     whose, inner = "for a mixture of experts", entries["moe_intermediate_size"]
-    expect(not trainer.compile, "trainer.compile", True, f"False {whose}: it is not tested", "Leave it off.")
+    expect(
+        not trainer.compile,
+        "trainer.compile",
+        True,
+        f"False {whose}: it is not tested",
+        "Leave it off.",
+    )
     rank = trainer.lora.rank
     expect(
         rank == 0,

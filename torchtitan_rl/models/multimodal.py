@@ -19,7 +19,11 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-MULTIMODAL = ("Qwen3_5ForConditionalGeneration", "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration")
+MULTIMODAL = (
+    "Qwen3_5ForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+)
 """`architectures` of multimodal checkpoints whose text is trained."""
 
 PART, HEAD = "language_model.", "lm_head.weight"
@@ -36,7 +40,9 @@ def text_of(found: "PretrainedConfig", folder: Path) -> "PretrainedConfig":
     text = found.text_config
     text.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(text)].__name__]
     has_head = any(name.endswith(HEAD) for name, _ in stored_tensors(folder))
-    text.tie_word_embeddings = found.tie_word_embeddings and (text.tie_word_embeddings or not has_head)
+    text.tie_word_embeddings = found.tie_word_embeddings and (
+        text.tie_word_embeddings or not has_head
+    )
     if quantization := getattr(found, "quantization_config", None):
         text.quantization_config = quantization
     return text
@@ -60,7 +66,9 @@ class TextReader(HuggingFaceStorageReader):
         metadata = super().read_metadata()
         stored = metadata.state_dict_metadata
         self._stored = {text_name(name): name for name in stored}
-        metadata.state_dict_metadata = {name: stored[theirs] for name, theirs in self._stored.items()}
+        metadata.state_dict_metadata = {
+            name: stored[theirs] for name, theirs in self._stored.items()
+        }
         return metadata
 
     def read_data(self, plan: Any, planner: Any) -> Any:
@@ -72,7 +80,9 @@ class TextReader(HuggingFaceStorageReader):
         return super().read_data(replace(plan, items=items), planner)
 
 
-def whole_weights(weights: Iterable[tuple[str, Tensor]], start: Path) -> Iterator[tuple[str, Tensor]]:
+def whole_weights(
+    weights: Iterable[tuple[str, Tensor]], start: Path
+) -> Iterator[tuple[str, Tensor]]:
     """Yields the text's weights under the names that they have in the starting folder, and then its other tensors, unchanged."""
     stored = {text_name(name): name for name, _ in stored_tensors(start) if is_text(name)}
     yield from ((stored[name], tensor) for name, tensor in weights if name in stored)

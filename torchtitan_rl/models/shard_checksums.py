@@ -57,10 +57,16 @@ class ShardChecksums:
                     self.shapes[name] = (len(rows), *shape[1:], 1)[:2]
                     weights[number, rows] = place_weights(torch.arange(len(rows)))
             first_row, first_column = (*offsets, 0)[:2]
-            weights = weights[:, first_row : first_row + own.shape[max(0, own.ndim - 2)]].to(self.device)
-            self._shards.append(_Shard(parameter, names, weights, first_column, first_row, _counts(parameter)))
+            weights = weights[:, first_row : first_row + own.shape[max(0, own.ndim - 2)]].to(
+                self.device
+            )
+            self._shards.append(
+                _Shard(parameter, names, weights, first_column, first_row, _counts(parameter))
+            )
 
-    def exported(self, model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    def exported(
+        self, model: Decoder, adapter: BaseStateDictAdapter
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yields the parameters to sum: see `exported_rows`."""
         return exported_rows(model, adapter)
 
@@ -76,7 +82,9 @@ class ShardChecksums:
         """
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
         for shard in self._shards:
-            if shard.counts and (due is None or not due.isdisjoint(range(*shard.names.indices(len(self.shapes))))):
+            if shard.counts and (
+                due is None or not due.isdisjoint(range(*shard.names.indices(len(self.shapes))))
+            ):
                 sums[shard.names] = self._sums_of(shard, dtype)
         return sums
 
@@ -122,10 +130,14 @@ def _counts(parameter: Tensor) -> bool:
         return dist.get_rank() == 0
     mesh = parameter.device_mesh
     replicas = zip(mesh.get_coordinate(), parameter.placements, strict=True)
-    return 0 in mesh.mesh and all(index == 0 for index, placement in replicas if placement.is_replicate())
+    return 0 in mesh.mesh and all(
+        index == 0 for index, placement in replicas if placement.is_replicate()
+    )
 
 
-def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+def exported_rows(
+    model: Decoder, adapter: BaseStateDictAdapter
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
 
     Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
@@ -137,9 +149,20 @@ def exported_rows(model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tup
 
 
 def rows_of(
-    model: Decoder, adapter: BaseStateDictAdapter, prefix: str, block: nn.Module, name: str, parameter: Tensor
+    model: Decoder,
+    adapter: BaseStateDictAdapter,
+    prefix: str,
+    block: nn.Module,
+    name: str,
+    parameter: Tensor,
 ) -> dict[str, Tensor]:
     """Returns the rows of a block's parameter under each of its Hugging Face names."""
-    rows = torch.arange(len(parameter)).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+    rows = (
+        torch.arange(len(parameter))
+        .reshape(-1, *[1] * (parameter.ndim - 1))
+        .expand(parameter.shape)
+    )
     exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
-    return {name: rows.flatten(1)[:, 0] if rows.ndim > 1 else rows for name, rows in exported.items()}
+    return {
+        name: rows.flatten(1)[:, 0] if rows.ndim > 1 else rows for name, rows in exported.items()
+    }

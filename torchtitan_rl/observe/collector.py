@@ -45,7 +45,10 @@ class Collection:
         for key, theirs in other.series.items():
             ours = self.series.setdefault(key, theirs)
             if ours.reduction is not theirs.reduction:
-                warn(key, _two_reductions(key, ours.reduction, ours.site, theirs.reduction, theirs.site))
+                warn(
+                    key,
+                    _two_reductions(key, ours.reduction, ours.site, theirs.reduction, theirs.site),
+                )
             elif ours is not theirs:
                 ours.merge(theirs)
         for key, rows in other.tables.items():
@@ -53,11 +56,17 @@ class Collection:
 
     def values(self) -> dict[str, float]:
         """One number per key (several for a distribution, such as `key/p50`). Keys without a finite value are absent."""
-        return {name: value for key, series in self.series.items() for name, value in series.values(key).items()}
+        return {
+            name: value
+            for key, series in self.series.items()
+            for name, value in series.values(key).items()
+        }
 
     def distributions(self) -> dict[str, np.ndarray]:
         """The finite values of each key recorded with Reduce.DISTRIBUTION, or a sample of them: float64 [n], n > 0."""
-        numbers = {key: s.numbers() for key, s in self.series.items() if isinstance(s, Distribution)}
+        numbers = {
+            key: s.numbers() for key, s in self.series.items() if isinstance(s, Distribution)
+        }
         return {key: values for key, values in numbers.items() if len(values)}
 
 
@@ -87,14 +96,20 @@ class Collector:
         self.listeners: list[Callable[[str, Any], None]] = []
         """Called immediately with each key and value, for sinks that stream unreduced values."""
 
-    def record(self, key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0) -> None:
+    def record(
+        self, key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0
+    ) -> None:
         """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
         try:
             started = time.perf_counter()
             first, _ = self._first_use.get(key, (None, ""))
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
-            value = _checked(self.plain_rows(value)) if first is Reduce.TABLE else _as_recorded(value, first)
+            value = (
+                _checked(self.plain_rows(value))
+                if first is Reduce.TABLE
+                else _as_recorded(value, first)
+            )
             with self._lock:
                 self._waiting.append((key, first, value, weight))
                 if len(self._waiting) > _MAX_WAITING:
@@ -120,7 +135,9 @@ class Collector:
         with self._lock:
             phases, self._phase_seconds = self._phase_seconds, Counter()
         if "step" in phases:  # "train/forward" is already counted in "train"
-            accounted = sum(seconds for phase, seconds in phases.items() if phase != "step" and "/" not in phase)
+            accounted = sum(
+                seconds for phase, seconds in phases.items() if phase != "step" and "/" not in phase
+            )
             phases["unaccounted"] = max(0.0, phases["step"] - accounted)
         for phase, seconds in phases.items():
             self.record(f"time/{phase}", seconds, Reduce.MAX)
@@ -130,9 +147,12 @@ class Collector:
             seconds, self._seconds = self._seconds, 0.0
         for pattern in sorted(self._unmatched) if collection.tables else ():
             self.warn(
-                f"column {pattern}", f"metrics.leave_out_columns {pattern!r}: no table has had such a column so far"
+                f"column {pattern}",
+                f"metrics.leave_out_columns {pattern!r}: no table has had such a column so far",
             )
-        collection.tables = {key: self._selection.candidates(rows) for key, rows in collection.tables.items()}
+        collection.tables = {
+            key: self._selection.candidates(rows) for key, rows in collection.tables.items()
+        }
         return collection, seconds
 
     def warn(self, topic: str, message: str) -> None:
@@ -151,7 +171,9 @@ class Collector:
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
         key = utf8(key)
         if key in _KEYS_OF_A_LINE:
-            raise ValueError(f"each step's line has a {key!r} of its own; use another key, such as 'my/{key}'")
+            raise ValueError(
+                f"each step's line has a {key!r} of its own; use another key, such as 'my/{key}'"
+            )
         first, site = self._first_use.setdefault(key, (reduction, _call_site()))
         if first is not reduction:
             self.warn(key, _two_reductions(key, first, site, reduction, _call_site()))
@@ -177,11 +199,15 @@ class Collector:
         if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
             raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
         rows = self._mask([plain_row(row) for row in rows])
-        return [{name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows]
+        return [
+            {name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows
+        ]
 
     def _matching(self, name: str) -> frozenset[str]:
         """The patterns that leave a column out."""
-        matching = frozenset(pattern for pattern in self._left_out if fnmatch.fnmatch(name, pattern))
+        matching = frozenset(
+            pattern for pattern in self._left_out if fnmatch.fnmatch(name, pattern)
+        )
         self._unmatched = self._unmatched - matching
         return matching
 
@@ -189,7 +215,10 @@ class Collector:
         table = self._collection.tables.setdefault(key, [])
         table += rows
         if not all(map(has_score, rows)):
-            self.warn(f"{key} score", f"table {key!r}: rows without a 'score' or 'reward' column are ranked last")
+            self.warn(
+                f"{key} score",
+                f"table {key!r}: rows without a 'score' or 'reward' column are ranked last",
+            )
         if len(table) > _MAX_WAITING:
             self._collection.tables[key] = self._selection.candidates(table)
 
@@ -210,7 +239,11 @@ def _as_recorded(value: Any, reduction: Reduce) -> Any:
         value = value.detach()
         value = value.double().numpy() if value.device.type == "cpu" else value.clone()
     if reduction is not Reduce.DISTRIBUTION:
-        return value if isinstance(value, Tensor) else float(value.item() if hasattr(value, "item") else value)
+        return (
+            value
+            if isinstance(value, Tensor)
+            else float(value.item() if hasattr(value, "item") else value)
+        )
     if not isinstance(value, Tensor):
         value = np.array(value, dtype=np.float64)
     if value.ndim > 1:
@@ -218,7 +251,9 @@ def _as_recorded(value: Any, reduction: Reduce) -> Any:
     return value.reshape(-1)  # [n]
 
 
-def _two_reductions(key: str, first: Reduce, first_site: str, second: Reduce, second_site: str) -> str:
+def _two_reductions(
+    key: str, first: Reduce, first_site: str, second: Reduce, second_site: str
+) -> str:
     return (
         f"metric {key!r} is recorded with Reduce.{first.name} at {first_site} and with Reduce.{second.name} at "
         f"{second_site}; Reduce.{first.name} is used. Give one of them another key."
@@ -285,4 +320,6 @@ def elapsed(name: str) -> float:
 
 @functools.cache
 def warn_inactive() -> None:
-    logger.warning("metrics recorded from now on are dropped: no Recorder is running, or metrics are off")
+    logger.warning(
+        "metrics recorded from now on are dropped: no Recorder is running, or metrics are off"
+    )

@@ -24,10 +24,15 @@ class EngineStats:
         """Forget what was recorded so far."""
         self._queries = self._hits = self._preemptions = 0
         self._last, self._prompts_s = time.perf_counter(), 0.0
-        self._steps: list[tuple[float, int]] = []  # when each ended, in seconds, and the sequences that it left running
+        self._steps: list[
+            tuple[float, int]
+        ] = []  # when each ended, in seconds, and the sequences that it left running
 
     def record(
-        self, scheduler_stats: "SchedulerStats", iteration_stats: "IterationStats | None", mm_cache_stats: Any = None
+        self,
+        scheduler_stats: "SchedulerStats",
+        iteration_stats: "IterationStats | None",
+        mm_cache_stats: Any = None,
     ) -> None:
         self._queries += scheduler_stats.prefix_cache_stats.queries
         self._hits += scheduler_stats.prefix_cache_stats.hits
@@ -60,7 +65,9 @@ class EngineStats:
             "generator/prompts_s": Metric(self._prompts_s, "max"),
         }
         if self._queries:
-            metrics["generator/prefix_cache_hit_rate"] = Metric(self._hits / self._queries, weight=self._queries)
+            metrics["generator/prefix_cache_hit_rate"] = Metric(
+                self._hits / self._queries, weight=self._queries
+            )
         return metrics
 
 
@@ -81,5 +88,7 @@ def tail_seconds(steps: Sequence[tuple[float, int]]) -> float:
     """
     most = max((running for _, running in steps), default=0)
     return sum(
-        ended - began for (began, running), (ended, _) in zip(steps, steps[1:], strict=False) if 2 * running < most
+        ended - began
+        for (began, running), (ended, _) in zip(steps, steps[1:], strict=False)
+        if 2 * running < most
     )

@@ -19,7 +19,10 @@ NUM_FAILURES = 20
 def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
     """The wrong answers of an evaluation's pass as plain values, at most NUM_FAILURES."""
     wrong = [
-        (group.prompt, episode) for group in groups for episode in group.samples if episode.scored.correct is False
+        (group.prompt, episode)
+        for group in groups
+        for episode in group.samples
+        if episode.scored.correct is False
     ]
     return [
         {
@@ -75,9 +78,17 @@ def print_results(results: Mapping[str, Any]) -> None:
         if name.endswith(("_low", "_high")):
             continue
         low, high = metrics.get(f"{name}_low", math.nan), metrics.get(f"{name}_high", math.nan)
-        table.add_row(escape(name), f"{value:.4f}", "" if math.isnan(low) else f"{low:.4f} to {high:.4f}")
+        table.add_row(
+            escape(name), f"{value:.4f}", "" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
+        )
     console.print(table)
-    failures = Table("wrong: the prompt ends", "expected", "answer", "the completion ends", title="some wrong answers")
+    failures = Table(
+        "wrong: the prompt ends",
+        "expected",
+        "answer",
+        "the completion ends",
+        title="some wrong answers",
+    )
     for failure in next(iter(results["failures"].values()), [])[:5]:
         cells = (
             failure["prompt"][-60:],

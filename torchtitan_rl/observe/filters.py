@@ -17,7 +17,9 @@ class Filter:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._takes_others = patterns[0].startswith("!")
-        self._rules: list[tuple[str, int]] = []  # pattern, and the steps between two values; 0: never
+        self._rules: list[
+            tuple[str, int]
+        ] = []  # pattern, and the steps between two values; 0: never
         for pattern in patterns:
             start, _, every = pattern.rpartition(":")
             rule = (start, int(every)) if start and every.isdigit() else (pattern, 1)
@@ -33,10 +35,16 @@ class Filter:
     def part(self, record: StepRecord, traces: Mapping[str, list[Row]]) -> StepRecord:
         """The part of the record that the sink gets. `traces`: those of each table; they follow it."""
         parts = {
-            name: {key: value for key, value in getattr(record, name).items() if self.takes(key, record.step)}
+            name: {
+                key: value
+                for key, value in getattr(record, name).items()
+                if self.takes(key, record.step)
+            }
             for name in ("values", "tables", "kept", "distributions")
         }
-        followed = [row for key, rows in traces.items() if self.takes(key, record.step) for row in rows]
+        followed = [
+            row for key, rows in traces.items() if self.takes(key, record.step) for row in rows
+        ]
         return replace(record, traces=followed, **parts)
 
 
@@ -48,7 +56,11 @@ def sink_filters(entries: Sequence[str], sinks: Collection[str]) -> dict[str, Fi
         expected = f"sink=pattern,pattern, once for a sink of this run: {', '.join(sinks)}"
         remedy = "Example: wandb=!*/samples,!*/p05"
         expect(
-            sink in sinks and sink not in found and all(patterns.split(",")), "metrics.filters", entry, expected, remedy
+            sink in sinks and sink not in found and all(patterns.split(",")),
+            "metrics.filters",
+            entry,
+            expected,
+            remedy,
         )
         found[sink] = Filter(patterns.split(","))
     return found

@@ -39,7 +39,9 @@ class LineFile:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
             with suppress(OSError):  # the write's error is the one to report
-                os.ftruncate(self._file, self.size)  # a partial batch would hide the batches after it
+                os.ftruncate(
+                    self._file, self.size
+                )  # a partial batch would hide the batches after it
             raise
         self.size += len(batch)
 

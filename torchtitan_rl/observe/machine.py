@@ -33,9 +33,13 @@ def measured_speeds(*dtypes: str) -> Speeds:
 
     Measured at the first call, then cached.
     """
-    source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=DEVICE_TYPE) for _ in range(2))
+    source, target = (
+        torch.zeros(COPY_BYTES, dtype=torch.uint8, device=DEVICE_TYPE) for _ in range(2)
+    )
     return Speeds(
-        flops_per_s={dtype: product_flops_per_s(getattr(torch, dtype)) for dtype in sorted(set(dtypes))},
+        flops_per_s={
+            dtype: product_flops_per_s(getattr(torch, dtype)) for dtype in sorted(set(dtypes))
+        },
         memory_bytes_per_s=2 * COPY_BYTES / _least_seconds(lambda: target.copy_(source)),
     )
 

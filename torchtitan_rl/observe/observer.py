@@ -49,13 +49,26 @@ class RunObserver:
         self._unfinished = UnfinishedStep()
 
     def keep(
-        self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
+        self,
+        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
+        *,
+        step: int,
+        split: str,
     ) -> None:
         self._unfinished.keep(groups, step=step, split=split)
 
-    def step(self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState") -> None:
+    def step(
+        self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState"
+    ) -> None:
         data = self._prompts.metrics(state.prompts_seen)
-        record_step(groups, update, state=state, algorithm=self._algorithm, footprint=self._footprint, data=data)
+        record_step(
+            groups,
+            update,
+            state=state,
+            algorithm=self._algorithm,
+            footprint=self._footprint,
+            data=data,
+        )
         if self._algorithm.policy_loss.uses_rewards:
             self._idle_notice.see(groups)
         self._unfinished.forget(TRAINED_SPLIT)
@@ -80,7 +93,9 @@ class RunObserver:
         record_metrics({name: same_everywhere(value) for name, value in measured.items()})
         metrics |= measured
         if comm.is_rank_0():
-            self.write_evaluation(state.step, self._mask({"metrics": metrics, "failures": failures}))
+            self.write_evaluation(
+                state.step, self._mask({"metrics": metrics, "failures": failures})
+            )
         return metrics
 
     def write_evaluation(self, step: int, results: Mapping[str, Any]) -> None:
@@ -88,7 +103,9 @@ class RunObserver:
         try:
             write_results(self._folder, step, results)
         except OSError as error:
-            logger.warning(f"evaluation/step-{step}.json is not written: {error}; the run continues without it")
+            logger.warning(
+                f"evaluation/step-{step}.json is not written: {error}; the run continues without it"
+            )
 
     def flush(self, step: int) -> None:
         self.recorder.flush(step)

@@ -48,9 +48,13 @@ class _PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        with suppress(OSError, ValueError):  # not a file of the system's: then nothing waits in it either
+        with suppress(
+            OSError, ValueError
+        ):  # not a file of the system's: then nothing waits in it either
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.file.fileno())  # else the interpreter complains at its end about what was not written
+            os.dup2(
+                null, self.file.fileno()
+            )  # else the interpreter complains at its end about what was not written
             os.close(null)
 
 
@@ -58,13 +62,17 @@ def plain_console() -> Console:
     """A console on standard output that never interprets text as markup. Coloured only on a terminal, and not with NO_COLOR."""
     # By itself rich takes NO_COLOR for colours alone, and still writes the escapes of bold and dim.
     system = None if os.environ.get("NO_COLOR") else "auto"
-    console = _PlainConsole(file=sys.stdout, highlight=False, markup=False, emoji=False, color_system=system)
+    console = _PlainConsole(
+        file=sys.stdout, highlight=False, markup=False, emoji=False, color_system=system
+    )
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     return console
 
 
-def safe(text: object, console: Console, characters: int = 200, lines: int = 1, style: str = "") -> Text:
+def safe(
+    text: object, console: Console, characters: int = 200, lines: int = 1, style: str = ""
+) -> Text:
     """The text in a form safe for this terminal and its encoding (see `visible`), shortened to head and tail."""
     encoded = visible(str(text)).replace("\t", "    ").encode(console.encoding, "backslashreplace")
     shown = head_and_tail(encoded.decode(console.encoding), characters)
@@ -88,8 +96,14 @@ def sample_panel(row: Row, console: Console) -> Panel:
     number = (
         f"prompt {row['prompt_idx']} sample {row.get('sample_idx')}" if known else ""
     )  # first: a narrow title is cut
-    title = " · ".join(filter(None, [number, row.get("select_reason") or "sample", row.get("split")]))
-    good = isinstance(reward, (int, float)) and reward > 0 if row.get("correct") is None else row["correct"]
+    title = " · ".join(
+        filter(None, [number, row.get("select_reason") or "sample", row.get("split")])
+    )
+    good = (
+        isinstance(reward, (int, float)) and reward > 0
+        if row.get("correct") is None
+        else row["correct"]
+    )
     return Panel(
         Group(*parts, _Wrapped(_numbers(row, console))),
         title=safe(title, console, style="bold"),
@@ -101,10 +115,22 @@ def sample_panel(row: Row, console: Console) -> Panel:
 def prompt_lines(row: Row, console: Console) -> list[Text]:
     """The prompt's messages, without what the chat template adds to them; a prompt without messages as its text."""
     if not row.get("messages"):
-        return [safe(str(row["prompt"]).rstrip(), console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim")]
+        return [
+            safe(str(row["prompt"]).rstrip(), console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim")
+        ]
     *before, question = row["messages"]
-    text = safe(str(question.get("content", "")).rstrip(), console, RESPONSE_CHARACTERS, RESPONSE_LINES, style="dim")
-    return [*_turns(before, console), safe(question.get("role", "message"), console, style="bold"), text]
+    text = safe(
+        str(question.get("content", "")).rstrip(),
+        console,
+        RESPONSE_CHARACTERS,
+        RESPONSE_LINES,
+        style="dim",
+    )
+    return [
+        *_turns(before, console),
+        safe(question.get("role", "message"), console, style="bold"),
+        text,
+    ]
 
 
 def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Text]:
@@ -122,8 +148,14 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
             if name not in ("role", "content")
         ]
         line = safe(message.get("role", "message"), console, style="bold").append(" ")
-        line.append_text(safe(" · ".join(facts), console, style="dim")).append("\n" if facts else "")
-        lines.append(line.append_text(safe(message.get("content", ""), console, MESSAGE_CHARACTERS, MESSAGE_LINES)))
+        line.append_text(safe(" · ".join(facts), console, style="dim")).append(
+            "\n" if facts else ""
+        )
+        lines.append(
+            line.append_text(
+                safe(message.get("content", ""), console, MESSAGE_CHARACTERS, MESSAGE_LINES)
+            )
+        )
     if left_out := len(conversation) - len(shown):
         lines.insert(MESSAGES // 2, safe(f"[... {left_out} messages ...]", console, style="dim"))
     return lines
@@ -135,16 +167,31 @@ def _numbers(row: Row, console: Console) -> list[Text]:
     for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
         cell = row[column]
         has_value = cell is not None or column in ("answer", "reward")
-        if column == "score" and cell == row.get("reward") or column in _HIDDEN_AT_0 and cell == 0 or not has_value:
+        if (
+            column == "score"
+            and cell == row.get("reward")
+            or column in _HIDDEN_AT_0
+            and cell == 0
+            or not has_value
+        ):
             continue
         parts.append(
-            _named(column.replace("_", " "), "none" if cell is None else compact_number(flat_cell(cell)), console)
+            _named(
+                column.replace("_", " "),
+                "none" if cell is None else compact_number(flat_cell(cell)),
+                console,
+            )
         )
     return parts
 
 
 def _named(name: str, value: str, console: Console) -> Text:
-    return Text().append_text(safe(name, console, style="dim")).append(" ").append_text(safe(value, console))
+    return (
+        Text()
+        .append_text(safe(name, console, style="dim"))
+        .append(" ")
+        .append_text(safe(value, console))
+    )
 
 
 def _lines(parts: Sequence[Text], width: int) -> list[Text]:

@@ -156,13 +156,21 @@ class Recorder(Configurable):
             [found] = mask([with_special_tokens(row, decode)]) if decode else [row]
             return found
 
-        self._selection = Selection(config.select, config.seed, config.keep_all_rows, num_traces, complete)
+        self._selection = Selection(
+            config.select, config.seed, config.keep_all_rows, num_traces, complete
+        )
         self.collector = Collector(self._selection, config.leave_out_columns, mask)
         self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}
         """This rank's sinks by name."""
         if config.enabled:
-            self._start(chosen, run_folder, run_name=run_name, run_config=run_config, total_steps=total_steps)
+            self._start(
+                chosen,
+                run_folder,
+                run_name=run_name,
+                run_config=run_config,
+                total_steps=total_steps,
+            )
         collecting.activate(self.collector if self.config.enabled else None)
         atexit.register(self.close)
 
@@ -172,18 +180,26 @@ class Recorder(Configurable):
         Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
         """
         started = time.perf_counter()
-        collection, seconds = self._or_after_error("collecting", self.collector.drain, (Collection(), 0.0))
+        collection, seconds = self._or_after_error(
+            "collecting", self.collector.drain, (Collection(), 0.0)
+        )
         started -= seconds
         if any(sink_thread.mode == "per_rank_reduce" for sink_thread in self.sinks.values()):
-            self._or_after_error("reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {})
+            self._or_after_error(
+                "reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {}
+            )
         waiting = time.perf_counter()
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
-            gathered = self._or_after_error("gathering", lambda: self._gather(collection), [collection])
+            gathered = self._or_after_error(
+                "gathering", lambda: self._gather(collection), [collection]
+            )
         started += time.perf_counter() - waiting
         values: dict[str, float] = {}
         if self.config.enabled and gathered is not None and self._rank == 0:
-            values = self._or_after_error("merging", lambda: self._write(step, gathered, "global_reduce", started), {})
+            values = self._or_after_error(
+                "merging", lambda: self._write(step, gathered, "global_reduce", started), {}
+            )
         self._next_step = step + 1
         return values
 
@@ -204,7 +220,9 @@ class Recorder(Configurable):
         Of several failing ranks, the first one writes: it has the samples that made it fail.
         """
         if self.config.enabled:
-            self._or_after_error("writing a failed step's samples", lambda: self._write_first(step.rows()), None)
+            self._or_after_error(
+                "writing a failed step's samples", lambda: self._write_first(step.rows()), None
+            )
 
     def _write_first(self, rows: list[Row]) -> None:
         target = self._run_folder / UNFINISHED_FILE
@@ -214,10 +232,14 @@ class Recorder(Configurable):
         file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
         kept = self._filters.get("local")
         for row in self.collector.plain_rows(rows):
-            if kept is not None and not kept.takes(row["table"], 0):  # 0: a failed step is never between two
+            if kept is not None and not kept.takes(
+                row["table"], 0
+            ):  # 0: a failed step is never between two
                 continue
             if file.size < min(self.config.store_bytes, UNFINISHED_BYTES):
-                file.append(row["step"], [{"run_id": run_id, **with_written_tokens(row, self._decode)}])
+                file.append(
+                    row["step"], [{"run_id": run_id, **with_written_tokens(row, self._decode)}]
+                )
         file.close()
         with suppress(FileExistsError):
             os.link(path, target)  # fails if another rank was first
@@ -240,9 +262,15 @@ class Recorder(Configurable):
         for sink_thread in self.sinks.values():
             sink_thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _start(self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any) -> None:
+    def _start(
+        self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any
+    ) -> None:
         """Builds this rank's sinks, each in its own thread."""
-        mine = {name: pair for name, pair in chosen.items() if self._rank == 0 or pair[1] != "global_reduce"}
+        mine = {
+            name: pair
+            for name, pair in chosen.items()
+            if self._rank == 0 or pair[1] != "global_reduce"
+        }
         run_id = _run_id(run_folder) if mine else ""
         for name, (sink, mode) in mine.items():
             context = SinkContext(
@@ -251,7 +279,9 @@ class Recorder(Configurable):
             )  # fmt: skip
             streams = mode == "per_rank_no_reduce"
             most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
-            sink_thread = self.sinks[name] = SinkThread(name, functools.partial(sink, context), most, mode)
+            sink_thread = self.sinks[name] = SinkThread(
+                name, functools.partial(sink, context), most, mode
+            )
             if streams:
                 self.collector.listeners.append(functools.partial(self._stream, sink_thread))
 
@@ -260,7 +290,9 @@ class Recorder(Configurable):
         if found is None or found.takes(key, self._next_step):
             sink_thread.stream(key, value, self._next_step)
 
-    def _write(self, step: int, collections: list[Collection], mode: Mode, started: float) -> dict[str, float]:
+    def _write(
+        self, step: int, collections: list[Collection], mode: Mode, started: float
+    ) -> dict[str, float]:
         """Merges the collections, passes the step to the sinks of `mode`, and returns the step's values.
 
         `started`: perf_counter time from which obs/overhead_ms is counted.
@@ -269,7 +301,9 @@ class Recorder(Configurable):
         for other in others:
             collection.merge(other, self.collector.warn)
         sinks = self.sinks.values()
-        selected = {key: self._selection.select(rows, step) for key, rows in collection.tables.items()}
+        selected = {
+            key: self._selection.select(rows, step) for key, rows in collection.tables.items()
+        }
         values = collection.values()
         values["obs/dropped_rows"] = float(sum(sink_thread.dropped_rows for sink_thread in sinks))
         values["obs/sink_errors"] = float(sum(sink_thread.disabled for sink_thread in sinks))
@@ -279,7 +313,11 @@ class Recorder(Configurable):
             step=step,
             time_s=time.time(),
             values=values,
-            tables={key: self._schema.fit(key, table.shown, step) for key, table in selected.items() if table.shown},
+            tables={
+                key: self._schema.fit(key, table.shown, step)
+                for key, table in selected.items()
+                if table.shown
+            },
             kept={key: table.kept for key, table in selected.items()},
             traces=[row for table in selected.values() for row in table.traces],
             distributions=collection.distributions(),
@@ -288,7 +326,9 @@ class Recorder(Configurable):
         for name, sink_thread in self.sinks.items():
             if sink_thread.mode == mode:
                 sink_thread.begin(step)
-                sink_thread.submit(self._filters[name].part(record, traces) if name in self._filters else record)
+                sink_thread.submit(
+                    self._filters[name].part(record, traces) if name in self._filters else record
+                )
         return dict(values)
 
     def _or_after_error(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
@@ -299,7 +339,9 @@ class Recorder(Configurable):
             self.collector.rejected += 1
             if f"flush {doing}" not in self._failed:
                 self._failed.add(f"flush {doing}")
-                logger.exception(f"metrics: {doing} failed; this step's metrics are incomplete; training continues")
+                logger.exception(
+                    f"metrics: {doing} failed; this step's metrics are incomplete; training continues"
+                )
             return otherwise
 
 

@@ -48,7 +48,9 @@ class Formula(NamedTuple):
     """Returns the number for a state; None if there is none."""
 
 
-def _chan(a: tuple[float, float, float], b: tuple[float, float, float]) -> tuple[float, float, float]:
+def _chan(
+    a: tuple[float, float, float], b: tuple[float, float, float]
+) -> tuple[float, float, float]:
     """Merges two states (weight, mean, sum of squared deviations) by Chan's formula.
 
     It stays exact for large means: the standard deviation of [1e8, 1e8 + 1, 1e8 + 2] is 0.816, not 0.
@@ -149,7 +151,9 @@ class Distribution(Series):
         """Quantiles by name, and the count of non-finite values."""
         numbers = self.numbers()
         quantiles = np.quantile(numbers, list(QUANTILES.values())).tolist() if len(numbers) else []
-        return {f"{key}/{name}": q for name, q in zip(QUANTILES, quantiles, strict=False)} | self._non_finite(key)
+        return {
+            f"{key}/{name}": q for name, q in zip(QUANTILES, quantiles, strict=False)
+        } | self._non_finite(key)
 
     def numbers(self) -> np.ndarray:
         """The finite values, or the sample of them: float64 [n]."""

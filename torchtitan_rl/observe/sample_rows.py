@@ -26,7 +26,10 @@ _column = functools.lru_cache(4096)(lambda name: utf8(str(name)))
 
 def plain_row(row: Row) -> Row:
     """A copy of the row with plain cells."""
-    return {_column(column): cell if type(cell) in _CARRIED else plain(cell) for column, cell in row.items()}
+    return {
+        _column(column): cell if type(cell) in _CARRIED else plain(cell)
+        for column, cell in row.items()
+    }
 
 
 def has_score(row: Row) -> bool:
@@ -65,7 +68,9 @@ class Schema:
         for column, cell in (pair for row in rows for pair in row.items()):
             kind = kind_of(cell)
             if column not in kinds and not is_new:
-                change = f"has a new column {column!r} from step {step} on; it is empty in earlier rows"
+                change = (
+                    f"has a new column {column!r} from step {step} on; it is empty in earlier rows"
+                )
                 self._warn(f"{table} {column}", f"table {table!r} {change}")
             known = kinds.setdefault(column, kind)
             if known is None:
@@ -77,10 +82,15 @@ class Schema:
         mixed = {column for column, kind in kinds.items() if kind == "mixed"}
         if not mixed:
             return rows
-        return [{c: str(cell) if c in mixed and cell is not None else cell for c, cell in row.items()} for row in rows]
+        return [
+            {c: str(cell) if c in mixed and cell is not None else cell for c, cell in row.items()}
+            for row in rows
+        ]
 
 
-def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int) -> list[Row]:
+def episode_rows(
+    groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int
+) -> list[Row]:
     """One row of a sample table for each episode.
 
     Args:
@@ -92,34 +102,60 @@ def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str, p
     Raises UserError if a loss has given an episode a column of a name that the tables have.
     """
     return [
-        _row(group.prompt, episode, len(group.samples), rank, step=step, split=split, policy_step=policy_step) | masses
+        _row(
+            group.prompt,
+            episode,
+            len(group.samples),
+            rank,
+            step=step,
+            split=split,
+            policy_step=policy_step,
+        )
+        | masses
         for group in groups
-        for episode, rank, masses in zip(group.samples, _ranks(group.samples), _masses(group.samples), strict=True)
+        for episode, rank, masses in zip(
+            group.samples, _ranks(group.samples), _masses(group.samples), strict=True
+        )
     ]
 
 
 def update_masses(episodes: "Sequence[Episode]") -> list[float]:
     """Each episode's share of its group's update: a listwise loss's mass, else max(A_i, 0) / sum. 0 where no A_i is above 0."""
-    pushes = [e.credit.columns.get("mass", max(e.credit.advantage, 0.0) if e.in_loss else 0.0) for e in episodes]
+    pushes = [
+        e.credit.columns.get("mass", max(e.credit.advantage, 0.0) if e.in_loss else 0.0)
+        for e in episodes
+    ]
     return [push / (math.fsum(pushes) or 1.0) for push in pushes]
 
 
 def _masses(episodes: "Sequence[Episode]") -> list[Row]:
     """Each episode's q_mass, MaxEnt's own or exp(r_i) / sum, and update_mass_proxy; nothing in a group without rewards."""
-    rewards = np.array([e.credit.shaped_reward for e in episodes], dtype=float)  # [G] NaN without one
+    rewards = np.array(
+        [e.credit.shaped_reward for e in episodes], dtype=float
+    )  # [G] NaN without one
     if np.isnan(rewards).all():
         return [{} for _ in episodes]
     powers = np.nan_to_num(np.exp(rewards - np.nanmax(rewards)))  # [G]
     masses = zip(episodes, (powers / powers.sum()).tolist(), update_masses(episodes), strict=True)
-    return [{"q_mass": e.credit.columns.get("q_mass", q), "update_mass_proxy": update} for e, q, update in masses]
+    return [
+        {"q_mass": e.credit.columns.get("q_mass", q), "update_mass_proxy": update}
+        for e, q, update in masses
+    ]
 
 
 def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:
     """Each episode's rank in its group by reward: 0 is the best; None if it has no reward."""
-    rewards = [-math.inf if e.reward is None or math.isnan(e.reward) else e.reward for e in episodes]
-    order = sorted(range(len(episodes)), key=lambda i: (-rewards[i], episodes[i].completion.sample_idx))
+    rewards = [
+        -math.inf if e.reward is None or math.isnan(e.reward) else e.reward for e in episodes
+    ]
+    order = sorted(
+        range(len(episodes)), key=lambda i: (-rewards[i], episodes[i].completion.sample_idx)
+    )
     rank_of = {place: rank for rank, place in enumerate(order)}
-    return (None if e.reward is None or math.isnan(e.reward) else rank_of[i] for i, e in enumerate(episodes))
+    return (
+        None if e.reward is None or math.isnan(e.reward) else rank_of[i]
+        for i, e in enumerate(episodes)
+    )
 
 
 def _conversation(episode: "Episode") -> list[dict[str, Any]]:
@@ -161,11 +197,20 @@ def _traces(episode: "Episode") -> list[dict[str, Any]]:
 
 
 def _row(
-    prompt: "Prompt", episode: "Episode", group_size: int, rank: int | None, *, step: int, split: str, policy_step: int
+    prompt: "Prompt",
+    episode: "Episode",
+    group_size: int,
+    rank: int | None,
+    *,
+    step: int,
+    split: str,
+    policy_step: int,
 ) -> Row:
     scored, completion = episode.scored, episode.completion
     trained = split == TRAINED_SPLIT
-    num_sampled = completion.num_sampled  # the log-probabilities of other tokens are 0: their sum needs no mask
+    num_sampled = (
+        completion.num_sampled
+    )  # the log-probabilities of other tokens are 0: their sum needs no mask
     has_logprobs = num_sampled > 0 and not is_demonstration(episode, trained)
     row = {
         "step": step,
@@ -192,12 +237,16 @@ def _row(
         "response_tokens": num_sampled,
         "carried_tokens": num_sampled - int(np.count_nonzero(completion.fresh_mask)),
         "finish_reason": completion.finish_reason,
-        "logprob_mean": float(np.add.reduce(completion.sampler_logprobs)) / num_sampled if has_logprobs else None,
+        "logprob_mean": float(np.add.reduce(completion.sampler_logprobs)) / num_sampled
+        if has_logprobs
+        else None,
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }
     if episode.reference_logprobs is not None and num_sampled:
-        row["reference_logprob_mean"] = float(episode.reference_logprobs[completion.loss_mask].mean())
+        row["reference_logprob_mean"] = float(
+            episode.reference_logprobs[completion.loss_mask].mean()
+        )
     if observed := len(completion.token_ids) - num_sampled:
         row["observed_tokens"] = observed
     if prompt.task:
@@ -210,7 +259,11 @@ def _row(
         row["conversation"] = _conversation(episode)
     if len(completion.traces) > 1:
         row["traces"] = _traces(episode)
-    for kind, cells in (("reward", scored.reward_breakdown), ("extra", scored.extra), ("example", prompt.columns)):
+    for kind, cells in (
+        ("reward", scored.reward_breakdown),
+        ("extra", scored.extra),
+        ("example", prompt.columns),
+    ):
         row.update({f"{kind}/{name}": cell for name, cell in cells.items()})
     own = episode.credit.columns
     if taken := sorted(row.keys() & own):

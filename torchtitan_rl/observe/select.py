@@ -43,9 +43,13 @@ class Candidate(NamedTuple):
 Choose = Callable[[list[Candidate]], list[Candidate]]
 
 
-def first(k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], bool] = lambda c: True) -> Choose:
+def first(
+    k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], bool] = lambda c: True
+) -> Choose:
     """Selects the k candidates with the smallest `key` among those that `takes` accepts. O(log k) per row."""
-    return lambda rows: heapq.nsmallest(k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.tie_breaker))
+    return lambda rows: heapq.nsmallest(
+        k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.tie_breaker)
+    )
 
 
 def any_of(takes: Callable[[Candidate], bool]) -> Callable[[int], Choose]:
@@ -75,7 +79,9 @@ def longest(k: int) -> Choose:
         tokens = c.row.get("response_tokens")
         return tokens if isinstance(tokens, (int, float)) else len(str(c.row.get("response", "")))
 
-    return first(k, lambda c: -length(c), lambda c: "response" in c.row or "response_tokens" in c.row)
+    return first(
+        k, lambda c: -length(c), lambda c: "response" in c.row or "response_tokens" in c.row
+    )
 
 
 def each_group(choose: Choose) -> Choose:
@@ -104,7 +110,9 @@ def _groups(rows: list[Candidate]) -> list[list[Candidate]]:
 
 def _reward_ends(group: list[Candidate]) -> list[Candidate]:
     """The rows with the lowest and highest reward: enough to tell, over all ranks, whether all rewards are equal."""
-    members = sorted((c for c in group if c.reward is not None), key=lambda c: (c.reward, c.tie_breaker))
+    members = sorted(
+        (c for c in group if c.reward is not None), key=lambda c: (c.reward, c.tie_breaker)
+    )
     return [members[0], members[-1]] if len(members) > 1 else members
 
 
@@ -148,7 +156,13 @@ def parse_selector(text: str) -> Selector:
     hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
     expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
     if name == "pinned":
-        expect(argument, "metrics.select", text, "part of a prompt after the colon", "Example: 'pinned:What is 12'.")
+        expect(
+            argument,
+            "metrics.select",
+            text,
+            "part of a prompt after the colon",
+            "Example: 'pinned:What is 12'.",
+        )
     else:
         fits = not argument or argument.isdecimal()
         example = hint if "," in text else "Example: 'top:2'."
@@ -206,8 +220,14 @@ class Selection:
             chosen = [c for selector in self._selectors for c in selector.candidates(members)]
             found |= {id(c.row) for c in [*chosen, *random(self._num_traces)(members)]}
             beside |= {id(c.row) for c in _siblings(members, chosen)}
-        kept = [(row, id(row) in found) for row in rows if id(row) in found | beside or self._stores(row)]
-        return [self._complete(row) if chosen else _cells(self._complete(row)) for row, chosen in kept]
+        kept = [
+            (row, id(row) in found)
+            for row in rows
+            if id(row) in found | beside or self._stores(row)
+        ]
+        return [
+            self._complete(row) if chosen else _cells(self._complete(row)) for row, chosen in kept
+        ]
 
     def _stores(self, row: Row) -> bool:
         """Whether the row is stored even if no selector chooses it: every held-out prompt can then be followed over training."""
@@ -222,11 +242,20 @@ class Selection:
                 for c in selector.choose(members):
                     reasons[id(c)].append(selector.reason)
             members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
-            named = [(c, {**_cells(c.row), "step": step, "select_reason": ", ".join(reasons[id(c)])}) for c in members]
+            named = [
+                (c, {**_cells(c.row), "step": step, "select_reason": ", ".join(reasons[id(c)])})
+                for c in members
+            ]
             shown = [row for c, row in named if reasons[id(c)]]
             sampled = {id(c) for c in random(self._num_traces)(members)}
-            others = [{**row, "select_reason": "trace"} for c, row in named if id(c) in sampled and not reasons[id(c)]]
-            rollouts = [row for row in (*shown, *others) if "response" in row]  # tables of the user's own may have none
+            others = [
+                {**row, "select_reason": "trace"}
+                for c, row in named
+                if id(c) in sampled and not reasons[id(c)]
+            ]
+            rollouts = [
+                row for row in (*shown, *others) if "response" in row
+            ]  # tables of the user's own may have none
             selected.shown.extend(shown)
             beside = {id(c) for c in _siblings(members, [c for c in members if reasons[id(c)]])}
             for c, row in named:

@@ -29,7 +29,9 @@ class SinkThread:
     sink with `waits_for_disk` survives an OSError: its failed writes are retried, in order, at each new write.
     """
 
-    def __init__(self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce") -> None:
+    def __init__(
+        self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce"
+    ) -> None:
         self.name, self.mode = name, mode
         self.dropped_rows = 0
         """Table rows that the sink did not write, because it was too slow, full or disabled."""
@@ -52,7 +54,12 @@ class SinkThread:
     def stream(self, key: str, value: Any, step: int) -> None:
         """Queues one unreduced value for the sink. Returns immediately; never raises."""
         self.begin(step)
-        self.put(Job(lambda sink: sink.stream(key, value, step), len(value) if isinstance(value, list) else 0))
+        self.put(
+            Job(
+                lambda sink: sink.stream(key, value, step),
+                len(value) if isinstance(value, list) else 0,
+            )
+        )
 
     def begin(self, step: int) -> None:
         """Before the session's first step: queues the removal of what earlier sessions wrote for `step` and later steps."""
@@ -78,7 +85,9 @@ class SinkThread:
         self._thread.join(timeout_s)
         if self._thread.is_alive() and not self.disabled:
             waiting = self._queue.unfinished_tasks - 1
-            logger.error(f"sink {self.name}: still busy at the end of the run; {waiting} waiting writes are lost")
+            logger.error(
+                f"sink {self.name}: still busy at the end of the run; {waiting} waiting writes are lost"
+            )
 
     def put(self, job: Job) -> None:
         """Queues one operation, or drops it if the queue is full or the sink disabled. Returns immediately; never raises."""
@@ -119,7 +128,9 @@ class SinkThread:
             while not self._queue.empty():
                 self._drop(self._queue.get().rows)
         if self._refused:
-            logger.error(f"sink {self.name}: {len(self._refused)} writes are lost: none of the attempts succeeded")
+            logger.error(
+                f"sink {self.name}: {len(self._refused)} writes are lost: none of the attempts succeeded"
+            )
 
     def _write(self, sink: Sink, *new: Job) -> None:
         """Retries the failed jobs, then runs the new one."""
@@ -136,7 +147,9 @@ class SinkThread:
                 self._refused.clear()
                 raise
             if not was_refused:
-                logger.warning(f"sink {self.name}: {error}. Up to {self._most} writes wait to be retried")
+                logger.warning(
+                    f"sink {self.name}: {error}. Up to {self._most} writes wait to be retried"
+                )
             if len(self._refused) > self._most:
                 self._drop(self._refused.popleft().rows)
             return

@@ -54,4 +54,6 @@ def _column(cells: list[Any]) -> "pyarrow.Array":
         common = str
     elif any(isinstance(cell, float) for cell in cells):
         common = float
-    return pyarrow.array([cell if cell is None or common is None else common(cell) for cell in cells])
+    return pyarrow.array(
+        [cell if cell is None or common is None else common(cell) for cell in cells]
+    )

@@ -32,7 +32,10 @@ class Terminal(Listener):
         """Example: "step 3: gather ... 8 s (rank 1 in step 3: grade for 6 s; rank 0 waits in step 3: gather)"."""
 
         def describe(seconds: float) -> str:
-            behind, part = self._slowest(), events.running[-1] if len(events.running) > 1 else "working"
+            behind, part = (
+                self._slowest(),
+                events.running[-1] if len(events.running) > 1 else "working",
+            )
             return f"{name}: {part} ... {seconds:.0f} s{f' ({behind})' if behind else ''}"
 
         return _beating(describe)

@@ -31,7 +31,9 @@ class TokenPayload:
         self.episode = episode
         self.trained = trained
 
-    def __repr__(self) -> str:  # without an address, so that rows with equal cells compare equal as text
+    def __repr__(
+        self,
+    ) -> str:  # without an address, so that rows with equal cells compare equal as text
         return "TokenPayload"
 
     def written(self, decode: Decode) -> dict[str, Any] | None:
@@ -50,21 +52,29 @@ class TokenPayload:
         if not is_demonstration(episode, self.trained):
             found["logprob"] = _spread(completion.sampled_logprobs, mask, 3)
         if completion.token_versions is not None:
-            found["age"] = (completion.policy_version - completion.token_versions).tolist()  # in updates
-        for name, values in (episode.logprob_diff.tokens if episode.logprob_diff else {}).items():  # [num_sampled] each
+            found["age"] = (
+                completion.policy_version - completion.token_versions
+            ).tolist()  # in updates
+        for name, values in (
+            episode.logprob_diff.tokens if episode.logprob_diff else {}
+        ).items():  # [num_sampled] each
             if len(values) == completion.num_sampled:
                 found[name] = _spread(values, mask, 2 if name == "diff" else 3)
         for name, values in episode.credit.token_columns.items():  # [L] each
             if name == TEACHER_TOKEN:
                 said = [decode([int(token)]) for token in values.tolist()]
-                found[name] = [text if mine else None for text, mine in zip(said, mask.tolist(), strict=True)]
+                found[name] = [
+                    text if mine else None for text, mine in zip(said, mask.tolist(), strict=True)
+                ]
             else:
                 found[name] = _spread(values[mask], mask, 3)
         if self.trained and episode.in_loss:
             credit = episode.credit
             shared = credit.turn_advantages is None and credit.token_advantages is None
             found["advantage"] = (
-                float(f"{credit.advantage:.4g}") if shared else _spread(token_advantages(episode)[mask], mask, 4)
+                float(f"{credit.advantage:.4g}")
+                if shared
+                else _spread(token_advantages(episode)[mask], mask, 4)
             )
         return found
 
@@ -84,7 +94,9 @@ def with_special_tokens(row: dict[str, Any], decode: Decode) -> dict[str, Any]:
     sampled = completion.token_ids[completion.loss_mask]
     ends = np.cumsum([turn.num_tokens for turn in completion.turns])
     turns = np.split(sampled, ends)[: len(ends)] if completion.turns else [sampled]
-    texts = [_visible(turn.tolist(), part.text, decode) for turn, part in zip(turns, parts, strict=True)]
+    texts = [
+        _visible(turn.tolist(), part.text, decode) for turn, part in zip(turns, parts, strict=True)
+    ]
     if texts == [part.text for part in parts]:
         return row
     found = {"response": "\n".join(texts)}
@@ -106,7 +118,9 @@ def _visible(token_ids: list[int], text: str, decode: Decode) -> str:
 
 def is_demonstration(episode: "Episode", trained: bool) -> bool:
     """Whether the completion comes from the data: nobody sampled it, so that its log-probabilities are 0 and nothing was compared."""
-    return trained and episode.logprob_diff is None and not episode.completion.sampler_logprobs.any()
+    return (
+        trained and episode.logprob_diff is None and not episode.completion.sampler_logprobs.any()
+    )
 
 
 def with_written_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
@@ -132,7 +146,11 @@ def pieces(ids: list[int], decode: Decode) -> list[str]:
     for token in ids:
         waiting.append(token)
         text = decode(waiting)
-        if text.endswith("\ufffd") and len(waiting) < _LONGEST_CHARACTER and len(found) + 1 < len(ids):
+        if (
+            text.endswith("\ufffd")
+            and len(waiting) < _LONGEST_CHARACTER
+            and len(found) + 1 < len(ids)
+        ):
             found.append("")
             continue
         found.append(text)

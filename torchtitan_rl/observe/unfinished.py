@@ -21,7 +21,11 @@ class UnfinishedStep:
         self._step = 0
 
     def keep(
-        self, groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]], *, step: int, split: str
+        self,
+        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
+        *,
+        step: int,
+        split: str,
     ) -> None:
         """Keep the groups instead of what is kept of the same prompts."""
         self._step = step
@@ -40,7 +44,9 @@ class UnfinishedStep:
         for (split, _), group in sorted(self._groups.items(), key=lambda pair: pair[0]):
             trained = split == TRAINED_SPLIT
             policy_step = self._step - 1 if trained else self._step
-            members = episode_rows([_drafted(group)], step=self._step, split=split, policy_step=policy_step)
+            members = episode_rows(
+                [_drafted(group)], step=self._step, split=split, policy_step=policy_step
+            )
             for row, sample in zip(members, group.samples, strict=True):
                 credited = trained and isinstance(sample, Episode)
                 row |= {
@@ -61,9 +67,14 @@ class UnfinishedStep:
 
 def _drafted(group: Group) -> Group[Episode]:
     """The group with an episode for each sample, whatever it has already: not in the loss as long as the algorithm has not seen it."""
-    samples = [ScoredCompletion(completion=s, reward=None) if isinstance(s, Completion) else s for s in group.samples]
+    samples = [
+        ScoredCompletion(completion=s, reward=None) if isinstance(s, Completion) else s
+        for s in group.samples
+    ]
     unseen = Credit(left_out=REASON)
-    episodes = [Episode(scored=s, credit=unseen) if isinstance(s, ScoredCompletion) else s for s in samples]
+    episodes = [
+        Episode(scored=s, credit=unseen) if isinstance(s, ScoredCompletion) else s for s in samples
+    ]
     return Group(prompt=group.prompt, samples=episodes)
 
 

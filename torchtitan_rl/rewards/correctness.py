@@ -21,7 +21,12 @@ def exact_match(completions, expected_answer, **_):
 
 def numeric(completions, expected_answer, **_):
     """1 if the last number in the answer equals the expected number: 1,000 is 1000, 1/2 is 0.5 and 2.50 is 2.5."""
-    return _scores(completions, expected_answer, _equal_last_numbers, lambda text: _equal_last_numbers(text, text))
+    return _scores(
+        completions,
+        expected_answer,
+        _equal_last_numbers,
+        lambda text: _equal_last_numbers(text, text),
+    )
 
 
 def math_answer(completions, expected_answer, **_):
@@ -30,10 +35,17 @@ def math_answer(completions, expected_answer, **_):
     A comparison is killed after 4 s of CPU time, and counts as wrong.
     """
     judge = _math_judge()
-    return _scores(completions, expected_answer, judge.equal, lambda expected: expected and judge.reads(expected))
+    return _scores(
+        completions,
+        expected_answer,
+        judge.equal,
+        lambda expected: expected and judge.reads(expected),
+    )
 
 
-def _scores(completions: Sequence, expected_answer: Sequence[str], equal: Callable, reads: Callable) -> list:
+def _scores(
+    completions: Sequence, expected_answer: Sequence[str], equal: Callable, reads: Callable
+) -> list:
     """Returns 1 where the final answer is equal to an accepted one, else 0; None where `reads` none of these."""
     scores = []
     for completion, expected in zip(completions, expected_answer, strict=True):

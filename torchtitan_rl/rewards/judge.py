@@ -61,10 +61,15 @@ class Judge:
             cache: a JSON Lines file that stores marks for later runs; ranks with the same file system share it.
         """
         check_above_zero(
-            concurrency=concurrency, highest=highest, timeout_seconds=timeout_seconds, max_tokens=max_tokens
+            concurrency=concurrency,
+            highest=highest,
+            timeout_seconds=timeout_seconds,
+            max_tokens=max_tokens,
         )
         if min(retries, budget or 0) < 0:
-            raise ValueError(f"retries {retries} or budget {budget} is less than 0; a budget of None is no limit")
+            raise ValueError(
+                f"retries {retries} or budget {budget} is less than 0; a budget of None is no limit"
+            )
         if not re.match(r"https?://[^/]", base_url) or not model:
             raise ValueError(
                 f"expected a base_url such as 'http://judge:8000/v1' and a model, not {base_url!r}, {model!r}"
@@ -77,7 +82,9 @@ class Judge:
         except re.error as error:
             raise ValueError(f"mark {mark!r} is no regular expression: {error}") from error
         except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise ValueError(f"question has a field besides prompt, completion and expected_answer: {error}") from error
+            raise ValueError(
+                f"question has a field besides prompt, completion and expected_answer: {error}"
+            ) from error
         if groups < 1:
             raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         self.base_url, self.model, self.question = base_url, model, question
@@ -86,7 +93,9 @@ class Judge:
         self.max_tokens, self.budget = max_tokens, budget
         self._cache = Path(cache) if cache else None
         self._marks: dict[str, float] = _read(self._cache)
-        self._asked: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._open: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
     scope = "group"
@@ -102,10 +111,18 @@ class Judge:
     ) -> list[float | None]:
         """Returns the scaled marks of one prompt's completions."""
         questions = [
-            self.question.format(prompt=_text(prompt), completion=completion_text(completion), expected_answer=expected)
-            for prompt, completion, expected in zip(prompts, completions, expected_answer, strict=True)
+            self.question.format(
+                prompt=_text(prompt),
+                completion=completion_text(completion),
+                expected_answer=expected,
+            )
+            for prompt, completion, expected in zip(
+                prompts, completions, expected_answer, strict=True
+            )
         ]
-        marks = [self._ask(question) for question in questions]  # before any await, so that the budget is used in order
+        marks = [
+            self._ask(question) for question in questions
+        ]  # before any await, so that the budget is used in order
         log_metric("left_out", sum(mark is None for mark in marks) / len(marks))
         found = await asyncio.gather(*(mark for mark in marks if mark is not None))
         given = iter(found)
@@ -126,14 +143,18 @@ class Judge:
 
     async def _mark(self, key: str, question: str) -> float:
         if key not in self._marks:
-            async with self._open.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency)):
+            async with self._open.setdefault(
+                asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency)
+            ):
                 answer = await self._request(question)
             found = self.mark.findall(answer)
             if not found:
                 raise ValueError(f"the judge gave no mark: {answer[-200:]!r}")
             mark = float(found[-1])
             if mark > self.highest:
-                raise ValueError(f"the judge gave {mark:g}, and highest is {self.highest:g}: {answer[-200:]!r}")
+                raise ValueError(
+                    f"the judge gave {mark:g}, and highest is {self.highest:g}: {answer[-200:]!r}"
+                )
             self._marks[key] = mark
             if self._cache:
                 with self._cache.open("a") as file:
@@ -174,4 +195,6 @@ def _read(cache: Path | None) -> dict[str, float]:
 
 
 def _text(prompt: str | list[dict[str, str]]) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    return (
+        prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    )

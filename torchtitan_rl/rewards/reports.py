@@ -11,7 +11,9 @@ from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredComplet
 
 logger = logging.getLogger(__name__)
 
-_AFTER_FAILURE = "Expected one finite float (at most 1e18) or None for each completion. Correct the function"
+_AFTER_FAILURE = (
+    "Expected one finite float (at most 1e18) or None for each completion. Correct the function"
+)
 _AFTER_KILL = (
     "The signal came from outside the function: from a person, a batch system or, if memory ran out, the kernel. "
     "Start the same command again (against a lack of memory, with fewer grader.workers)"
@@ -43,7 +45,9 @@ class CallReports:
         shown = f"No completion got a reward: all {len(samples)} failed, such as {errors[0]}"
         logger.warning(shown)
         if self._failed_rounds == MOST_FAILED_ROUNDS:
-            raise RewardError(f"{shown}, {MOST_FAILED_ROUNDS} times in a row: nothing is being learned. Correct it.")
+            raise RewardError(
+                f"{shown}, {MOST_FAILED_ROUNDS} times in a row: nothing is being learned. Correct it."
+            )
 
     def of_call(self, call: RewardCall) -> Iterator[tuple[str, Metric]]:
         """Yields a call's metrics, then reports its failure. Raises RewardError if its policy is "raise"."""
@@ -70,7 +74,9 @@ class CallReports:
         if message.startswith("returned"):
             message += f" for completion {completion.sample_idx} ({completion.text[:80]!r})"
         batch = f" (in a batch of {len(call.groups)} prompts)" if len(call.groups) > 1 else ""
-        described = f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
+        described = (
+            f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
+        )
         if scorer.on_failure == "raise":
             remedy = _AFTER_KILL if result.worker_killed else _AFTER_FAILURE
             if message.startswith("TimeoutError: took longer"):

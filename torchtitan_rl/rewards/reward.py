@@ -51,7 +51,9 @@ class RewardLog(Listener):
 
     def record(self, key: str, value: Any, reduction: str, weight: float) -> None:
         """Keep a value for the rank's collector, which refuses those that are none."""
-        self.recorded.append((str(plain(key)), Metric(plain(value), plain(reduction), plain(weight))))
+        self.recorded.append(
+            (str(plain(key)), Metric(plain(value), plain(reduction), plain(weight)))
+        )
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Add `values`, for one completion after another, to a column of the sample tables.
@@ -78,7 +80,11 @@ class RewardLog(Listener):
 
     def drop_incomplete(self) -> None:
         """Drop the columns without exactly one value for each completion. Call it at the end."""
-        wrong = {column: len(values) for column, values in self.extras.items() if len(values) != self.size}
+        wrong = {
+            column: len(values)
+            for column, values in self.extras.items()
+            if len(values) != self.size
+        }
         for column in wrong:
             del self.extras[column]
         self.error = self.error or " ".join(
@@ -132,7 +138,9 @@ class Reward:
     def is_async(self) -> bool:
         """Whether the function is declared `async def`. Calls of such functions wait together."""
         function = self.function
-        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            type(function).__call__
+        )
 
     def run(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
         """Score the groups in one call without a time limit. An exception becomes a result with errors."""
@@ -141,10 +149,16 @@ class Reward:
             with recorded_by(log):
                 output = self.function(**self._keywords(groups, state, log))
                 if inspect.isawaitable(output):
-                    output = asyncio.run(asyncio.wait_for(output, None))  # asyncio.run takes only coroutines
+                    output = asyncio.run(
+                        asyncio.wait_for(output, None)
+                    )  # asyncio.run takes only coroutines
             result = _checked(output, log.size)
-        except BaseException as error:  # also SystemExit, which would look like the end of a finished run
-            result = ScorerResult.failed(log.size, _described(error) + _form_of_completions(error, groups))
+        except (
+            BaseException
+        ) as error:  # also SystemExit, which would look like the end of a finished run
+            result = ScorerResult.failed(
+                log.size, _described(error) + _form_of_completions(error, groups)
+            )
         return _completed(result, log, begin)
 
     async def run_async(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
@@ -157,21 +171,39 @@ class Reward:
                     output = await self.function(**self._keywords(groups, state, log))
             result = _checked(output, log.size)
         except BaseException as error:
-            late = isinstance(error, TimeoutError) and limit.expired()  # otherwise it is the function's own
-            shown = TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if late else error
-            result = ScorerResult.failed(log.size, _described(shown) + _form_of_completions(error, groups))
+            late = (
+                isinstance(error, TimeoutError) and limit.expired()
+            )  # otherwise it is the function's own
+            shown = (
+                TimeoutError(f"took longer than {self.time_limit_seconds:g} s") if late else error
+            )
+            result = ScorerResult.failed(
+                log.size, _described(shown) + _form_of_completions(error, groups)
+            )
         return _completed(result, log, begin)
 
-    def _keywords(self, groups: Groups, state: TrainerState | None, log: RewardLog) -> dict[str, Any]:
+    def _keywords(
+        self, groups: Groups, state: TrainerState | None, log: RewardLog
+    ) -> dict[str, Any]:
         """Returns the keywords that the function names, or all of them if it takes **kwargs. Values are fresh copies."""
-        values = {"trainer_state": state or TrainerState(), "log_extra": log.log_extra, "log_metric": log.log_metric}
+        values = {
+            "trainer_state": state or TrainerState(),
+            "log_extra": log.log_extra,
+            "log_metric": log.log_metric,
+        }
         columns = [name for group in groups for name in group.prompt.columns]
-        lists = {name: lambda g, name=name: _copies(g.prompt.columns.get(name), g) for name in columns} | _LISTS
+        lists = {
+            name: lambda g, name=name: _copies(g.prompt.columns.get(name), g) for name in columns
+        } | _LISTS
         if missing := self.missing(values | lists):
-            raise TypeError(f"needs {missing}, which are neither keywords of the grader nor columns of the task")
+            raise TypeError(
+                f"needs {missing}, which are neither keywords of the grader nor columns of the task"
+            )
         named, takes_all = self._parameters()
         made = {
-            name: [v for g in groups for v in make(g)] for name, make in lists.items() if takes_all or name in named
+            name: [v for g in groups for v in make(g)]
+            for name, make in lists.items()
+            if takes_all or name in named
         }
         return made | {name: value for name, value in values.items() if takes_all or name in named}
 
@@ -203,10 +235,16 @@ class Judgement:
         """Judge the groups. An exception becomes a result with errors, as in `Reward.run`."""
         log, begin = RewardLog(self.name, len(flat(groups))), time.perf_counter()
         try:
-            asked = [(group.prompt, completion_text(one)) for group in groups for one in _completions(group)]
+            asked = [
+                (group.prompt, completion_text(one))
+                for group in groups
+                for one in _completions(group)
+            ]
             with recorded_by(log):
                 answers = [_answer(self.task.extract_answer(text)) for _, text in asked]
-                verdicts = [_verdict(self.task.judge(a, prompt)) for a, (prompt, _) in zip(answers, asked)]
+                verdicts = [
+                    _verdict(self.task.judge(a, prompt)) for a, (prompt, _) in zip(answers, asked)
+                ]
             result = ScorerResult(list(zip(answers, verdicts)))
         except BaseException as error:
             result = ScorerResult.failed(log.size, _described(error))
@@ -216,7 +254,11 @@ class Judgement:
 def _checked(output: Any, size: int) -> ScorerResult:
     """The result of a call that returned `output`. Values beyond LARGEST_REWARD, NaN and infinity are errors."""
     scores = as_scores(output, size)
-    errors = {i: f"returned {s}" for i, s in enumerate(scores) if s is not None and not abs(s) <= LARGEST_REWARD}
+    errors = {
+        i: f"returned {s}"
+        for i, s in enumerate(scores)
+        if s is not None and not abs(s) <= LARGEST_REWARD
+    }
     return ScorerResult([None if i in errors else score for i, score in enumerate(scores)], errors)
 
 
@@ -235,12 +277,18 @@ def as_scores(output: Any, size: int) -> list[float | None]:
     Raises ValueError for a wrong number of values and TypeError for values that are not numbers.
     """
     shape = getattr(output, "shape", (size,))
-    is_list = hasattr(output, "__len__") and not isinstance(output, (str, bytes, dict, set, frozenset))
+    is_list = hasattr(output, "__len__") and not isinstance(
+        output, (str, bytes, dict, set, frozenset)
+    )
     if not is_list or shape == ():
         factory = "; a factory is named with (): f()" if callable(output) else ""
-        raise TypeError(f"returned {type(output).__name__}, expected a list of {size} floats or None{factory}")
+        raise TypeError(
+            f"returned {type(output).__name__}, expected a list of {size} floats or None{factory}"
+        )
     if len(shape) > 1:
-        raise ValueError(f"returned shape {tuple(shape)} for {size} completions, expected ({size},)")
+        raise ValueError(
+            f"returned shape {tuple(shape)} for {size} completions, expected ({size},)"
+        )
     if len(output) != size:
         raise ValueError(f"returned {len(output)} values for {size} completions")
     return [None if value is None else _number(value) for value in output]
@@ -261,22 +309,32 @@ def _answer(given: Any) -> str | None:
     """Returns an extracted answer if it is a text or None. A number would never equal the expected text, so it raises."""
     if given is None or isinstance(given, str):
         return given
-    raise TypeError(f"extract_answer returned {type(given).__name__} {given!r:.80}, expected a text or None")
+    raise TypeError(
+        f"extract_answer returned {type(given).__name__} {given!r:.80}, expected a text or None"
+    )
 
 
 def _verdict(given: Any) -> bool | None:
     """Returns a judgement if it is True, False or None, and raises TypeError otherwise."""
     if given is None or isinstance(given, bool | np.bool_):
         return None if given is None else bool(given)
-    raise TypeError(f"judge returned {type(given).__name__} {given!r:.80}, expected True, False or None")
+    raise TypeError(
+        f"judge returned {type(given).__name__} {given!r:.80}, expected True, False or None"
+    )
 
 
 def _described(error: BaseException) -> str:
     """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if frame.filename != __file__]
-    where = users_line(error) or (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
-    said = "breakpoint() needs a terminal, and there is none" if isinstance(error, BdbQuit) else str(error)
+    where = users_line(error) or (
+        f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else ""
+    )
+    said = (
+        "breakpoint() needs a terminal, and there is none"
+        if isinstance(error, BdbQuit)
+        else str(error)
+    )
     return f"{type(error).__name__}: {head_and_tail(said, ERROR_CHARACTERS)}{where}"
 
 
@@ -286,8 +344,14 @@ def _form_of_completions(error: BaseException, groups: Groups) -> str:
     if all(group.prompt.messages is None for group in groups):
         wrong = isinstance(error, TypeError) and said.startswith("string indices must be integers")
         return "; completions are texts here, as the prompts have no messages" if wrong else ""
-    wrong = isinstance(error, AttributeError | TypeError) and ("'list' object" in said or "got 'list'" in said)
-    return "; completions are lists of messages here, and completion_text(completion) is their text" if wrong else ""
+    wrong = isinstance(error, AttributeError | TypeError) and (
+        "'list' object" in said or "got 'list'" in said
+    )
+    return (
+        "; completions are lists of messages here, and completion_text(completion) is their text"
+        if wrong
+        else ""
+    )
 
 
 def _copies(value: Any, group: Group[Completion]) -> list[Any]:
@@ -313,14 +377,18 @@ def _opened(text: str, opened: str) -> str:
 
 
 _LISTS: dict[str, Callable[[Group[Completion]], list[Any]]] = {
-    "prompts": lambda g: _copies(g.prompt.text if g.prompt.messages is None else g.prompt.messages, g),
+    "prompts": lambda g: _copies(
+        g.prompt.text if g.prompt.messages is None else g.prompt.messages, g
+    ),
     "completions": lambda g: _completions(g),
     "completion_ids": lambda g: [c.token_ids.tolist() for c in g.samples],
     "logprobs": lambda g: [c.sampled_logprobs.tolist() for c in g.samples],
     "loss_masks": lambda g: [c.loss_mask.tolist() for c in g.samples],
     "finish_reasons": lambda g: [c.finish_reason for c in g.samples],
     "turn_rewards": lambda g: [[turn.reward for turn in c.turns] for c in g.samples],
-    "turn_columns": lambda g: [[copy.deepcopy(turn.columns) for turn in c.turns] for c in g.samples],
+    "turn_columns": lambda g: [
+        [copy.deepcopy(turn.columns) for turn in c.turns] for c in g.samples
+    ],
     "expected_answer": lambda g: [g.prompt.expected_answer] * len(g.samples),
 }
 """Makers of lists with one entry for each completion. Every call gets new lists, because a function may change them."""

@@ -32,7 +32,9 @@ class TrainerState:
     """Step of `best_metric`."""
     is_world_process_zero: bool = field(default_factory=lambda: os.environ.get("RANK", "0") == "0")
     """Whether the function scores for rank 0."""
-    is_local_process_zero: bool = field(default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0")
+    is_local_process_zero: bool = field(
+        default_factory=lambda: os.environ.get("LOCAL_RANK", "0") == "0"
+    )
     """Whether the function scores for local rank 0."""
     save_steps: int = 500
     num_train_epochs: int = 0

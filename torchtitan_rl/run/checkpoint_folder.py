@@ -84,9 +84,13 @@ class CheckpointFolder:
         return [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
 
     def _delete(self, folder: Path) -> None:
-        if folder.exists():  # rename first: a kill in the middle must not leave half a checkpoint under its name
+        if (
+            folder.exists()
+        ):  # rename first: a kill in the middle must not leave half a checkpoint under its name
             leaving = folder.rename(folder.with_name(LEAVING + folder.name))
-            shutil.rmtree(leaving, ignore_errors=True)  # `begin` deletes what a network file system still holds
+            shutil.rmtree(
+                leaving, ignore_errors=True
+            )  # `begin` deletes what a network file system still holds
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,9 @@ class Resume:
     """Newer checkpoints that cannot be used, each with the reason."""
 
 
-CHOICES = "auto, never, a step such as 40, or the folder of another run or of one of its checkpoints"
+CHOICES = (
+    "auto, never, a step such as 40, or the folder of another run or of one of its checkpoints"
+)
 
 
 def is_choice(resume: str) -> bool:
@@ -113,7 +119,9 @@ def check_form(resume: str) -> None:
     """Raise UserError for a text that is neither a choice nor a path: a wrong one would be taken for a folder that is gone."""
     step = re.fullmatch(r"step-(\d+)", resume)
     holds = is_choice(resume) or os.sep in resume or (resume != "" and Path(resume).is_dir())
-    expect(holds, "resume", resume, CHOICES, f"Use {step[1]}." if step else "auto takes the newest.")
+    expect(
+        holds, "resume", resume, CHOICES, f"Use {step[1]}." if step else "auto takes the newest."
+    )
 
 
 def find_resume(resume: str, run_folder: Path) -> Resume | None:
@@ -163,10 +171,20 @@ def _was_forked(run_folder: Path, source: Path) -> bool:
 def _chosen_step(own: CheckpointFolder, step: int) -> Resume:
     steps = own.steps()
     there = f"one of {list(steps)}" if steps else "none yet, so leave it out"
-    expect(step in steps, "resume", step, f"a step with a checkpoint in {own.path}: {there}", "Or use auto.")
+    expect(
+        step in steps,
+        "resume",
+        step,
+        f"a step with a checkpoint in {own.path}: {there}",
+        "Or use auto.",
+    )
     reason = manifest.examine(steps[step])
     expect(
-        not reason, "resume", step, f"a whole checkpoint, but in {steps[step]} {reason}", "Use auto or another step."
+        not reason,
+        "resume",
+        step,
+        f"a whole checkpoint, but in {steps[step]} {reason}",
+        "Use auto or another step.",
     )
     return Resume(steps[step], step, fork=False)
 
@@ -175,7 +193,10 @@ def _forked(source: Path) -> Resume:
     steps = CheckpointFolder(source).steps()
     if re.fullmatch(r"(set-aside-)?step-\d+", source.name):
         steps = {int(source.name.rpartition("-")[2]): source} if source.is_dir() else {}
-    run = next((folder for folder in (source, *source.parents[:2]) if CheckpointFolder(folder).steps()), None)
+    run = next(
+        (folder for folder in (source, *source.parents[:2]) if CheckpointFolder(folder).steps()),
+        None,
+    )
     there = "There is no checkpoint at that place."
     if run is not None:
         there = f"{run} has {[step.name for step in CheckpointFolder(run).steps().values()]}: pass it, or one of these."

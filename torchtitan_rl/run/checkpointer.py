@@ -79,7 +79,11 @@ class Checkpointer(Configurable):
 
     def check_room(self) -> None:
         """Raise UserError, on rank 0, if the disk has no room for even one checkpoint."""
-        missing = self.folder.missing_bytes(self._bytes()) if self.config.enable and comm.is_rank_0() else 0
+        missing = (
+            self.folder.missing_bytes(self._bytes())
+            if self.config.enable and comm.is_rank_0()
+            else 0
+        )
         expect(
             missing <= 0, "dump_folder", str(self.folder.path), f"room for a checkpoint of {self._bytes():,} bytes, but "
             f"{missing:,} bytes are missing", "Make room, or pass --dump-folder on another disk.",
@@ -115,7 +119,12 @@ class Checkpointer(Configurable):
         """
         self._check_folder()
         self._set_later_aside(step)
-        due = last_step or step % self.config.interval == 0 or step == self._best or self._overdue_since is not None
+        due = (
+            last_step
+            or step % self.config.interval == 0
+            or step == self._best
+            or self._overdue_since is not None
+        )
         if not (self.config.enable and due):
             return False
         try:
@@ -140,14 +149,18 @@ class Checkpointer(Configurable):
         if last_step or step >= stops:
             raise TrainingStopped(f"step {step} cannot be saved: {reason}. {kept}.")
         if self._overdue_since is None:
-            progress(f"step {step} is not saved: {reason}. {kept}; tried again after each step, until step {stops}")
+            progress(
+                f"step {step} is not saved: {reason}. {kept}; tried again after each step, until step {stops}"
+            )
         self._overdue_since = since
 
     def _write(self, step: int) -> None:
         state = self._state()
         missing = comm.broadcast(self.folder.missing_bytes(self._bytes()))
         if missing > 0:
-            raise CannotSaveError(f"the disk of {self.folder.path} lacks {missing:,} bytes ({missing / 2**30:.2f} GiB)")
+            raise CannotSaveError(
+                f"the disk of {self.folder.path} lacks {missing:,} bytes ({missing / 2**30:.2f} GiB)"
+            )
         unfinished = self._on_rank_0(lambda: self.folder.begin(step))
         try:
             with _explained("writing it failed", CannotSaveError):
@@ -177,7 +190,9 @@ class Checkpointer(Configurable):
     def _bytes(self) -> int:
         """Estimated size of a checkpoint: the weights of all ranks and two moments of each."""
         weights, more = policy_state(self.model).values(), self._more_tensors.values()
-        return int(ROOM * sum(w.numel() * w.element_size() for w in (*weights, *weights, *weights, *more)))
+        return int(
+            ROOM * sum(w.numel() * w.element_size() for w in (*weights, *weights, *weights, *more))
+        )
 
     def _on_rank_0(self, act: Callable[[], Any]) -> Any:
         """Run `act` on rank 0. Returns its result on every rank; raises CannotSaveError on every rank if it fails."""

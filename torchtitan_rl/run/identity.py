@@ -63,7 +63,11 @@ def described(config: "RunConfig") -> dict[str, Any]:
         # torchtitan's own tree repeats each layer, with addresses of functions, which differ between runs.
         from torchtitan_rl.models import hf_architecture  # it imports torchtitan's models
 
-        told["model_spec"] = {"name": spec.name, "flavor": spec.flavor, **hf_architecture(spec.model)}
+        told["model_spec"] = {
+            "name": spec.name,
+            "flavor": spec.flavor,
+            **hf_architecture(spec.model),
+        }
     return {**told, SOURCES: digests(config)}
 
 
@@ -75,7 +79,9 @@ def digests(config: "RunConfig") -> dict[str, str]:
     return {name: _digest(path) for name, path in _named(source_files(config)).items()}
 
 
-def keep_sources(config: "RunConfig", run_folder: Path, *, config_file: Path | None) -> dict[str, dict[str, str]]:
+def keep_sources(
+    config: "RunConfig", run_folder: Path, *, config_file: Path | None
+) -> dict[str, dict[str, str]]:
     """Copy the user's source files, without secrets, into the run folder. Returns what config.json says of them.
 
     A copy's name has the file's digest, so those of an earlier start stay.
@@ -86,34 +92,58 @@ def keep_sources(config: "RunConfig", run_folder: Path, *, config_file: Path | N
     for name, path in _named(source_files(config, config_file)).items():
         copy = Path(SOURCES, f"{path.stem}-{_digest(path)[:8]}.py")
         (run_folder / SOURCES).mkdir(exist_ok=True)
-        (run_folder / copy).write_text(source_without_secrets(_content(path).decode(errors="replace")))
+        (run_folder / copy).write_text(
+            source_without_secrets(_content(path).decode(errors="replace"))
+        )
         kept[name] = {"file": str(path), "sha256": _digest(path), "copy": str(copy)}
     return kept
 
 
 def source_files(config: "RunConfig", config_file: Path | None = None) -> list[Path]:
     """The user's files in which parts, reward functions, demonstrations and the config are defined, and imported ones beside them, sorted."""
-    modules = {sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__}
+    modules = {
+        sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__
+    }
     sinks = [name_and_mode(text)[0] for text in config.metrics.sinks]
-    references = [*config.grader.rewards, *sinks, config.prompts.demonstrate, getattr(config.task, "warm_start", "")]
+    references = [
+        *config.grader.rewards,
+        *sinks,
+        config.prompts.demonstrate,
+        getattr(config.task, "warm_start", ""),
+    ]
     modules |= {module_of_reference(reference) for reference in references}
-    modules |= {module for module in list(sys.modules.values()) if config_file and _file(module) == config_file}
+    modules |= {
+        module
+        for module in list(sys.modules.values())
+        if config_file and _file(module) == config_file
+    }
     found = {file for module in modules if (file := _file(module))}
     folders = {os.path.dirname(module.__file__) for module in modules if _file(module)}
-    beside = (m for m in list(sys.modules.values()) if os.path.dirname(str(getattr(m, "__file__", ""))) in folders)
+    beside = (
+        m
+        for m in list(sys.modules.values())
+        if os.path.dirname(str(getattr(m, "__file__", ""))) in folders
+    )
     return sorted(found | {file for module in beside if (file := _file(module))})
 
 
 def _file(module: ModuleType | None) -> Path | None:
     """A module's file if it is the user's; None otherwise."""
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") and is_users_file(file) else None
+    return (
+        Path(file).resolve()
+        if isinstance(file, str) and file.endswith(".py") and is_users_file(file)
+        else None
+    )
 
 
 def _named(files: list[Path]) -> dict[str, Path]:
     """Files by their name, or with their folder's name where two have one name."""
     names = [file.name for file in files]
-    return {file.name if names.count(file.name) == 1 else "/".join(file.parts[-2:]): file for file in files}
+    return {
+        file.name if names.count(file.name) == 1 else "/".join(file.parts[-2:]): file
+        for file in files
+    }
 
 
 def _digest(path: Path) -> str:
@@ -151,7 +181,9 @@ def _parts(config: Any) -> Iterator[Any]:
 def _with_classes(value: Any, plain: Any) -> Any:
     """`plain`, which was made from `value`, with the class of each config in it."""
     if is_dataclass(value) and isinstance(plain, dict):
-        named = {name: _with_classes(getattr(value, name, None), entry) for name, entry in plain.items()}
+        named = {
+            name: _with_classes(getattr(value, name, None), entry) for name, entry in plain.items()
+        }
         return {CLASS: reference(built_by(value)), **named}
     if isinstance(value, dict) and isinstance(plain, dict):
         return {name: _with_classes(value.get(name), entry) for name, entry in plain.items()}

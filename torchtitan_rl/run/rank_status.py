@@ -79,11 +79,17 @@ class StatusFile(Listener):
     def __init__(self, rank: int, folder: str | None = None) -> None:
         self._file: int | None = None
         all_here = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
-        self.status = RankStatus(rank=rank, host=_HOST, pid=os.getpid(), since=time.monotonic(), all_here=all_here)
+        self.status = RankStatus(
+            rank=rank, host=_HOST, pid=os.getpid(), since=time.monotonic(), all_here=all_here
+        )
         folder = os.environ.get(WATCH_VARIABLE) if folder is None else folder
         if folder and Path(folder).is_dir():
-            self._file = os.open(status_file_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            stacks = os.open(stacks_file_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.open(
+                status_file_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+            )
+            stacks = os.open(
+                stacks_file_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            )
             faulthandler.register(SHOW_STACKS, file=stacks, all_threads=True)
             self.update()
 
@@ -92,7 +98,9 @@ class StatusFile(Listener):
             os.write(2, FORKED)
             os._exit(1)
         changes, step = self.status.changes + 1, _step(where)
-        if step != _step(self.status.phase):  # within a step, ranks may change phase more or less often
+        if step != _step(
+            self.status.phase
+        ):  # within a step, ranks may change phase more or less often
             changes = step * CHANGES_PER_STEP
         self.update(phase=where, since=time.monotonic(), changes=changes)
 
@@ -106,7 +114,9 @@ class StatusFile(Listener):
         self.status = replace(self.status, **entries)
         if self._file is not None:
             text = json.dumps(asdict(self.status)).encode()
-            os.pwrite(self._file, text.ljust(4096), 0)  # one write of one page: a reader sees all of it, or retries
+            os.pwrite(
+                self._file, text.ljust(4096), 0
+            )  # one write of one page: a reader sees all of it, or retries
 
 
 def _step(phase: str) -> int:
@@ -176,4 +186,6 @@ def name_ranks(ranks: Sequence[RankStatus]) -> str:
 def heartbeat_text() -> str:
     """The ranks of this node that hold up the others; "" if there are none, or if no launcher watches."""
     ranks = read_statuses(os.environ[WATCH_VARIABLE]) if WATCH_VARIABLE in os.environ else []
-    return describe_stragglers(ranks, time.monotonic()) if len(stragglers(ranks)) < len(ranks) else ""
+    return (
+        describe_stragglers(ranks, time.monotonic()) if len(stragglers(ranks)) < len(ranks) else ""
+    )

@@ -36,14 +36,25 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
         return {"the prompts": _checksum(prompts)}
     groups = values
     episodes = [(group.prompt.prompt_idx, episode) for group in groups for episode in group.samples]
-    written = [(i, e.completion.sample_idx, e.completion.policy_version, e.completion) for i, e in episodes]
+    written = [
+        (i, e.completion.sample_idx, e.completion.policy_version, e.completion) for i, e in episodes
+    ]
     credits = [e.credit for _, e in episodes]
     return {
-        "the completions": _checksum((*names, c.token_ids, c.loss_mask, c.sampler_logprobs) for *names, c in written),
+        "the completions": _checksum(
+            (*names, c.token_ids, c.loss_mask, c.sampler_logprobs) for *names, c in written
+        ),
         "the rewards": _checksum((i, e.reward, e.scored.turn_rewards) for i, e in episodes),
         "the advantages": _checksum(
             (
-                *(c.left_out, c.shaped_reward, c.advantage, c.turn_advantages, c.token_advantages, c.columns),
+                *(
+                    c.left_out,
+                    c.shaped_reward,
+                    c.advantage,
+                    c.turn_advantages,
+                    c.token_advantages,
+                    c.columns,
+                ),
                 *c.token_columns.values(),
             )
             for c in credits
@@ -60,7 +71,9 @@ def _check(step: int, values: Mapping[str, int]) -> None:
         return
     of_ranks = comm.all_gather_lists([dict(values)])
     name = next(name for name in values if len({of_rank[name] for of_rank in of_ranks}) > 1)
-    where = " and on ".join(ranks for ranks, _ in _by_value([of_rank[name] for of_rank in of_ranks]))
+    where = " and on ".join(
+        ranks for ranks, _ in _by_value([of_rank[name] for of_rank in of_ranks])
+    )
     raise TrainingStopped(
         f"step {step}: {name} differ between the ranks: they are not the same on {where}. Every rank must compute the same from "
         "the config, the seed and the step alone. Look for random numbers without the given seed, the time, RANK or files that "
@@ -77,7 +90,11 @@ def check_config(fields: Mapping[str, Any]) -> None:
     if len(set(of_ranks)) == 1:
         return
     texts = comm.all_gather_lists([{name: repr(value) for name, value in fields.items()}])
-    names = [name for name in dict.fromkeys(n for text in texts for n in text) if len({t.get(name) for t in texts}) > 1]
+    names = [
+        name
+        for name in dict.fromkeys(n for text in texts for n in text)
+        if len({t.get(name) for t in texts}) > 1
+    ]
     differing = [f"{name} is {_values_by_rank(name, texts)}" for name in names[:SHOWN_FIELDS]]
     more = f"; and {len(names) - SHOWN_FIELDS} fields more" if len(names) > SHOWN_FIELDS else ""
     raise UserError(
@@ -101,7 +118,9 @@ def _by_value(values: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _some(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return ", ".join(map(str, ranks[:8])) + (
+        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    )
 
 
 def _checksum(rows: Iterable[Sequence[Any]]) -> int:
@@ -110,5 +129,7 @@ def _checksum(rows: Iterable[Sequence[Any]]) -> int:
     for row in rows:
         for array in (cell for cell in row if isinstance(cell, np.ndarray)):
             found = zlib.crc32(np.ascontiguousarray(array), found)
-        found = zlib.crc32(repr([cell for cell in row if not isinstance(cell, np.ndarray)]).encode(), found)
+        found = zlib.crc32(
+            repr([cell for cell in row if not isinstance(cell, np.ndarray)]).encode(), found
+        )
     return found

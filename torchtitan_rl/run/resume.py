@@ -65,10 +65,14 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     found["tokenizer"] = _tokenizer_digest(folder)
     found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
-    digests_of = {name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()}
+    digests_of = {
+        name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()
+    }
     found["more_teachers"] = str(digests_of)
     found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
-    return without_secrets({name: value for name, value in found.items() if name and name not in _OF_THE_START})
+    return without_secrets(
+        {name: value for name, value in found.items() if name and name not in _OF_THE_START}
+    )
 
 
 def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
@@ -79,7 +83,9 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
         found[name] = identity(value)
         for field in fields(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
-    elif isinstance(value, dict) and any(map(is_dataclass, value.values())):  # the members of a mixture
+    elif isinstance(value, dict) and any(
+        map(is_dataclass, value.values())
+    ):  # the members of a mixture
         found[f"{name} (names)"] = ", ".join(value)
         for key, part in value.items():
             _describe(f"{name}.{key}", part, found)
@@ -91,7 +97,9 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
 
 def _tokenizer_digest(folder: Path) -> str:
     files = sorted(folder.glob("tokenizer*"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()[:16]
+    return hashlib.sha256(
+        b"".join(file.read_bytes() for file in files if file.is_file())
+    ).hexdigest()[:16]
 
 
 @functools.cache
@@ -147,7 +155,11 @@ def _accept(found: Resume, config: "RunConfig") -> None:
         progress(f"skipped {reason}")
     done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
     expect(
-        config.num_steps >= found.step, "num_steps", config.num_steps, done, "Raise it, or --resume an earlier step."
+        config.num_steps >= found.step,
+        "num_steps",
+        config.num_steps,
+        done,
+        "Raise it, or --resume an earlier step.",
     )
     then = manifest.read(found.checkpoint)["config"]
     config.prompts.date = config.prompts.date or then.get("prompts.date", "")
@@ -163,7 +175,9 @@ def _accept(found: Resume, config: "RunConfig") -> None:
             f"{begin_anew}or accept it with --resume-changed."
         )
     if changed:
-        progress(f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}")
+        progress(
+            f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}"
+        )
     if found.fork:
         progress(f"forked from {found.checkpoint}")
 

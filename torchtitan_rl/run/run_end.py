@@ -104,7 +104,16 @@ def ensure_report(folder: Path) -> None:
         wanted = metrics.get("enabled", True) and metrics.get("report", True)
         report, end = folder / REPORT, folder / END
         if wanted and not (report.exists() and report.stat().st_mtime >= end.stat().st_mtime):
-            command = [sys.executable, "-m", "torchtitan_rl.observe.report", str(folder), "--output", str(report)]
+            command = [
+                sys.executable,
+                "-m",
+                "torchtitan_rl.observe.report",
+                str(folder),
+                "--output",
+                str(report),
+            ]
             null = subprocess.DEVNULL
-            subprocess.run(command, check=True, timeout=REPORT_LIMIT_S, stdin=null, stdout=null, stderr=null)
+            subprocess.run(
+                command, check=True, timeout=REPORT_LIMIT_S, stdin=null, stdout=null, stderr=null
+            )
             print(f"report: {report}", flush=True)

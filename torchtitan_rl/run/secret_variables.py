@@ -11,7 +11,8 @@ ADDRESS_PASSWORD = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
 """The part of an address before its password, and the password."""
 
 _NAME = re.compile(
-    r"(?:(?:key|key_id|token|dsn)s?(?:_?\d+)?|(?:pass(?!eng)|secret|auth(?!or(?!iz))|cred(?!it))\w*)$", re.IGNORECASE
+    r"(?:(?:key|key_id|token|dsn)s?(?:_?\d+)?|(?:pass(?!eng)|secret|auth(?!or(?!iz))|cred(?!it))\w*)$",
+    re.IGNORECASE,
 )
 """Names that end in KEY, TOKEN or DSN, or have PASS, SECRET, AUTH or CRED in them, but not PASSENGER, AUTHOR and CREDIT."""
 _SHORTEST = 8
@@ -26,11 +27,17 @@ def secret_values() -> dict[str, str]:
     more = [name.strip() for name in os.environ.get(MORE_NAMES, "").split(",") if name.strip()]
     found = {}
     for name, value in os.environ.items():
-        if name != MORE_NAMES and (_NAME.search(name) or any(fnmatch(name, pattern) for pattern in more)):
+        if name != MORE_NAMES and (
+            _NAME.search(name) or any(fnmatch(name, pattern) for pattern in more)
+        ):
             found[name] = value
         elif password := ADDRESS_PASSWORD.search(value):
             found[name] = password[2]
-    return {name: value for name, value in found.items() if len(value) >= _SHORTEST and not _is_path(value)}
+    return {
+        name: value
+        for name, value in found.items()
+        if len(value) >= _SHORTEST and not _is_path(value)
+    }
 
 
 def _is_path(value: str) -> bool:

@@ -46,10 +46,16 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, str):
         return _without(value)
     if isinstance(value, Mapping):
-        return {key: HIDDEN if _names_one(key, entry) else without_secrets(entry) for key, entry in value.items()}
+        return {
+            key: HIDDEN if _names_one(key, entry) else without_secrets(entry)
+            for key, entry in value.items()
+        }
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         options = [one if str(one).startswith("--") else "" for one in ["", *value]]
-        return [HIDDEN if _names_one(option, one) else without_secrets(one) for option, one in zip(options, value)]
+        return [
+            HIDDEN if _names_one(option, one) else without_secrets(one)
+            for option, one in zip(options, value)
+        ]
     return value
 
 

@@ -80,7 +80,9 @@ class Watchdog:
     def check(self, now: float) -> str:
         """Report late ranks. Returns why the job must end, or "" if it may continue."""
         # The launcher reports dead ranks.
-        local = [status for status in read_statuses(self.folder) if job_processes.is_alive(status.pid)]
+        local = [
+            status for status in read_statuses(self.folder) if job_processes.is_alive(status.pid)
+        ]
         ranks = local + self._remote_ranks(local, now)
         for status in ranks:
             self._record_duration(status)
@@ -92,7 +94,9 @@ class Watchdog:
         if waited > _limit(slow[0]):
             in_a_step = _in_a_step(slow[0]) and not slow[0].outcome
             name = "watchdog.limit_seconds" if in_a_step else "the limit of this phase"
-            return f"{describe_stragglers(running, now)}: longer than {name} ({_limit(slow[0]):.0f} s)"
+            return (
+                f"{describe_stragglers(running, now)}: longer than {name} ({_limit(slow[0]):.0f} s)"
+            )
         key = (slow[0].rank, slow[0].changes)
         if waited > max(self._deadline(slow[0]), 2 * self._reported.get(key, 0.0)):
             self._reported[key] = waited
@@ -109,14 +113,24 @@ class Watchdog:
 
     def _record_duration(self, status: RankStatus) -> None:
         before = self._seen.get(status.rank)
-        if before is not None and before.quiet_since != status.quiet_since and before.pid == status.pid:
+        if (
+            before is not None
+            and before.quiet_since != status.quiet_since
+            and before.pid == status.pid
+        ):
             kind = _kind(before.phase)
-            self._longest[kind] = max(self._longest.get(kind, 0.0), status.quiet_since - before.quiet_since)
+            self._longest[kind] = max(
+                self._longest.get(kind, 0.0), status.quiet_since - before.quiet_since
+            )
         self._seen[status.rank] = status
 
     def _report(self, slow: list[RankStatus], running: list[RankStatus], now: float) -> None:
-        self.say(f"watchdog: {describe_stragglers(running, now)}; the job is ended at {_limit(slow[0]):.0f} s")
-        for status in [status for status in slow if status_file_path(self.folder, status.rank).exists()][:4]:
+        self.say(
+            f"watchdog: {describe_stragglers(running, now)}; the job is ended at {_limit(slow[0]):.0f} s"
+        )
+        for status in [
+            status for status in slow if status_file_path(self.folder, status.rank).exists()
+        ][:4]:
             self.say(_process_report(status, self.folder))
 
     def _remote_ranks(self, local: list[RankStatus], now: float) -> list[RankStatus]:
@@ -132,10 +146,14 @@ class Watchdog:
             self._read_report(path, now)
         current = {node: report for node, report in self._node_reports.items() if report.current}
         found: dict[int, RankStatus] = {}
-        for report in sorted(current.values(), key=lambda report: report.received):  # a rank that moved: the later one
+        for report in sorted(
+            current.values(), key=lambda report: report.received
+        ):  # a rank that moved: the later one
             found |= {status.rank: status for status in report.statuses}
         for node, report in current.items():
-            self._check_silence(node, [s for s in report.statuses if found[s.rank] is s], now - report.received)
+            self._check_silence(
+                node, [s for s in report.statuses if found[s.rank] is s], now - report.received
+            )
             if report.ended:
                 self._lost = f"node {node} has ended: {report.ended}"
         return [status for rank, status in found.items() if rank not in {s.rank for s in local}]
@@ -150,11 +168,17 @@ class Watchdog:
             theirs = [RankStatus(**status) for status in content["statuses"]]
             shift = now - content["sent"]
             statuses = [
-                replace(status, since=status.since + shift, advanced=status.advanced and status.advanced + shift)
+                replace(
+                    status,
+                    since=status.since + shift,
+                    advanced=status.advanced and status.advanced + shift,
+                )
                 for status in theirs
             ]
             current = before is not None or content["at"] > self._began
-            self._node_reports[path.stem] = _NodeReport(content["at"], now, statuses, content["ended"], current)
+            self._node_reports[path.stem] = _NodeReport(
+                content["at"], now, statuses, content["ended"], current
+            )
 
     def publish_end(self, why: str) -> None:
         """Let the other nodes know that this one has ended, so that they do not wait for it."""
@@ -226,7 +250,9 @@ def stack_of(status: RankStatus, folder: Path) -> str:
     kept = ""
     if status.run_folder:
         with suppress(OSError):
-            shutil.copy(file, target := Path(status.run_folder) / "logs" / f"stacks_rank_{status.rank}.txt")
+            shutil.copy(
+                file, target := Path(status.run_folder) / "logs" / f"stacks_rank_{status.rank}.txt"
+            )
             kept = f"\n  (all threads: {target})"
     more = f"\n  ... {len(main) - STACK_LINES} more" if len(main) > STACK_LINES else ""
     return "\n".join(main[1 : STACK_LINES + 1]) + more + kept

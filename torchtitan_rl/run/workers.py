@@ -108,9 +108,14 @@ class WorkerPool:
         except (EOFError, OSError) as error:
             status = self._fork_server.kill(pid)
             evidence = self._oom_detector.out_of_memory()
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGTERM)
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (
+                signal.SIGKILL,
+                signal.SIGTERM,
+            )
             kind = WorkerKilled if killed else WorkerDied
-            raise kind(f"its process was ended: {_describe(status)}{evidence and f': {evidence}'}") from error
+            raise kind(
+                f"its process was ended: {_describe(status)}{evidence and f': {evidence}'}"
+            ) from error
         except Exception:  # it does not send what it should
             self._fork_server.kill(pid)
             raise
@@ -176,7 +181,9 @@ def _heard(line: _Line, ends_at: float) -> tuple[bool, Any]:
         name, content = pickle.loads(line.receive(ends_at))
         if name == ANSWER:
             return content
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or a stream that cannot encode the characters
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a full disk, or a stream that cannot encode the characters
             getattr(sys, name).write(visible(content))
 
 
@@ -245,8 +252,12 @@ def _run_and_exit(function: Callable, *args: Any) -> NoReturn:
 def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None:
     """Start and kill workers on request, until the pool's process is gone."""
     os.setsid()  # Ctrl-C is for the training process
-    signal.signal(signal.SIGTERM, lambda *_: line.shutdown(socket.SHUT_RD))  # closing the connection ends the loop
-    _control(job_processes.PR_SET_PDEATHSIG, signal.SIGTERM)  # in case another child keeps the connection open
+    signal.signal(
+        signal.SIGTERM, lambda *_: line.shutdown(socket.SHUT_RD)
+    )  # closing the connection ends the loop
+    _control(
+        job_processes.PR_SET_PDEATHSIG, signal.SIGTERM
+    )  # in case another child keeps the connection open
     _control(_PR_SET_CHILD_SUBREAPER, 1)  # adopts orphans of workers, so that it can kill them
     _close_sockets(but=line.fileno())
     workers: set[int] = set()
@@ -260,7 +271,9 @@ def _run_fork_server(line: socket.socket, functions: Sequence[Callable]) -> None
                 started = _fork()
                 if started == 0:
                     line.close()
-                    _run_and_exit(_serve, _Line(socket.socket(fileno=descriptors[0]), argument), functions)
+                    _run_and_exit(
+                        _serve, _Line(socket.socket(fileno=descriptors[0]), argument), functions
+                    )
                 os.close(descriptors[0])
                 workers.add(started)
                 line.send(b"%d" % started)
@@ -332,7 +345,9 @@ def _pickled(answer: tuple[bool, Any]) -> bytes:
 
 def _end(pid: int, others: set[int]) -> int:
     """Kill a worker's process group, and then all other children of the fork server that are not workers."""
-    with contextlib.suppress(ProcessLookupError):  # it was just forked and does not lead a group yet
+    with contextlib.suppress(
+        ProcessLookupError
+    ):  # it was just forked and does not lead a group yet
         os.killpg(pid, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)

@@ -25,7 +25,9 @@ class ExpertPart(NamedTuple):
     names: list[int]  # [k], the matrices' indices in ShardChecksums.shapes
     weights: Tensor  # [1, rows of a matrix]
     first_column: int
-    order: Tensor | None  # [elements of an expert], the place of each stored element in the expert; None: not packed
+    order: (
+        Tensor | None
+    )  # [elements of an expert], the place of each stored element in the expert; None: not packed
 
     def matrices(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
         """Yields the k matrices, [E, rows of an expert, columns], and the index of their first column."""
@@ -53,7 +55,10 @@ def expert_parts(
         shapes: of every whole matrix, by its Hugging Face name: see `ShardChecksums.shapes`.
         rank, degree: this rank's place among the engine's ranks, and their number.
     """
-    prefix, numbers = path.partition(".experts")[0], {name: number for number, name in enumerate(shapes)}
+    prefix, numbers = (
+        path.partition(".experts")[0],
+        {name: number for number, name in enumerate(shapes)},
+    )
     for parameter, projections in PROJECTIONS.items():
         stored = getattr(layer, parameter)
         names = [
@@ -63,10 +68,19 @@ def expert_parts(
         ]
         height = stored.shape[1] // len(projections)
         rows, columns = shapes[names[0]]
-        first_row, first_column = (rank * rows // degree, 0) if projections[1:] else (0, rank * columns // degree)
-        weights = place_weights(first_row + torch.arange(height, device=stored.device))[None]  # [1, height]
+        first_row, first_column = (
+            (rank * rows // degree, 0) if projections[1:] else (0, rank * columns // degree)
+        )
+        weights = place_weights(first_row + torch.arange(height, device=stored.device))[
+            None
+        ]  # [1, height]
         yield ExpertPart(
-            layer, parameter, [numbers[name] for name in names], weights, first_column, _order(layer, stored)
+            layer,
+            parameter,
+            [numbers[name] for name in names],
+            weights,
+            first_column,
+            _order(layer, stored),
         )
 
 

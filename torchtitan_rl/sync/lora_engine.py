@@ -39,14 +39,25 @@ class EngineAdapter:
             tp_size, dtype: the engine's.
         """
         self.lora = lora
-        self._proof_settings = {"policy_shards": lora.policy_shards, "tp_size": tp_size, "dtype": dtype}
+        self._proof_settings = {
+            "policy_shards": lora.policy_shards,
+            "tp_size": tp_size,
+            "dtype": dtype,
+        }
         self._proof: AdapterProof | None = None
 
     def engine_options(self) -> dict[str, Any]:
         """Returns keyword arguments of `vllm.LLM`. Only the targets get LoRA layers: vLLM would wrap the head too."""
         room = room_for(self.lora.config.rank)
-        targets = {name for target in self.lora.config.targets for name in (target, *MATRICES[target])}
-        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": sorted(targets)}
+        targets = {
+            name for target in self.lora.config.targets for name in (target, *MATRICES[target])
+        }
+        return {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": room,
+            "lora_target_modules": sorted(targets),
+        }
 
     def request(self) -> "LoRARequest":
         """Returns the LoRA request of every sampling request. vLLM finds the adapter by its id and opens no path."""
@@ -75,7 +86,9 @@ class EngineAdapter:
         for layer in {name.rpartition(".lora_")[0] for name in tensors}:
             a, b = (tensors.get(f"{layer}.lora_{one}.weight") for one in "AB")
             if a is not None and b is not None:  # otherwise the proof says what was not sent
-                loras[layer] = LoRALayerWeights(layer, config.rank, config.alpha, a, b, scaling=self.lora.scale)
+                loras[layer] = LoRALayerWeights(
+                    layer, config.rank, config.alpha, a, b, scaling=self.lora.scale
+                )
         manager = model.lora_manager
         manager.remove_adapter(NUMBER)
         if loras:

@@ -21,9 +21,17 @@ class AdapterProof(WeightProof):
             parent, _, last = path.rpartition(".")
             for part, one in enumerate(fused.get(last, [last])):
                 for letter, stack in (("A", layer.lora_a_stacked), ("B", layer.lora_b_stacked)):
-                    name, matrix = f"{parent}.{one}.lora_{letter}.weight", stack[part][0, 0]  # of the only adapter
+                    name, matrix = (
+                        f"{parent}.{one}.lora_{letter}.weight",
+                        stack[part][0, 0],
+                    )  # of the only adapter
                     if name in self._policy_shards.shapes:
-                        yield SimpleNamespace(weight=matrix), "weight", {name: len(matrix)}, matrix.shape[1]
+                        yield (
+                            SimpleNamespace(weight=matrix),
+                            "weight",
+                            {name: len(matrix)},
+                            matrix.shape[1],
+                        )
 
     def adapter_faults(self, sent: Collection[str]) -> list[str]:
         """Returns one sentence per fault after a push, each beginning with the tensor's name. Collective.
@@ -32,5 +40,9 @@ class AdapterProof(WeightProof):
             sent: names of the tensors that were sent.
         """
         wrong = self.faults(sent)
-        wrong |= {name: NO_PLACE for name, number in zip(self._names, self._copies.tolist(), strict=True) if not number}
+        wrong |= {
+            name: NO_PLACE
+            for name, number in zip(self._names, self._copies.tolist(), strict=True)
+            if not number
+        }
         return [f"{name} {fault}" for name, fault in wrong.items()]

@@ -31,7 +31,9 @@ def convolution_order(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return order_of(causal_conv1d_weight_pack, rows, columns, dtype)
 
 
-def order_of(pack: Callable[[Tensor], Tensor], rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+def order_of(
+    pack: Callable[[Tensor], Tensor], rows: int, columns: int, dtype: torch.dtype
+) -> Tensor:
     """Returns the place in a matrix of each element of its packed copy, [rows * columns] int64.
 
     Raises RuntimeError if `pack` does more than move elements.
@@ -41,7 +43,11 @@ def order_of(pack: Callable[[Tensor], Tensor], rows: int, columns: int, dtype: t
     integers = INTEGERS[dtype.itemsize]
     for digit, factor in ((places % DIGIT, 1), (places // DIGIT, DIGIT)):
         packed = pack(digit.to(integers).view(dtype).view(rows, columns))
-        order += factor * packed.flatten().view(integers).long()  # a digit times its factor does not fit into 16 bits
+        order += (
+            factor * packed.flatten().view(integers).long()
+        )  # a digit times its factor does not fit into 16 bits
     if not torch.equal(order.sort().values, places):
-        raise RuntimeError("vLLM packs weights otherwise than by moving elements: they cannot be proven.")
+        raise RuntimeError(
+            "vLLM packs weights otherwise than by moving elements: they cannot be proven."
+        )
     return order

@@ -24,7 +24,10 @@ LARGEST_RATIO = {torch.float32: 30.0, torch.bfloat16: 3.0}
 
 
 def rounding_noise(
-    model: nn.Module, logprobs: Callable[[IntArray], FloatArray], probe: IntArray, dtype: torch.dtype
+    model: nn.Module,
+    logprobs: Callable[[IntArray], FloatArray],
+    probe: IntArray,
+    dtype: torch.dtype,
 ) -> float:
     """Returns how far random rounding errors move the log-probabilities of probe[1:]: root mean square, in `logit_scale`. Collective.
 

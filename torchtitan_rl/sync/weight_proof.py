@@ -45,7 +45,9 @@ class _Part(NamedTuple):
     weights: Tensor  # [k, rows], 0 for rows of other tensors and for padding
     first_column: int
     packed_columns: int  # of the packed copy; 0 if there is none
-    order: Tensor | None  # [rows * columns], the place of each element of a convolution's packed copy; None: not packed
+    order: (
+        Tensor | None
+    )  # [rows * columns], the place of each element of a convolution's packed copy; None: not packed
 
     def matrices(self, dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
         """Yields every copy of the parameter: ([rows, columns] or a vector [rows], index of the first column)."""
@@ -56,8 +58,12 @@ class _Part(NamedTuple):
         elif len(tensor := getattr(self.layer, self.parameter)):
             yield tensor, self.first_column
         for begin in range(0, self.packed_columns, UNITS):
-            units = torch.eye(min(UNITS, self.packed_columns - begin), self.packed_columns, dtype=dtype)
-            product = self.layer.quant_method.apply(self.layer, units.roll(begin, 1))  # [<= UNITS, rows]
+            units = torch.eye(
+                min(UNITS, self.packed_columns - begin), self.packed_columns, dtype=dtype
+            )
+            product = self.layer.quant_method.apply(
+                self.layer, units.roll(begin, 1)
+            )  # [<= UNITS, rows]
             yield product.t(), self.first_column + begin
 
 
@@ -74,18 +80,27 @@ class WeightProof:
         wide_head: "WideHead | None" = None,
     ) -> None:
         self._wide_head = wide_head
-        self._model, self._policy_shards, self._tp_size, self._dtype = model, policy_shards, tp_size, dtype
+        self._model, self._policy_shards, self._tp_size, self._dtype = (
+            model,
+            policy_shards,
+            tp_size,
+            dtype,
+        )
         self._replica, self._tp_rank = divmod(dist.get_rank(), tp_size)
         self._names = list(policy_shards.shapes)
         self._copies = torch.zeros(
             len(self._names), dtype=torch.int64, device=policy_shards.device
         )  # [names], copies in one engine
-        self._parts: list[_Part | ExpertPart] = [self._part(*found) for found in self.parameters(model)]
+        self._parts: list[_Part | ExpertPart] = [
+            self._part(*found) for found in self.parameters(model)
+        ]
         for path, layer in model.named_modules():
             if is_experts(layer):
                 self._parts += self._expert_parts(path, layer)
         # Buffers that are computed from the model's config.
-        self._constants = {name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name}
+        self._constants = {
+            name: buffer.clone() for name, buffer in model.named_buffers() if "rotary" in name
+        }
 
     @classmethod
     def of(cls, generator: "Generator", policy_shards: "ShardChecksums") -> "WeightProof":
@@ -108,17 +123,33 @@ class WeightProof:
         packed = parameter == "weight" and hasattr(layer, "cpu_linear")
         if self._wide_head and layer is self._wide_head.source:
             packed = False  # the engine computes with the wide copy of its matrix
-        num_kept = packed + (len(getattr(layer, parameter)) > 0)  # an embedding keeps its matrix beside the packed copy
+        num_kept = packed + (
+            len(getattr(layer, parameter)) > 0
+        )  # an embedding keeps its matrix beside the packed copy
         numbers, weights = [self._names.index(name) for name in sizes], []
         for number, (name, size) in zip(numbers, sizes.items(), strict=True):
             whole_height, whole_width = self._policy_shards.shapes[name]
             first_row, row_copies = share_of(size, whole_height, self._tp_rank, self._tp_size)
             first_column, column_copies = share_of(width, whole_width, self._tp_rank, self._tp_size)
-            places = torch.arange(first_row, first_row + size, device=self._policy_shards.device)  # [size]
+            places = torch.arange(
+                first_row, first_row + size, device=self._policy_shards.device
+            )  # [size]
             weights.append(place_weights(places) * (places < whole_height))
             self._copies[number] += num_kept * min(row_copies, column_copies)
-        order = convolution_order(sum(sizes.values()), width, self._dtype) if _packs_convolution(layer) else None
-        return _Part(layer, parameter, numbers, torch.block_diag(*weights), first_column, width if packed else 0, order)
+        order = (
+            convolution_order(sum(sizes.values()), width, self._dtype)
+            if _packs_convolution(layer)
+            else None
+        )
+        return _Part(
+            layer,
+            parameter,
+            numbers,
+            torch.block_diag(*weights),
+            first_column,
+            width if packed else 0,
+            order,
+        )
 
     def _expert_parts(self, path: str, layer: nn.Module) -> list[ExpertPart]:
         """Returns the parts of a layer of experts. Each rank has a share of every expert."""
@@ -133,7 +164,9 @@ class WeightProof:
 
         A push that is skipped, or breaks off, leaves the first or the last layer as it was.
         """
-        layers = {name: int(found[1]) for name in self._names if (found := re.search(r"\.(\d+)\.", name))}
+        layers = {
+            name: int(found[1]) for name in self._names if (found := re.search(r"\.(\d+)\.", name))
+        }
         ends = {min(layers.values(), default=0), max(layers.values(), default=0)}
         chosen = {(first + i) % SIXTEENTHS for i in range(count)}
         numbered = enumerate(self._names)
@@ -141,7 +174,9 @@ class WeightProof:
         return due | {name for name, layer in layers.items() if layer in ends}
 
     @torch.no_grad()
-    def faults(self, sent: Collection[str] | None, *, due: Set[str] | None = None) -> dict[str, str]:
+    def faults(
+        self, sent: Collection[str] | None, *, due: Set[str] | None = None
+    ) -> dict[str, str]:
         """Returns {name of the tensor: what is wrong} after a push. Collective.
 
         Args:
@@ -154,9 +189,17 @@ class WeightProof:
             self._policy_shards.checksums(self._dtype, numbers), due=numbers
         )  # [policy and engines, names]
         differs = (sums[1:] != sums[0] * self._copies).any(0).tolist()
-        wrong = {name: OTHER_VALUES for name, other in zip(self._names, differs, strict=True) if other and name in due}
-        constants = ((name, self._model.get_buffer(name), start) for name, start in self._constants.items())
-        wrong |= {name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)}
+        wrong = {
+            name: OTHER_VALUES
+            for name, other in zip(self._names, differs, strict=True)
+            if other and name in due
+        }
+        constants = (
+            (name, self._model.get_buffer(name), start) for name, start in self._constants.items()
+        )
+        wrong |= {
+            name: CHANGED for name, buffer, start in constants if not torch.equal(buffer, start)
+        }
         if self._wide_head and not self._wide_head.is_current():
             wrong[HEAD] = OTHER_VALUES
         if sent is not None:
@@ -204,19 +247,29 @@ def _parameters(
     model: nn.Module, known: Mapping[str, tuple[int, int]]
 ) -> Iterator[tuple[nn.Module, str, dict[str, int], int]]:
     """Yields each parameter of the engine: (layer, name in the layer, rows of each Hugging Face tensor in it, columns)."""
-    fused = {"gate_up_proj": ["gate_proj", "up_proj"], **getattr(model, "packed_modules_mapping", {})}
+    fused = {
+        "gate_up_proj": ["gate_proj", "up_proj"],
+        **getattr(model, "packed_modules_mapping", {}),
+    }
     for path, layer in model.named_modules():
         if is_experts(layer):
             continue
         path = path.removesuffix(".base_layer")  # of a LoRA layer
         parent, _, last = path.rpartition(".")
         for parameter, tensor in layer.named_parameters(recurse=False):
-            names = [".".join(filter(None, (parent, name, parameter))) for name in fused.get(last, [last])]
-            names = names if names[0] in known else [f"{path}.{parameter}"]  # a matrix that Hugging Face merges too
+            names = [
+                ".".join(filter(None, (parent, name, parameter)))
+                for name in fused.get(last, [last])
+            ]
+            names = (
+                names if names[0] in known else [f"{path}.{parameter}"]
+            )  # a matrix that Hugging Face merges too
             # vLLM drops a matrix after packing it, and packs a convolution's, so their shapes come from the layer.
             whole = len(tensor) > 0 and tensor.ndim < 3 and not _packs_convolution(layer)
             sizes = layer.output_partition_sizes if names[1:] or not whole else [len(tensor)]
-            if len(sizes) != len(names):  # a matrix of Hugging Face is several of vLLM's, on one rank
+            if len(sizes) != len(
+                names
+            ):  # a matrix of Hugging Face is several of vLLM's, on one rank
                 sizes = [known[name][0] for name in names]
             width = (*tensor.shape, 1)[1]
             if not whole:  # a replicated layer has no part of its inputs

@@ -46,11 +46,15 @@ class WeightSync(Configurable):
         check_interval: int = number(50, least=0, remedy="0 probes the first push alone.")
         """Number of pushes from one probe to the next; 0 probes only the first push."""
 
-        max_diff: float | None = number(None, least=0, remedy="Leave it out for no limit of one's own.")
+        max_diff: float | None = number(
+            None, least=0, remedy="Leave it out for no limit of one's own."
+        )
         """Largest allowed difference of a probed token's log-probability. None: none. The difference is compared with the
         rounding noise of the policy in any case (`sync/probe.py`)."""
 
-    def __init__(self, config: Config, *, proof: WeightProof, policy: nn.Module, dtypes: set[str]) -> None:
+    def __init__(
+        self, config: Config, *, proof: WeightProof, policy: nn.Module, dtypes: set[str]
+    ) -> None:
         """`proof`: compares the engine's weights with the policy's after a push. `dtypes`: of trainer and engine."""
         self.config = config
         self._policy = policy
@@ -60,7 +64,9 @@ class WeightSync(Configurable):
         self._next_share = 0
         self._sixteenth_s = 0.0  # seconds per sixteenth in the last proof
         self._ended_at = 0.0  # of the last push
-        self._proven: dict[str, int] = {}  # the policy version with which each tensor was last proven
+        self._proven: dict[
+            str, int
+        ] = {}  # the policy version with which each tensor was last proven
 
     def push(
         self,
@@ -104,7 +110,12 @@ class WeightSync(Configurable):
         return -comm.largest(-fits)  # the least of all ranks
 
     def _check_arrival(
-        self, generator: Generator, sent: Collection[str], base_is_due: bool, policy_version: int, shares: int
+        self,
+        generator: Generator,
+        sent: Collection[str],
+        base_is_due: bool,
+        policy_version: int,
+        shares: int,
     ) -> None:
         began = time.monotonic()
         due = self._proof.due(self._next_share, shares)
@@ -120,7 +131,11 @@ class WeightSync(Configurable):
             return
         # All ranks raise: if only one stopped, the others would wait for it.
         faults = list(dict.fromkeys(comm.all_gather_lists(faults)))
-        proven = [self._proven[name] for name, fault in wrong.items() if fault == OTHER_VALUES and name in self._proven]
+        proven = [
+            self._proven[name]
+            for name, fault in wrong.items()
+            if fault == OTHER_VALUES and name in self._proven
+        ]
         proven = comm.all_gather_lists(proven)
         raise WeightSyncError(
             f"Weight sync {self._num_pushes} left the engine with other weights than the policy's: {_first(faults)}. "
@@ -141,7 +156,11 @@ class WeightSync(Configurable):
         if not ON_CPU:  # the engine is asleep
             return "Its weights were the policy's, bit for bit, when they were pushed."
         wrong = self._proof.faults(None)
-        faults = list(dict.fromkeys(comm.all_gather_lists([f"{name} {fault}" for name, fault in wrong.items()])))
+        faults = list(
+            dict.fromkeys(
+                comm.all_gather_lists([f"{name} {fault}" for name, fault in wrong.items()])
+            )
+        )
         if not faults:
             return "Its weights are the policy's, bit for bit (compared now), so they are not the cause."
         proven = [self._proven[name] for name in wrong if name in self._proven]
@@ -155,10 +174,18 @@ class WeightSync(Configurable):
             of_engine, of_trainer: [L - 1] the log-probabilities of the probed tokens.
             noise: `rounding_noise` of the trainer.
         """
-        largest, limit = float(np.abs(of_engine - of_trainer).max(initial=0.0)), self.config.max_diff
+        largest, limit = (
+            float(np.abs(of_engine - of_trainer).max(initial=0.0)),
+            self.config.max_diff,
+        )
         if limit is not None and not largest <= limit:
-            raise _other_model(self._num_pushes, f"by {largest:.3g}, more than weight_sync.max_diff = {limit:.3g}")
-        ratio, highest = distance(of_engine, of_trainer, self._dtype) / noise, LARGEST_RATIO[self._dtype]
+            raise _other_model(
+                self._num_pushes, f"by {largest:.3g}, more than weight_sync.max_diff = {limit:.3g}"
+            )
+        ratio, highest = (
+            distance(of_engine, of_trainer, self._dtype) / noise,
+            LARGEST_RATIO[self._dtype],
+        )
         if not ratio <= highest:
             raise _other_model(
                 self._num_pushes,
@@ -198,7 +225,11 @@ def _sampled_since(proven: list[int], policy_version: int) -> str:
         return "Nothing was sampled with them."
     if max(proven) >= policy_version - 1:
         return "Some of them were proven right at the push before, so most likely nothing was sampled with them."
-    trained = f"the {steps} steps {step + 2} to {policy_version}" if steps > 1 else f"step {policy_version}"
+    trained = (
+        f"the {steps} steps {step + 2} to {policy_version}"
+        if steps > 1
+        else f"step {policy_version}"
+    )
     return f"{_last_proven(step)} Up to now, {trained} may have been trained on their samples: --resume {step + 1} or before."
 
 

@@ -86,7 +86,9 @@ class ModelLoader:
         model.lm_head.reads_records = same_rows and not self._router_replay  # a bit for each row
         return model
 
-    def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None) -> Decoder:
+    def _load(
+        self, model_spec: ModelSpec, folder: str, dtype: str, lora: PolicyLora | None
+    ) -> Decoder:
         config = self.config
         training = TrainingConfig(
             seq_len=self._max_positions,
@@ -145,7 +147,9 @@ def build_trainer(
         router_replay=router_replay,
     )
     checks = partial(StepChecks, config, {config.mixed_precision_param, generator_dtype})
-    return config.build(models=models, parallel_dims=parallel_dims, checks=checks, policy_lora=policy_lora, **others)
+    return config.build(
+        models=models, parallel_dims=parallel_dims, checks=checks, policy_lora=policy_lora, **others
+    )
 
 
 def build_policy(
@@ -224,7 +228,9 @@ def model_config(
     head: dict[str, object] = {}
     for declared in dataclasses.fields(config.lm_head):
         head[declared.name] = getattr(config.lm_head, declared.name)
-    config.lm_head = LogprobHead.Config(**head, chunk_tokens=logprob_chunk_tokens, compile=compile_head)
+    config.lm_head = LogprobHead.Config(
+        **head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
+    )
     config.update_from_config(config=SimpleNamespace(parallelism=parallelism, training=training))
     # The head reduces over the sharded vocabulary itself and returns plain tensors.
     sharding = config.lm_head.sharding_config
@@ -237,7 +243,9 @@ def model_config(
 
 
 @torch.no_grad()
-def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str) -> None:
+def load_hf_weights(
+    model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str
+) -> None:
     """Load a folder's safetensors into the sharded model. Each rank reads its shards.
 
     Raises UserError, with their names, if tensors are missing or have another shape.
@@ -246,7 +254,11 @@ def load_hf_weights(model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf
     reader = state_dict_adapter.get_hf_storage_reader(hf_assets_path)
     stored = reader.read_metadata().state_dict_metadata
     missing = sorted(set(state) - set(stored))
-    reshaped = [name for name in state.keys() & stored.keys() if tuple(stored[name].size) != tuple(state[name].shape)]
+    reshaped = [
+        name
+        for name in state.keys() & stored.keys()
+        if tuple(stored[name].size) != tuple(state[name].shape)
+    ]
     if missing or reshaped:
         raise UserError(
             f"hf_assets_path: the safetensors in {hf_assets_path} do not hold this model: "

@@ -42,7 +42,9 @@ class FiniteUpdates:
             fault = "the gradients"  # all of them: clipping has spread it
         what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
         if fault.startswith(("the weights", "the optimizer")):
-            raise NonFiniteLossError(f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr.")
+            raise NonFiniteLossError(
+                f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr."
+            )
         if self._in_a_row > self._skip:
             raise NonFiniteLossError(
                 f"{what}. It is number {self._in_a_row} in a row and "
@@ -92,7 +94,9 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
     return None
 
 
-def _moments(parameters: dict[str, Tensor], optimizer: OptimizersContainer | None) -> Iterator[tuple[str, Tensor]]:
+def _moments(
+    parameters: dict[str, Tensor], optimizer: OptimizersContainer | None
+) -> Iterator[tuple[str, Tensor]]:
     for part in optimizer or ():
         for name, parameter in parameters.items():
             for moment in part.state.get(parameter, {}).values():

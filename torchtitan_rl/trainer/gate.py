@@ -73,7 +73,9 @@ class LogprobDiffs:
     moments: FloatArray = field(default_factory=lambda: np.zeros(3))
     """[3] sums of x^2, d x and (d x)^2, where d = log pi - log mu and x = log pi + entropy."""
 
-    def add(self, diff: FloatArray, scale: FloatArray | float = 1.0, surprise: FloatArray | float = 0.0) -> None:
+    def add(
+        self, diff: FloatArray, scale: FloatArray | float = 1.0, surprise: FloatArray | float = 0.0
+    ) -> None:
         """Add tokens. Those with a difference that is not finite count only for `largest`.
 
         Args:
@@ -99,7 +101,9 @@ class LogprobDiffs:
         """Returns the distribution over all ranks, on each of them. Collective."""
         if dist.get_world_size() == 1:
             return self
-        sums = torch.tensor([*self.counts, self.total, *self.moments], dtype=torch.float64)  # [bins + 4]
+        sums = torch.tensor(
+            [*self.counts, self.total, *self.moments], dtype=torch.float64
+        )  # [bins + 4]
         largest = torch.tensor([self.largest], dtype=torch.float64)  # [1]
         sums, largest = sums.to(DEVICE_TYPE), largest.to(DEVICE_TYPE)
         dist.all_reduce(sums)
@@ -136,11 +140,15 @@ class LogprobGate:
         self.config = config
         self._dtype = "float32" if dtypes == {"float32"} else "bfloat16"
         self._unit = "" if self._dtype == "float32" else f" / (1 - mu + {CERTAIN:g})"
-        self._before: dict[str, deque[float]] = {name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]}
+        self._before: dict[str, deque[float]] = {
+            name: deque(maxlen=HISTORY) for name in FLOORS[self._dtype]
+        }
 
     def state_dict(self) -> dict[str, dict[str, list[float]]]:
         """Returns the means and quantiles of the last steps under the dtype and the unit in which they were measured."""
-        return {self._dtype + self._unit: {name: list(before) for name, before in self._before.items()}}
+        return {
+            self._dtype + self._unit: {name: list(before) for name, before in self._before.items()}
+        }
 
     def load_state_dict(self, state_dict: dict[str, dict[str, list[float]]]) -> None:
         """Restore what `state_dict` returned. A run that goes on in another dtype begins anew."""

@@ -11,7 +11,13 @@ from torchtitan_rl.trainer.trainer_config import TrainerConfig
 class StepChecks:
     """The checks of one trainer's updates: `trainer.trainer.UpdateChecks`."""
 
-    def __init__(self, config: TrainerConfig, dtypes: set[str], model: Decoder, optimizer: OptimizersContainer) -> None:
+    def __init__(
+        self,
+        config: TrainerConfig,
+        dtypes: set[str],
+        model: Decoder,
+        optimizer: OptimizersContainer,
+    ) -> None:
         """`dtypes`: those in which the trainer and the engine compute."""
         gate = LogprobGate(config.logprob_gate, dtypes=dtypes)
         finite = FiniteUpdates(model, optimizer, skip=config.skip_nonfinite_updates)

@@ -5,6 +5,8 @@ import sys
 
 
 def test_the_launcher_imports_no_torch():
-    code = "import sys, torchtitan_rl.run.launch; print([m for m in ('torch', 'torchtitan', 'vllm') if m in sys.modules])"
+    code = (
+        "import sys, torchtitan_rl.run.launch; print([m for m in ('torch', 'torchtitan', 'vllm') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

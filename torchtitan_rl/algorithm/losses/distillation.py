@@ -46,8 +46,17 @@ class Distill(Clip):
         reported."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
-            keep, remedy = objective.zero_variance, "The teacher's part learns from groups with equal rewards too."
-            expect(keep == "keep", "algorithm.zero_variance", keep, '"keep" with the loss Distill', remedy)
+            keep, remedy = (
+                objective.zero_variance,
+                "The teacher's part learns from groups with equal rewards too.",
+            )
+            expect(
+                keep == "keep",
+                "algorithm.zero_variance",
+                keep,
+                '"keep" with the loss Distill',
+                remedy,
+            )
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -55,7 +64,13 @@ class Distill(Clip):
 
     def validate_group_size(self, n: int) -> None:
         baseline = "at least 2 with algorithm.loss.rewards, because the group is its own baseline"
-        expect(n >= 2 or not self.config.rewards, "sampling.n", n, baseline, "Raise it, or leave rewards out.")
+        expect(
+            n >= 2 or not self.config.rewards,
+            "sampling.n",
+            n,
+            baseline,
+            "Raise it, or leave rewards out.",
+        )
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for episode in flat(groups):
@@ -70,7 +85,10 @@ class Distill(Clip):
 
     def _taught(self, inputs: LossInputs) -> LossInputs:
         """The inputs with the teacher's part in the advantages."""
-        return replace(inputs, advantages=inputs.advantages - self.config.coef * inputs.token_columns[LOG_RATIOS])
+        return replace(
+            inputs,
+            advantages=inputs.advantages - self.config.coef * inputs.token_columns[LOG_RATIOS],
+        )
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
         """KL(mu || nu) by two estimators, and the share of the tokens that the teacher finds more likely."""
@@ -115,7 +133,9 @@ class ExactDistill(TokenLoss):
                 "seed_grpo": (objective.seed_grpo, None),
             }
             for name, (value, only) in unused.items():
-                expected = f"{only} with the loss ExactDistill, which has neither a ratio nor advantages"
+                expected = (
+                    f"{only} with the loss ExactDistill, which has neither a ratio nor advantages"
+                )
                 expect(value == only, f"algorithm.{name}", value, expected, "Leave it out.")
 
     def __init__(self, config: Config) -> None:

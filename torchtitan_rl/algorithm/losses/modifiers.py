@@ -46,10 +46,18 @@ class Modifier(TokenLoss, ABC):
             own, loss = self._owner.__name__, self.loss.build()
             expected = f"a loss without terms beside its tokens', which {own} would lose"
             tokens_alone = isinstance(loss, TokenLoss) and type(loss).terms is TokenLoss.terms
-            expect(tokens_alone, f"{own}.loss", self.loss, expected, "A modifier with a term goes outside.")
+            expect(
+                tokens_alone,
+                f"{own}.loss",
+                self.loss,
+                expected,
+                "A modifier with a term goes outside.",
+            )
             for name in self._owner.needs:
                 expected = f"a loss with {name}, without which {own} has no effect"
-                expect(getattr(loss, name), f"{own}.loss", self.loss, expected, "Use Clip.Config().")
+                expect(
+                    getattr(loss, name), f"{own}.loss", self.loss, expected, "Use Clip.Config()."
+                )
 
     needs: ClassVar[tuple[str, ...]] = ()
     """Fields of `loss` that must be true. Otherwise the modifier has no effect."""
@@ -147,15 +155,22 @@ class OffPolicyMask(Modifier):
 
     def masked(self, inputs: LossInputs) -> Tensor:
         """[T] bool, true where the loss is 0."""
-        far = inputs.sequences.mean(inputs.sampler_logprobs - inputs.logprobs.detach()) > self.config.delta  # [S]
-        return (inputs.advantages < 0) & (inputs.sequences.expand(far.to(inputs.mask.dtype)) > 0)  # [T]
+        far = (
+            inputs.sequences.mean(inputs.sampler_logprobs - inputs.logprobs.detach())
+            > self.config.delta
+        )  # [S]
+        return (inputs.advantages < 0) & (
+            inputs.sequences.expand(far.to(inputs.mask.dtype)) > 0
+        )  # [T]
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return torch.where(self.masked(inputs), 0.0, super().__call__(inputs))  # [T]
 
     def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
         masked = self.masked(inputs).to(inputs.mask.dtype)  # [T]
-        return super().loss_metrics(inputs) | {"off_policy/masked_fraction": mean_of(masked, inputs.mask)}
+        return super().loss_metrics(inputs) | {
+            "off_policy/masked_fraction": mean_of(masked, inputs.mask)
+        }
 
 
 class TopEntropy(Modifier):
@@ -206,7 +221,13 @@ class TargetEntropy(Modifier):
         def check_objective(self, objective: "Algorithm.Config") -> None:
             Modifier.Config.check_objective(self, objective)
             constant, remedy = objective.entropy_coef, "TargetEntropy gives the bonus."
-            expect(constant == 0, "algorithm.entropy_coef", constant, "0 with the loss TargetEntropy", remedy)
+            expect(
+                constant == 0,
+                "algorithm.entropy_coef",
+                constant,
+                "0 with the loss TargetEntropy",
+                remedy,
+            )
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -221,12 +242,18 @@ class TargetEntropy(Modifier):
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
         terms = super().terms(inputs, aggregation)
         if self.active:
-            bonus = self.coef * (inputs.entropy * inputs.mask).sum() / max(inputs.normalizers.num_tokens, 1)  # 0-d
+            bonus = (
+                self.coef
+                * (inputs.entropy * inputs.mask).sum()
+                / max(inputs.normalizers.num_tokens, 1)
+            )  # 0-d
             terms["policy"] = terms["policy"] - bonus
         return terms
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
-        metrics = super().after_update(stats) | {"entropy/coef": same_everywhere(self.coef if self.active else 0.0)}
+        metrics = super().after_update(stats) | {
+            "entropy/coef": same_everywhere(self.coef if self.active else 0.0)
+        }
         if ENTROPY in stats:
             self.active = stats[ENTROPY] <= self.config.target
             moved = self.coef + (self.config.step if self.active else -self.config.step)
@@ -248,7 +275,12 @@ class OwnBaseline(Modifier, ABC):
     class Config(Modifier.Config):
         def check_objective(self, objective: "Algorithm.Config") -> None:
             Modifier.Config.check_objective(self, objective)
-            unused = {"advantage": Grpo.Config(), "credit": "episode", "zero_variance": "keep", "seed_grpo": None}
+            unused = {
+                "advantage": Grpo.Config(),
+                "credit": "episode",
+                "zero_variance": "keep",
+                "seed_grpo": None,
+            }
             remedy = f"{self._owner.__name__} sets the advantages. Leave it out."
             for name, only in unused.items():
                 value = getattr(objective, name)
@@ -292,7 +324,9 @@ class RoleBaseline(OwnBaseline):
                     continue
                 baseline = self.baselines.get(role, 0.0)
                 episode.credit.advantage = reward - baseline
-                self.baselines[role] = self.config.decay * baseline + (1 - self.config.decay) * reward
+                self.baselines[role] = (
+                    self.config.decay * baseline + (1 - self.config.decay) * reward
+                )
         super().assign_credit(groups)
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:

@@ -81,12 +81,17 @@ class MaxRl(Advantage):
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             kl, cut = objective.kl, objective.truncation
-            bounded, remedy = kl.coef == 0 or kl.placement == "loss", "A KL has no bound, so no reward is the lowest."
+            bounded, remedy = (
+                kl.coef == 0 or kl.placement == "loss",
+                "A KL has no bound, so no reward is the lowest.",
+            )
             expect(bounded, "algorithm.kl.placement", kl.placement, '"loss" with MaxRl', remedy)
             least = cut.cut_reward - (cut.mode == "penalty")
             expected = f"at most {least:g}, the penalty of a wrong answer that was cut"
             remedy = "Lower it, or use another truncation."
-            expect(self.lowest <= least, "algorithm.advantage.lowest", self.lowest, expected, remedy)
+            expect(
+                self.lowest <= least, "algorithm.advantage.lowest", self.lowest, expected, remedy
+            )
 
     def check_rewards(self, rewards: Sequence[float]) -> None:
         lowest, least = self.config.lowest, min(filter(math.isfinite, rewards), default=math.inf)
@@ -113,21 +118,34 @@ class Gdpo(Grpo):
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             for name, only in {"credit": "episode", "zero_variance": "keep"}.items():
-                value, remedy = getattr(objective, name), "Gdpo compares functions, of whole completions. Leave it out."
+                value, remedy = (
+                    getattr(objective, name),
+                    "Gdpo compares functions, of whole completions. Leave it out.",
+                )
                 expect(value == only, f"algorithm.{name}", value, f"{only} with Gdpo", remedy)
             kl, cut_reward = objective.kl, objective.truncation.cut_reward
             remedy = "Gdpo divides a penalty by its spread, so its size has no effect."
             in_loss = kl.coef == 0 or kl.placement == "loss"
             expect(in_loss, "algorithm.kl.placement", kl.placement, '"loss" with Gdpo', remedy)
-            expect(cut_reward == 0, "algorithm.truncation.cut_reward", cut_reward, "0 with Gdpo", remedy)
+            expect(
+                cut_reward == 0,
+                "algorithm.truncation.cut_reward",
+                cut_reward,
+                "0 with Gdpo",
+                remedy,
+            )
 
-    def of_step(self, rewards: list[list[float | None]], groups: list[Group[Episode]]) -> list[list[float]]:
+    def of_step(
+        self, rewards: list[list[float | None]], groups: list[Group[Episode]]
+    ) -> list[list[float]]:
         summed: list[list[float | None]] = []
         for of_group, group in zip(rewards, groups, strict=True):
             totals = [None if reward is None else 0.0 for reward in of_group]
             rewarded = [i for i, reward in enumerate(of_group) if reward is not None]
             for weight, values in self._functions([group.samples[i] for i in rewarded]):
-                scored = {i: value for i, value in zip(rewarded, values, strict=True) if value is not None}
+                scored = {
+                    i: value for i, value in zip(rewarded, values, strict=True) if value is not None
+                }
                 for i, value in zip(scored, self._normalized(list(scored.values())), strict=True):
                     totals[i] += weight * value
             equal = all_equal([total for total in totals if total is not None])
@@ -135,7 +153,9 @@ class Gdpo(Grpo):
         # Every group's sum is 0, and so is the step's mean. To subtract its rounding would move groups of equal rewards from 0.
         known = [total for totals in summed for total in totals if total is not None]
         divisor = sample_std(known) + self.config.std_eps
-        return [[0.0 if total is None else total / divisor for total in totals] for totals in summed]
+        return [
+            [0.0 if total is None else total / divisor for total in totals] for totals in summed
+        ]
 
     def _normalized(self, values: list[float]) -> list[float]:
         """(v_i - mean(v)) / (s(v) + std_eps); 0 if all are equal."""
@@ -169,17 +189,25 @@ class EntropyBonus(Grpo):
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
             value, remedy = objective.credit, "The bonus is of whole completions. Leave it out."
-            expect(value == "episode", "algorithm.credit", value, "episode with EntropyBonus", remedy)
+            expect(
+                value == "episode", "algorithm.credit", value, "episode with EntropyBonus", remedy
+            )
 
-    def of_step(self, rewards: list[list[float | None]], groups: list[Group[Episode]]) -> list[list[float]]:
+    def of_step(
+        self, rewards: list[list[float | None]], groups: list[Group[Episode]]
+    ) -> list[list[float]]:
         known = [reward for of_group in rewards for reward in of_group if reward is not None]
         size = self.config.coef * (1.0 if all_equal(known) else float(np.std(known)))
         totals = [list(of_group) for of_group in rewards]
         for total, group in zip(totals, groups, strict=True):
             places = [i for i, reward in enumerate(total) if reward is not None]
             done = [group.samples[i].completion for i in places]
-            entropies = [-math.fsum(c.sampled_logprobs.tolist()) / max(c.num_sampled, 1) for c in done] or [0.0]
-            bonuses = size * (np.array(entropies) - np.mean(entropies)) / max(np.std(entropies), 1e-6)  # [G]
+            entropies = [
+                -math.fsum(c.sampled_logprobs.tolist()) / max(c.num_sampled, 1) for c in done
+            ] or [0.0]
+            bonuses = (
+                size * (np.array(entropies) - np.mean(entropies)) / max(np.std(entropies), 1e-6)
+            )  # [G]
             for i, bonus in zip(places, bonuses.tolist()):
                 group.samples[i].credit.columns["entropy_bonus"] = bonus
                 total[i] += bonus
@@ -262,12 +290,17 @@ class Cispo(TokenLoss):
         """Smallest importance weight (absolute); None for no bound, as in the paper's experiments."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        weight = self.ratio(inputs).detach().clamp(min=self.config.floor, max=self.config.cap)  # [T]
+        weight = (
+            self.ratio(inputs).detach().clamp(min=self.config.floor, max=self.config.cap)
+        )  # [T]
         return -weight * inputs.advantages * inputs.logprobs  # [T]
 
     def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
         """[T] each: "low" and "high", where the weight is at its bound. The gradient remains."""
-        return {"low": ratio < (self.config.floor or 0.0), "high": ratio > self.config.cap}  # [T] each
+        return {
+            "low": ratio < (self.config.floor or 0.0),
+            "high": ratio > self.config.cap,
+        }  # [T] each
 
 
 class Dppo(Cispo):
@@ -387,7 +420,9 @@ class SeqSumConst(Aggregation):
 
     def __call__(self, token_losses: Tensor, inputs: LossInputs) -> Tensor:
         sequences = max(inputs.normalizers.num_sequences, 1)
-        return (token_losses * inputs.mask).sum() / (sequences * inputs.normalizers.max_completion_tokens)
+        return (token_losses * inputs.mask).sum() / (
+            sequences * inputs.normalizers.max_completion_tokens
+        )
 
 
 class TokenTruncate(Mismatch):

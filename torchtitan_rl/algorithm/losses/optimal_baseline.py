@@ -34,7 +34,9 @@ class OptimalBaseline(OwnBaseline):
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for group in groups:
-            rewarded = [episode for episode in group.samples if episode.credit.shaped_reward is not None]
+            rewarded = [
+                episode for episode in group.samples if episode.credit.shaped_reward is not None
+            ]
             weights = [path_weights(episode) for episode in rewarded]  # [num_sampled] each
             longest = max((len(of_sample) for of_sample in weights), default=0)
             weighted, total, count = np.zeros((3, longest))
@@ -76,6 +78,11 @@ class Collisions:
         """Set the two token columns of every episode, [L] each. Collective."""
         trainer = self.trainer
         plain = trainer.episode_logprobs(trainer.model, groups)  # [L] each
-        sharp = trainer.episode_logprobs(trainer.model, groups, temperature=trainer.temperature / 2)  # [L] each
+        sharp = trainer.episode_logprobs(
+            trainer.model, groups, temperature=trainer.temperature / 2
+        )  # [L] each
         for episode, of_plain, of_sharp in zip(flat(groups), plain, sharp, strict=True):
-            episode.credit.token_columns |= {LOGPROBS: of_plain, LOG_COLLISIONS: 2 * of_plain - of_sharp}
+            episode.credit.token_columns |= {
+                LOGPROBS: of_plain,
+                LOG_COLLISIONS: 2 * of_plain - of_sharp,
+            }

@@ -41,7 +41,9 @@ class Nll(TokenLoss):
     uses_ratio = False
 
     def validate_group_size(self, n: int) -> None:
-        expect(n == 1, "sampling.n", n, "1 with the loss Nll, as a row has one completion", "Use 1.")
+        expect(
+            n == 1, "sampling.n", n, "1 with the loss Nll, as a row has one completion", "Use 1."
+        )
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -inputs.logprobs  # [T]

@@ -13,7 +13,14 @@ from torchtitan_rl.data.task import Example
 EXPERTS = {"vocab_size": 320, "hidden_dim": 128, "num_experts": 8, "top_k": 2}
 """The model of `expert_sums`: 4.0M parameters, of which a token uses 1.7M."""
 
-_SUMS = {"steps": 220, "batch_size": 32, "muon_lr": 0.025, "adamw_lr": 3e-3, "warm_up_steps": 10, "decay_share": 0.7}
+_SUMS = {
+    "steps": 220,
+    "batch_size": 32,
+    "muon_lr": 0.025,
+    "adamw_lr": 3e-3,
+    "warm_up_steps": 10,
+    "decay_share": 0.7,
+}
 """How a Recipe of sums is trained."""
 
 
@@ -84,7 +91,9 @@ def arrivals() -> Recipe:
 
     def worked(example: Example, rng: random.Random) -> str:
         """Returns an answer to the example, right or by habit."""
-        hour, minute, takes = (int(n) for n in re.findall(r"\d+", example.messages[-1]["content"])[:3])
+        hour, minute, takes = (
+            int(n) for n in re.findall(r"\d+", example.messages[-1]["content"])[:3]
+        )
         total = minute + takes
         if total < 60 or rng.random() < 0.6:
             return f"{minute}+{takes}={total} <answer>{hour}:{total:02d}</answer>"

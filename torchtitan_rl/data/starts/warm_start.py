@@ -84,7 +84,9 @@ def start_of(task: Task.Config, cache_root: Path) -> Path | None:
     """
     if not task.warm_start:
         return task.start_checkpoint(cache_root)
-    return ensure_checkpoint(task.build(), recipe_of(task.warm_start, "task.warm_start"), cache_root)
+    return ensure_checkpoint(
+        task.build(), recipe_of(task.warm_start, "task.warm_start"), cache_root
+    )
 
 
 def recipe_of(reference: str, field: str) -> Recipe:
@@ -154,21 +156,30 @@ def make_checkpoint(folder: Path, task: Task, seed: int, recipe: Recipe) -> None
     progress(f"warm start: wrote {folder}")
 
 
-def _train(task: Task, tokenizer: "PreTrainedTokenizerFast", recipe: Recipe, seed: int) -> "Qwen3ForCausalLM":
+def _train(
+    task: Task, tokenizer: "PreTrainedTokenizerFast", recipe: Recipe, seed: int
+) -> "Qwen3ForCausalLM":
     """Returns a model trained on `steps` batches of worked answers. Restores torch's RNG state and thread count."""
     threads = torch.get_num_threads()
     # torchrun sets one thread per process, but the other ranks wait for this one. More than 8 threads are not faster.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     torch.set_num_threads(min(cores, 8))
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+            special = {
+                "eos_token_id": tokenizer.eos_token_id,
+                "pad_token_id": tokenizer.pad_token_id,
+            }
             model = new_hf_model(recipe.model_spec, **special)
             pairs = _tokenize(task, recipe, seed, recipe.steps * recipe.batch_size, tokenizer)
             token_ids, labels = _pad(pairs, tokenizer.pad_token_id)
             optimizers = _build_optimizers(model, recipe)
-            progress(f"warm start: making the starting checkpoint {recipe.name}, {recipe.steps} steps")
+            progress(
+                f"warm start: making the starting checkpoint {recipe.name}, {recipe.steps} steps"
+            )
             start = said = time.monotonic()
             for step, batch in enumerate(torch.arange(len(token_ids)).split(recipe.batch_size)):
                 left_share = 1 - step / recipe.steps
@@ -193,7 +204,9 @@ def _train_step(
     labels: Tensor,  # [B, L], -100 at ignored positions
 ) -> float:
     """Runs one step on the mean loss over completion tokens and returns that loss."""
-    length = int((labels != -100).any(0).nonzero().max()) + 1  # of this batch, without what is padding in every row
+    length = (
+        int((labels != -100).any(0).nonzero().max()) + 1
+    )  # of this batch, without what is padding in every row
     hidden = model.model(token_ids[:, :length]).last_hidden_state  # [B, length, hidden]
     labels = labels[:, :length]  # [B, length]
     learned = labels != -100  # [B, length]
@@ -233,7 +246,10 @@ def _worked(task: Task, recipe: Recipe, seed: int, num: int) -> list[tuple[Examp
     examples = [task.train_example(index, seed=seed) for index in range(num)]
     try:
         return [(example, _text(recipe.worked(example, rng))) for example in examples]
-    except (Exception, SystemExit) as error:  # of any kind: the recipe may be of another task, or the user's
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # of any kind: the recipe may be of another task, or the user's
         raise UserError(
             f"the recipe {recipe.name}: expected one whose `worked` returns a text for examples of {type(task).__qualname__}, but "
             f"it raises {explained(error)}. A small start is made by the recipe of its own examples: for others pass "
@@ -249,11 +265,15 @@ def _text(completion: str) -> str:
 
 def _make_tokenizer(task: Task, recipe: Recipe, seed: int) -> "PreTrainedTokenizerFast":
     texts = [
-        "".join([example.text, *(message["content"] for message in example.messages or ()), completion])
+        "".join(
+            [example.text, *(message["content"] for message in example.messages or ()), completion]
+        )
         for example, completion in _worked(task, recipe, seed, _NUM_TOKENIZER_TEXTS)
     ]
     size = recipe.dimensions["vocab_size"]
-    return make_small_tokenizer(texts, vocab_size=size, lone_characters=recipe.lone_characters, chat=recipe.chat)
+    return make_small_tokenizer(
+        texts, vocab_size=size, lone_characters=recipe.lone_characters, chat=recipe.chat
+    )
 
 
 def _tokenize(
@@ -261,9 +281,14 @@ def _tokenize(
 ) -> list[tuple[list[int], list[int]]]:
     """Returns token ids of `num` prompts, rendered as in a run, and of their completions including the end token."""
     longest = recipe.model_spec.model.max_seq_len
-    renderer = PromptRenderer.Config(max_prompt_tokens=longest).build(task=task, tokenizer=tokenizer)
+    renderer = PromptRenderer.Config(max_prompt_tokens=longest).build(
+        task=task, tokenizer=tokenizer
+    )
     return [
-        (renderer.prompt(example).token_ids.tolist(), tokenizer(completion + tokenizer.eos_token)["input_ids"])
+        (
+            renderer.prompt(example).token_ids.tolist(),
+            tokenizer(completion + tokenizer.eos_token)["input_ids"],
+        )
         for example, completion in _worked(task, recipe, seed, num)
     ]
 
@@ -282,7 +307,10 @@ def _pad(pairs: list[tuple[list[int], list[int]]], pad_token_id: int) -> tuple[T
 
 def _key(task: Task, recipe: Recipe, seed: int) -> str:
     """Returns a hash of everything the checkpoint depends on: the recipe, the seed and the text."""
-    texts = [(example.text, example.messages, completion) for example, completion in _worked(task, recipe, seed, 64)]
+    texts = [
+        (example.text, example.messages, completion)
+        for example, completion in _worked(task, recipe, seed, 64)
+    ]
     settings = asdict(replace(recipe, worked=None))
     content = json.dumps([settings, hf_architecture(recipe.model_spec.model), seed, texts])
     return hashlib.sha256(content.encode()).hexdigest()[:12]

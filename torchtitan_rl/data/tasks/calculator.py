@@ -40,9 +40,15 @@ class Calculator(ProceduralTask):
         pairs = [(a, b) for a in range(SMALLEST, LARGEST + 1) for b in range(a, LARGEST + 1)]
         pairs = [pair for pair in pairs if is_held_out(self.key(pair))]
         expect(
-            num <= len(pairs), "evaluation.num_prompts", num, f"at most the {len(pairs)} held-out products", "Lower it."
+            num <= len(pairs),
+            "evaluation.num_prompts",
+            num,
+            f"at most the {len(pairs)} held-out products",
+            "Lower it.",
         )
-        return [self.example(pair) for pair in random.Random("calculator/held_out").sample(pairs, num)]
+        return [
+            self.example(pair) for pair in random.Random("calculator/held_out").sample(pairs, num)
+        ]
 
     def tools(self) -> Sequence[Callable[..., Any]]:
         return (multiply,)
@@ -58,4 +64,6 @@ class Calculator(ProceduralTask):
 
     def example(self, problem: tuple[int, int]) -> Example:
         a, b = problem
-        return asked(f"What is {a} * {b}? {self.config.instruction}".rstrip(), str(a * b), factors=[a, b])
+        return asked(
+            f"What is {a} * {b}? {self.config.instruction}".rstrip(), str(a * b), factors=[a, b]
+        )

@@ -16,7 +16,12 @@ from torchtitan_rl.fields.number import number
 if TYPE_CHECKING:
     from torchtitan_rl.types import Prompt
 
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _SYMBOLS = dict(zip(_OPERATIONS.values(), "+-*/", strict=True))
 _OTHER_SIGNS = {"×": "*", "÷": "/", "\u2212": "-", "\\times": "*", "\\cdot": "*", "\\div": "/"}
 _LONGEST = 200
@@ -53,14 +58,18 @@ class Countdown(ProceduralTask):
     def reward_functions(self) -> Sequence[RewardFunction]:
         return (self.correct, self.format)
 
-    def correct(self, *, completions: list, numbers: list[list[int]], target: list[int], **_: Any) -> list[float]:
+    def correct(
+        self, *, completions: list, numbers: list[list[int]], target: list[int], **_: Any
+    ) -> list[float]:
         """1 for an expression with these numbers that reaches the target, else 0."""
         answers = [self.extract_answer(completion_text(completion)) for completion in completions]
         return [float(reaches(a, n, t)) for a, n, t in zip(answers, numbers, target, strict=True)]
 
     def format(self, *, completions: list, **_: Any) -> list[float]:
         """0.1 for an answer between the tags."""
-        return [0.1 if self.extract_answer(completion_text(c)) is not None else 0.0 for c in completions]
+        return [
+            0.1 if self.extract_answer(completion_text(c)) is not None else 0.0 for c in completions
+        ]
 
     def extract_answer(self, text: str) -> str | None:
         """Returns the last expression between the answer tags."""
@@ -86,7 +95,9 @@ class Countdown(ProceduralTask):
                     for operation, symbol in _SYMBOLS.items()
                     if b or symbol != "/"
                 ]
-                left.append(rng.choice([(value, text) for value, text in joined if value.denominator == 1]))
+                left.append(
+                    rng.choice([(value, text) for value, text in joined if value.denominator == 1])
+                )
             [(target, expression)] = left
             if 0 < target <= 10 * self.config.largest and target not in numbers:
                 return _Problem(numbers, int(target), expression[1:-1])
@@ -101,7 +112,9 @@ class Countdown(ProceduralTask):
             "only +, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, "
             "for example <answer>(1 + 2) * 3</answer>."
         )
-        return asked(question, expression, numbers=numbers, target=target)  # one of many right answers
+        return asked(
+            question, expression, numbers=numbers, target=target
+        )  # one of many right answers
 
 
 def reaches(expression: str | None, numbers: Sequence[int], target: int) -> bool:

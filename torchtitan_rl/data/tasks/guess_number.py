@@ -41,9 +41,15 @@ class GuessNumber(ProceduralTask):
         games = [(low, low + place) for low in lowest for place in range(self.config.span)]
         games = [game for game in games if is_held_out(self.key(game))]
         expect(
-            num <= len(games), "evaluation.num_prompts", num, f"at most the {len(games)} held-out games", "Lower it."
+            num <= len(games),
+            "evaluation.num_prompts",
+            num,
+            f"at most the {len(games)} held-out games",
+            "Lower it.",
         )
-        return [self.example(game) for game in random.Random("guess_number/held_out").sample(games, num)]
+        return [
+            self.example(game) for game in random.Random("guess_number/held_out").sample(games, num)
+        ]
 
     def environment(self, prompt: "Prompt") -> Environment:
         """Returns the opponent who knows the prompt's number."""
@@ -79,7 +85,13 @@ class HigherLower(Environment):
         guess = _number(message["content"])
         if guess == str(self._secret):
             return Turn(messages=[_user_message("right")], reward=1.0, done=True)
-        reply = "write a number" if guess is None else "higher" if int(guess) < self._secret else "lower"
+        reply = (
+            "write a number"
+            if guess is None
+            else "higher"
+            if int(guess) < self._secret
+            else "lower"
+        )
         return Turn(messages=[_user_message(reply)], reward=-self._guess_cost)
 
 

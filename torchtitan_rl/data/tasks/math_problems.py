@@ -26,11 +26,15 @@ class Math(Rows):
 
         held_out_split: str = "test"
         prompt_column: str = "problem"
-        template: str = "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
+        template: str = (
+            "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
+        )
 
     def __init__(self, config: Config) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise UserError("task: expected math-verify to be installed. pip install 'math-verify~=0.9.0'.")
+            raise UserError(
+                "task: expected math-verify to be installed. pip install 'math-verify~=0.9.0'."
+            )
         self._judge = MathJudge()
         super().__init__(config)
 

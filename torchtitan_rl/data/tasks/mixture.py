@@ -42,7 +42,9 @@ class Mixture(Task):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
-        tasks: dict[str, Share] = field(default_factory=dict, metadata={"remedy": 'Use {"NAME": Share(task=...)}.'})
+        tasks: dict[str, Share] = field(
+            default_factory=dict, metadata={"remedy": 'Use {"NAME": Share(task=...)}.'}
+        )
         """The members by name. Their metrics are train/<name>/... and evaluation/<name>/..."""
 
         def start_checkpoint(self, cache_root: Path) -> Path | None:
@@ -57,16 +59,26 @@ class Mixture(Task):
         def samplings(self) -> dict[str, SamplingConfig]:
             """Returns the members' own sampling configs, by field."""
             return {
-                f"task.tasks.{name}.sampling": s.sampling for name, s in self.tasks.items() if s.sampling is not None
+                f"task.tasks.{name}.sampling": s.sampling
+                for name, s in self.tasks.items()
+                if s.sampling is not None
             }
 
     def __init__(self, config: Config) -> None:
         self.config = config
         names = list(config.tasks)
-        expect(bool(names), "task.tasks", names, "one task or more", "Name them in the config function.")
+        expect(
+            bool(names),
+            "task.tasks",
+            names,
+            "one task or more",
+            "Name them in the config function.",
+        )
         for name, share in config.tasks.items():
             plain = not isinstance(share.task, Mixture.Config)
-            expect(plain, "task.tasks", name, "a task that is not a mixture", "List its members here.")
+            expect(
+                plain, "task.tasks", name, "a task that is not a mixture", "List its members here."
+            )
             check_metric_name(name, "task.tasks")
         self._names = names
         self._members = {name: share.task.build() for name, share in config.tasks.items()}
@@ -94,13 +106,19 @@ class Mixture(Task):
     def epoch(self, num_seen: int) -> float | None:
         """Returns the largest epoch of any member, estimated from the weights."""
         seen = self._weights * num_seen
-        epochs = [member.epoch(round(n)) for member, n in zip(self._members.values(), seen, strict=True)]
+        epochs = [
+            member.epoch(round(n)) for member, n in zip(self._members.values(), seen, strict=True)
+        ]
         return max((epoch for epoch in epochs if epoch is not None), default=None)
 
     def leave_out(self, faults: Faults) -> None:
         """Leaves out the examples of each member that cannot be used."""
         for name, member in self._members.items():
-            tried(member, "leave_out", lambda examples, name=name: faults([self._marked(name, e) for e in examples]))
+            tried(
+                member,
+                "leave_out",
+                lambda examples, name=name: faults([self._marked(name, e) for e in examples]),
+            )
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         """Returns nothing: each member scores its own examples."""
@@ -108,7 +126,9 @@ class Mixture(Task):
 
     def extract_answer(self, text: str) -> str | None:
         """Raises NotImplementedError: each member extracts its own answers."""
-        raise NotImplementedError("a mixture extracts no answers; call the member that the example belongs to")
+        raise NotImplementedError(
+            "a mixture extracts no answers; call the member that the example belongs to"
+        )
 
     def _marked(self, name: str, example: Example) -> Example:
         return replace(example, task=name, sampling=self.config.tasks[name].sampling)

@@ -72,4 +72,7 @@ class ProceduralTask(Task):
     def correct(self, *, completions: list, expected_answer: list[str], **_: Any) -> list[float]:
         """+1 for the right answer, -1 for a wrong one or none."""
         answers = [self.extract_answer(completion_text(completion)) for completion in completions]
-        return [1.0 if self.is_correct(a, e) else -1.0 for a, e in zip(answers, expected_answer, strict=True)]
+        return [
+            1.0 if self.is_correct(a, e) else -1.0
+            for a, e in zip(answers, expected_answer, strict=True)
+        ]

@@ -43,12 +43,28 @@ class ReasoningGym(Task):
     def __init__(self, config: Config) -> None:
         self.config = config
         self._weights = dict(config.tasks)
-        expect(bool(config.tasks), "task.tasks", config.tasks, "one task or more", "Use chain_sum 1.")
+        expect(
+            bool(config.tasks), "task.tasks", config.tasks, "one task or more", "Use chain_sum 1."
+        )
         for name, weight in config.tasks:
-            expect(weight > 0, f"task.tasks {name}", weight, "a weight above 0", "Leave the task out instead.")
+            expect(
+                weight > 0,
+                f"task.tasks {name}",
+                weight,
+                "a weight above 0",
+                "Leave the task out instead.",
+            )
         self._sources = {name: _source(name, self._settings(name)) for name in self._weights}
-        strange = sorted({setting.partition(".")[0] for setting, _ in config.settings} - set(self._weights))
-        expect(not strange, "task.settings", strange, f"settings of {list(self._weights)}", "Write task.setting VALUE.")
+        strange = sorted(
+            {setting.partition(".")[0] for setting, _ in config.settings} - set(self._weights)
+        )
+        expect(
+            not strange,
+            "task.settings",
+            strange,
+            f"settings of {list(self._weights)}",
+            "Write task.setting VALUE.",
+        )
 
     def train_example(self, index: int, *, seed: int) -> Example:
         """Returns a question that is not held out."""
@@ -76,7 +92,8 @@ class ReasoningGym(Task):
     def score(self, *, completions: list, entry: list[dict[str, Any]], **_: Any) -> list[float]:
         """Returns the task's own score for each answer."""
         return [
-            self._score(self.extract_answer(completion_text(c)), e) for c, e in zip(completions, entry, strict=True)
+            self._score(self.extract_answer(completion_text(c)), e)
+            for c, e in zip(completions, entry, strict=True)
         ]
 
     def extract_answer(self, text: str) -> str | None:
@@ -103,7 +120,11 @@ class ReasoningGym(Task):
 
     def _settings(self, name: str) -> dict[str, Any]:
         own = f"{name}."
-        return {key.removeprefix(own): _parsed(value) for key, value in self.config.settings if key.startswith(own)}
+        return {
+            key.removeprefix(own): _parsed(value)
+            for key, value in self.config.settings
+            if key.startswith(own)
+        }
 
 
 def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
@@ -118,11 +139,19 @@ def _source(name: str, settings: dict[str, Any]) -> "ProceduralDataset":
     import reasoning_gym  # noqa: F401  (fills the registry)
 
     remedy = f"{did_you_mean(name, DATASETS)}The names are those of reasoning_gym's gallery."
-    expect(name in DATASETS, "task.tasks", name, f"one of reasoning_gym's {len(DATASETS)} tasks", remedy)
+    expect(
+        name in DATASETS,
+        "task.tasks",
+        name,
+        f"one of reasoning_gym's {len(DATASETS)} tasks",
+        remedy,
+    )
     try:
         return create_dataset(name, seed=0, size=_NUM_DRAWS, **settings)
     except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"task.settings = {settings!r}: expected valid settings for {name}, but: {error}.") from error
+        raise UserError(
+            f"task.settings = {settings!r}: expected valid settings for {name}, but: {error}."
+        ) from error
 
 
 def _parsed(value: str) -> Any:

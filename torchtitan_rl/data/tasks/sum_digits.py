@@ -59,7 +59,10 @@ class SumDigits(ProceduralTask):
 
     def format(self, *, completions: list, **_) -> list[float]:
         """0.2 for exactly one tag with an integer after it, else 0."""
-        return [0.2 if is_well_formed(completion_text(completion)) else 0.0 for completion in completions]
+        return [
+            0.2 if is_well_formed(completion_text(completion)) else 0.0
+            for completion in completions
+        ]
 
     def extract_answer(self, text: str) -> str | None:
         """Returns the integer after the last tag, as `tagged_integer` reads it."""

@@ -79,7 +79,9 @@ class AgentEnvironment(FittedEnvironment):
                 json.dumps(task)
         except (TypeError, ValueError, RecursionError) as error:
             expected = "a coroutine function agent(task, *, base_url, api_key), or a command with a task in JSON values"
-            raise TypeError(f"agent = {agent!r:.80}, task = {task!r:.80}: expected {expected}, but: {error}") from error
+            raise TypeError(
+                f"agent = {agent!r:.80}, task = {task!r:.80}: expected {expected}, but: {error}"
+            ) from error
         if not callable(agent):
             check_command("agent", agent, path=(env or {}).get("PATH"))
         self._parser = parser
@@ -123,7 +125,9 @@ class AgentEnvironment(FittedEnvironment):
         if callable(self._agent):
             self._running: Running = RunningCoroutine(self._agent, self._session, task=self._task)
         else:
-            self._running = RunningCommand(self._agent, self._session, task=self._task, env=self._env)
+            self._running = RunningCommand(
+                self._agent, self._session, task=self._task, env=self._env
+            )
         follows = self._listen()
         if isinstance(follows, Outcome):
             raise AgentError(self._with_refusal("the agent ended without a request"))
@@ -169,7 +173,9 @@ class AgentEnvironment(FittedEnvironment):
         """Waits for the agent. Returns what its next request appends, or its outcome if it has ended."""
         try:
             while True:
-                event = self._session.next_event(self._seconds, in_order=self._in_order or not self._traces)
+                event = self._session.next_event(
+                    self._seconds, in_order=self._in_order or not self._traces
+                )
                 if isinstance(event, Outcome):
                     self._has_ended = True
                     return event
@@ -189,7 +195,9 @@ class AgentEnvironment(FittedEnvironment):
             raise type(error)(reason) from None
 
     def _with_refusal(self, reason: str) -> str:
-        return f"{reason}; its last request was refused: {self._refusal}" if self._refusal else reason
+        return (
+            f"{reason}; its last request was refused: {self._refusal}" if self._refusal else reason
+        )
 
     def _placed(self, request: ChatRequest) -> Turn:
         """Finds the trace that the request continues, the longest one, or opens one. Returns the messages for it."""
@@ -200,7 +208,9 @@ class AgentEnvironment(FittedEnvironment):
         names = _tool_names(request)
         found = [appended(trace.history, request.messages) for trace in self._traces]
         fits = [
-            i for i, more in enumerate(found) if not isinstance(more, str) and self._traces[i].tools == request.tools
+            i
+            for i, more in enumerate(found)
+            if not isinstance(more, str) and self._traces[i].tools == request.tools
         ]
         if fits:
             self._current = max(fits, key=lambda i: (len(self._traces[i].history), i))
@@ -208,7 +218,9 @@ class AgentEnvironment(FittedEnvironment):
             self._traces[self._current].history = request.messages
             return Turn(messages=answers, trace=self._current)
         lengths = [common(trace.history, request.messages) for trace in self._traces]
-        parent = max(range(len(lengths)), key=lambda i: (lengths[i], i == self._current), default=None)
+        parent = max(
+            range(len(lengths)), key=lambda i: (lengths[i], i == self._current), default=None
+        )
         reason = ""
         if parent is not None:
             reason = found[parent] if isinstance(found[parent], str) else "has other tools"
@@ -225,7 +237,11 @@ class AgentEnvironment(FittedEnvironment):
                 raise AgentError(
                     f"the agent answered the tool call {message['tool_call_id']!r}, which the policy did not make"
                 )
-            return {"role": "tool", "name": names[message["tool_call_id"]], "content": message["content"]}
+            return {
+                "role": "tool",
+                "name": names[message["tool_call_id"]],
+                "content": message["content"],
+            }
         if message["role"] != "assistant":
             return message
         if (said := self._said.get(_key(message))) is not None:
@@ -233,7 +249,10 @@ class AgentEnvironment(FittedEnvironment):
         shown = {field: value for field, value in message.items() if field != "tool_calls"}
         if calls := message["tool_calls"]:
             shown["tool_calls"] = [
-                {"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+                {
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": call["arguments"]},
+                }
                 for call in calls
             ]
         return shown
@@ -252,7 +271,9 @@ class AgentEnvironment(FittedEnvironment):
         context, turn = len(conversation.trace.token_ids), len(conversation.last.token_ids)
         if conversation.current == 0:
             context += len(conversation.prompt.token_ids)
-        response = completion(self._turns, said, prompt_tokens=context - turn, completion_tokens=turn)
+        response = completion(
+            self._turns, said, prompt_tokens=context - turn, completion_tokens=turn
+        )
         content, media_type = body_of(self._request, response)
         self._session.reply(self._number, content, media_type=media_type)
 
@@ -262,7 +283,9 @@ def _tool_names(request: ChatRequest) -> dict[str, str]:
     names: dict[str, str] = {}
     for message in request.messages:
         for call in message.get("tool_calls", ()):
-            names[str(call["id"])] = call["name"] if call["name"] in request.tool_names else "unknown"
+            names[str(call["id"])] = (
+                call["name"] if call["name"] in request.tool_names else "unknown"
+            )
     return names
 
 

@@ -97,7 +97,9 @@ class Session:
             try:
                 self._arrived.append(self._events.get(timeout=min(seconds, threading.TIMEOUT_MAX)))
             except queue.Empty:
-                raise AgentError(f"the agent sent no request and did not end within {seconds:g} s") from None
+                raise AgentError(
+                    f"the agent sent no request and did not end within {seconds:g} s"
+                ) from None
             while in_order and isinstance(self._arrived[-1], Asked):
                 try:
                     self._arrived.append(self._events.get(timeout=TOGETHER_SECONDS))
@@ -109,7 +111,9 @@ class Session:
             raise event
         return event
 
-    def reply(self, number: int, content: str, *, media_type: str = "application/json", status: int = 200) -> None:
+    def reply(
+        self, number: int, content: str, *, media_type: str = "application/json", status: int = 200
+    ) -> None:
         """Sends the answer to a request, if it still waits."""
         response = Response(content, status, media_type=media_type)
         asyncio.run_coroutine_threadsafe(self._answer(number, response), self._gateway.loop)
@@ -155,7 +159,9 @@ class Session:
         """The open request that this one repeats: its connections are gone, or the client says that it tries again."""
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         for one in list(self._open.values()):
-            if (one.asked.path, one.asked.body) == (path, body) and (is_retry or await _all_gone(one.waiting)):
+            if (one.asked.path, one.asked.body) == (path, body) and (
+                is_retry or await _all_gone(one.waiting)
+            ):
                 return one
         return None
 
@@ -200,7 +206,9 @@ def _late(one: _Open) -> Response:
         streams = bool(json.loads(one.asked.body).get("stream"))
     except (ValueError, AttributeError, RecursionError):
         streams = False
-    silence, media_type = (": waiting\n\n", "text/event-stream") if streams else (" ", "application/json")
+    silence, media_type = (
+        (": waiting\n\n", "text/event-stream") if streams else (" ", "application/json")
+    )
 
     async def parts() -> AsyncIterator[bytes | str]:
         while not one.response.done():
@@ -231,7 +239,9 @@ class Gateway:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )  # fmt: skip
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        asyncio.run_coroutine_threadsafe(uvicorn.Server(config).serve(sockets=[listener]), self.loop)
+        asyncio.run_coroutine_threadsafe(
+            uvicorn.Server(config).serve(sockets=[listener]), self.loop
+        )
 
     def open_session(self) -> Session:
         """Returns a new session. Its key is valid until it is closed."""
@@ -241,7 +251,14 @@ class Gateway:
 
     def _session(self, request: Request) -> Session | None:
         named = (request.headers.get(name) for name in KEY_HEADERS)
-        return next((self.sessions[_key(value)] for value in named if value and _key(value) in self.sessions), None)
+        return next(
+            (
+                self.sessions[_key(value)]
+                for value in named
+                if value and _key(value) in self.sessions
+            ),
+            None,
+        )
 
     async def _ask(self, request: Request) -> Response:
         session = self._session(request)
@@ -262,7 +279,11 @@ class Gateway:
 
     async def _models(self, request: Request) -> Response:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "torchtitan_rl"}
-        return _unknown() if self._session(request) is None else JSONResponse({"object": "list", "data": [model]})
+        return (
+            _unknown()
+            if self._session(request) is None
+            else JSONResponse({"object": "list", "data": [model]})
+        )
 
 
 _gateway: Gateway | None = None
@@ -298,7 +319,9 @@ async def _body(request: Request) -> bytes:
 
 
 def _refusal(reason: str, **facts: Any) -> str:
-    return json.dumps({"type": "error", "error": {"message": reason, "type": "invalid_request_error", **facts}})
+    return json.dumps(
+        {"type": "error", "error": {"message": reason, "type": "invalid_request_error", **facts}}
+    )
 
 
 def _refused(status: int, reason: str) -> Response:
@@ -306,4 +329,7 @@ def _refused(status: int, reason: str) -> Response:
 
 
 def _unknown() -> Response:
-    return _refused(401, "the key names no open conversation; use OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given")
+    return _refused(
+        401,
+        "the key names no open conversation; use OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given",
+    )

@@ -47,7 +47,11 @@ def common(history: Sequence[Message], messages: Sequence[Message]) -> int:
 
 def is_empty(message: Message) -> bool:
     """Whether this is a message of the policy without a text or a call."""
-    return message["role"] == "assistant" and not message["content"].strip() and not message["tool_calls"]
+    return (
+        message["role"] == "assistant"
+        and not message["content"].strip()
+        and not message["tool_calls"]
+    )
 
 
 def same(before: Message, now: Message) -> bool:
@@ -74,7 +78,9 @@ def _same_call(before: dict[str, Any], now: dict[str, Any]) -> bool:
 def _same_value(before: Any, now: Any) -> bool:
     """Whether two JSON values are equal. Large integers need only be equal as floats, as JavaScript keeps them."""
     if isinstance(before, dict) and isinstance(now, dict):
-        return before.keys() == now.keys() and all(_same_value(before[key], now[key]) for key in before)
+        return before.keys() == now.keys() and all(
+            _same_value(before[key], now[key]) for key in before
+        )
     if isinstance(before, list) and isinstance(now, list):
         return len(before) == len(now) and all(map(_same_value, before, now))
     if type(before) in (int, float) and type(now) in (int, float):

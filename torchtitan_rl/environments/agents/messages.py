@@ -6,7 +6,16 @@ from typing import Any
 
 from torchtitan_rl.environments.agents.settings import NotFollowed
 
-_ELSEWHERE = ("messages", "system", "tools", "tool_choice", "output_config", "thinking", "cache_control", "diagnostics")
+_ELSEWHERE = (
+    "messages",
+    "system",
+    "tools",
+    "tool_choice",
+    "output_config",
+    "thinking",
+    "cache_control",
+    "diagnostics",
+)
 """Fields that have another place or no effect."""
 
 
@@ -21,7 +30,10 @@ def as_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
         messages += _messages(message)
     chat["messages"] = messages if given else []
     if messages and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
-        raise NotFollowed("messages", "the agent's request begins the policy's turn for it; end with a user's message")
+        raise NotFollowed(
+            "messages",
+            "the agent's request begins the policy's turn for it; end with a user's message",
+        )
     if asked.get("tools"):
         chat["tools"] = [_tool(tool) for tool in asked["tools"]]
     choice = asked.get("tool_choice")
@@ -49,20 +61,31 @@ def _messages(given: Any) -> list[Any]:
             function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"))}
             calls.append({"id": block.get("id"), "function": function})
         elif kind == "tool_result":
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": block.get("content")})
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": block.get("tool_use_id"),
+                    "content": block.get("content"),
+                }
+            )
         elif kind not in ("thinking", "redacted_thinking"):
             expected = "text, tool_use or tool_result"
-            raise NotFollowed("messages", f"the agent's request has a block of type {kind}; expected {expected}")
+            raise NotFollowed(
+                "messages", f"the agent's request has a block of type {kind}; expected {expected}"
+            )
     if given.get("role") == "assistant":
         return [{"role": "assistant", "content": texts, "tool_calls": calls}]
-    return results + ([{"role": given.get("role"), "content": texts}] if texts or not results else [])
+    return results + (
+        [{"role": given.get("role"), "content": texts}] if texts or not results else []
+    )
 
 
 def _tool(tool: Any) -> dict[str, Any]:
     """A tool in the form of chat completions. Those that Anthropic's servers run have a type of their own."""
     if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
         raise NotFollowed(
-            "tools", f"the agent's request has the tool {str(tool)[:80]!r}; expected tools with an input_schema"
+            "tools",
+            f"the agent's request has the tool {str(tool)[:80]!r}; expected tools with an input_schema",
         )
     function = {key: tool[key] for key in ("name", "description") if key in tool}
     return {"type": "function", "function": function | {"parameters": tool.get("input_schema")}}
@@ -78,7 +101,12 @@ def from_completion(completion: Mapping[str, Any]) -> dict[str, Any]:
     for call in said.get("tool_calls", ()):
         function = call["function"]
         content.append(
-            {"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function["arguments"])}
+            {
+                "type": "tool_use",
+                "id": call["id"],
+                "name": function["name"],
+                "input": _input(function["arguments"]),
+            }
         )
     return {
         "id": completion["id"].replace("chatcmpl-", "msg_"),
@@ -88,7 +116,10 @@ def from_completion(completion: Mapping[str, Any]) -> dict[str, Any]:
         "content": content,
         "stop_reason": "tool_use" if said.get("tool_calls") else "end_turn",
         "stop_sequence": None,
-        "usage": {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]},
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "output_tokens": usage["completion_tokens"],
+        },
     }
 
 
@@ -102,7 +133,12 @@ def _input(arguments: str) -> dict[str, Any]:
 
 def streamed(message: Mapping[str, Any]) -> str:
     """Returns a message as the events of a stream, each block in one piece."""
-    begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 0}}
+    begun = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "usage": {**message["usage"], "output_tokens": 0},
+    }
     events: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(message["content"]):
         if block["type"] == "text":

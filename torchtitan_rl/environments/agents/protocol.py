@@ -53,7 +53,9 @@ class Outcome:
             )
         reward, columns = found.get("reward"), found.get("columns", {})
         if not isinstance(reward, int | float | None) or not isinstance(columns, dict):
-            raise AgentError(f"the agent's outcome is {str(value)[:80]!r}; expected a number and a dict of columns")
+            raise AgentError(
+                f"the agent's outcome is {str(value)[:80]!r}; expected a number and a dict of columns"
+            )
         return cls(reward, columns)
 
     @classmethod
@@ -84,7 +86,12 @@ class ChatRequest:
 
     @classmethod
     def read(
-        cls, body: bytes, sampling: SamplingConfig, make: Callable[..., str] | None = None, *, path=""
+        cls,
+        body: bytes,
+        sampling: SamplingConfig,
+        make: Callable[..., str] | None = None,
+        *,
+        path="",
     ) -> "ChatRequest":
         """Reads a request for chat completions, or for the API at `path`. Without `make`, `Grammars.of`, it may ask for none.
 
@@ -100,14 +107,22 @@ class ChatRequest:
         messages = asked.get("messages") if isinstance(asked, dict) else None
         if not isinstance(messages, list) or not messages:
             raise AgentError("the agent's request has no messages")
-        others = {name: value for name, value in asked.items() if make is None or name not in BY_GRAMMAR}
+        others = {
+            name: value for name, value in asked.items() if make is None or name not in BY_GRAMMAR
+        }
         check_settings(others, sampling)
         tools, options = asked.get("tools") or [], asked.get("stream_options")
-        if not isinstance(tools, list) or not all(isinstance(tool, dict) and _name(tool) for tool in tools):
-            raise AgentError("the agent's tools are malformed; expected a list of functions with names")
+        if not isinstance(tools, list) or not all(
+            isinstance(tool, dict) and _name(tool) for tool in tools
+        ):
+            raise AgentError(
+                "the agent's tools are malformed; expected a list of functions with names"
+            )
         columns = asked.get("columns") or {}
         if not isinstance(columns, dict):
-            raise AgentError(f"the agent's request has the columns {str(columns)[:80]!r}; expected a dict")
+            raise AgentError(
+                f"the agent's request has the columns {str(columns)[:80]!r}; expected a dict"
+            )
         stream_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         read = [_read_message(message) for message in messages]
         grammar = grammar_of(asked, tools, make) if make else None
@@ -127,9 +142,16 @@ def _name(tool: Mapping[str, Any]) -> str | None:
 def _read_message(given: Any) -> Message:
     role = given.get("role") if isinstance(given, dict) else None
     if role in ("system", "developer", "user"):
-        return {"role": "user" if role == "user" else "system", "content": _text(given.get("content"))}
+        return {
+            "role": "user" if role == "user" else "system",
+            "content": _text(given.get("content")),
+        }
     if role == "tool":
-        return {"role": role, "tool_call_id": str(given.get("tool_call_id")), "content": _text(given.get("content"))}
+        return {
+            "role": role,
+            "tool_call_id": str(given.get("tool_call_id")),
+            "content": _text(given.get("content")),
+        }
     if role == "assistant":
         calls = given.get("tool_calls") or []
         if not isinstance(calls, list):
@@ -151,14 +173,18 @@ def _text(content: Any) -> str:
     ):
         return "".join(part["text"] for part in content)
     if content is not None and not isinstance(content, str):
-        raise AgentError(f"the agent's request has the content {str(content)[:80]!r}; expected text")
+        raise AgentError(
+            f"the agent's request has the content {str(content)[:80]!r}; expected text"
+        )
     return content or ""
 
 
 def _read_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise AgentError(f"the agent's request has the tool call {str(call)[:80]!r}; expected one with a function")
+        raise AgentError(
+            f"the agent's request has the tool call {str(call)[:80]!r}; expected one with a function"
+        )
     arguments = function.get("arguments")  # kept as it is if the policy wrote no JSON
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         arguments = json.loads(arguments)
@@ -174,10 +200,16 @@ def policy_message(turn: int, spoken: str, calls: Sequence[ToolCall]) -> Message
         return {"role": "assistant", "content": spoken}
     before = spoken.partition("<tool_call>")[0].strip() if "<tool_call>" in spoken else ""
     functions = [
-        {"name": call.name or "unknown", "arguments": call.error or json.dumps(call.arguments, ensure_ascii=False)}
+        {
+            "name": call.name or "unknown",
+            "arguments": call.error or json.dumps(call.arguments, ensure_ascii=False),
+        }
         for call in calls
     ]
-    listed = [{"id": f"call_{turn}_{i}", "type": "function", "function": one} for i, one in enumerate(functions)]
+    listed = [
+        {"id": f"call_{turn}_{i}", "type": "function", "function": one}
+        for i, one in enumerate(functions)
+    ]
     return {"role": "assistant", "content": before or None, "tool_calls": listed}
 
 
@@ -201,7 +233,9 @@ def body_of(request: ChatRequest, completion: Mapping[str, Any]) -> tuple[str, s
     return json.dumps(answer), "application/json"
 
 
-def completion(turn: int, message: Message, *, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def completion(
+    turn: int, message: Message, *, prompt_tokens: int, completion_tokens: int
+) -> dict[str, Any]:
     """Returns the response to a request."""
     reason = "tool_calls" if "tool_calls" in message else "stop"
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
@@ -220,7 +254,9 @@ def streamed(response: Mapping[str, Any], *, with_usage: bool) -> str:
     [choice] = response["choices"]
     calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls", ()))]
     delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
-    head = {key: response[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    head = {key: response[key] for key in ("id", "created", "model")} | {
+        "object": "chat.completion.chunk"
+    }
     chunks: list[dict[str, Any]] = [
         {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
         {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},

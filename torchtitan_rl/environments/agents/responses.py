@@ -12,7 +12,11 @@ _SAID = ("message", "function_call", "reasoning")
 
 def as_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the chat request that a Responses request stands for. Raises NotFollowed for items and tools of other kinds."""
-    chat = {name: value for name, value in asked.items() if name not in ("input", "instructions", "tools", "text")}
+    chat = {
+        name: value
+        for name, value in asked.items()
+        if name not in ("input", "instructions", "tools", "text")
+    }
     messages: list[dict[str, Any]] = []
     if asked.get("instructions"):
         messages.append({"role": "system", "content": asked["instructions"]})
@@ -33,15 +37,26 @@ def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
     is_said = False  # whether the last message is one that the next item of the policy belongs to
     for item in items:
         if not isinstance(item, dict):
-            raise NotFollowed("input", f"the agent's request has the item {str(item)[:80]!r}; expected an object")
+            raise NotFollowed(
+                "input", f"the agent's request has the item {str(item)[:80]!r}; expected an object"
+            )
         kind = item.get("type", "message")
         if kind == "reasoning":
             if thinking := _thinking(item):
-                messages.append({"role": "assistant", "content": "", "tool_calls": [], "reasoning_content": thinking})
+                messages.append(
+                    {
+                        "role": "assistant",
+                        "content": "",
+                        "tool_calls": [],
+                        "reasoning_content": thinking,
+                    }
+                )
                 is_said = True
         elif kind == "function_call_output":
             output = item.get("output")
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(output)})
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(output)}
+            )
             is_said = False
         elif kind == "function_call" or (kind == "message" and item.get("role") == "assistant"):
             if not is_said or (kind == "message" and messages[-1]["tool_calls"]):
@@ -56,7 +71,9 @@ def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
             messages.append({"role": item.get("role"), "content": item.get("content")})
             is_said = False
         else:
-            raise NotFollowed("input", f"the agent's request has an item of type {kind}; expected one of {_SAID}")
+            raise NotFollowed(
+                "input", f"the agent's request has an item of type {kind}; expected one of {_SAID}"
+            )
     return messages
 
 
@@ -73,30 +90,58 @@ def _text(content: Any) -> Any:
     """The text of an item's content, whose parts may be of type input_text, output_text or refusal."""
     if not isinstance(content, list):
         return content or ""
-    return "".join(str(part.get("text") or part.get("refusal") or "") for part in content if isinstance(part, dict))
+    return "".join(
+        str(part.get("text") or part.get("refusal") or "")
+        for part in content
+        if isinstance(part, dict)
+    )
 
 
 def _tool(tool: Any) -> dict[str, Any]:
     """A function in the form of chat completions, which has its facts one level deeper."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise NotFollowed("tools", f"the agent's request has the tool {str(tool)[:80]!r}; expected functions")
-    facts = {key: value for key, value in tool.items() if key in ("name", "description", "parameters")}
+        raise NotFollowed(
+            "tools", f"the agent's request has the tool {str(tool)[:80]!r}; expected functions"
+        )
+    facts = {
+        key: value for key, value in tool.items() if key in ("name", "description", "parameters")
+    }
     return {"type": "function", "function": facts}
 
 
 def from_completion(completion: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the response that says the same as a chat completion."""
     [choice] = completion["choices"]
-    said, number, usage = choice["message"], completion["id"].removeprefix("chatcmpl-"), completion["usage"]
+    said, number, usage = (
+        choice["message"],
+        completion["id"].removeprefix("chatcmpl-"),
+        completion["usage"],
+    )
     output: list[dict[str, Any]] = []
     if said["content"] or not said.get("tool_calls"):
-        part = {"type": "output_text", "text": said["content"] or "", "annotations": [], "logprobs": []}
+        part = {
+            "type": "output_text",
+            "text": said["content"] or "",
+            "annotations": [],
+            "logprobs": [],
+        }
         output.append(
-            {"id": f"msg_{number}", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
+            {
+                "id": f"msg_{number}",
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [part],
+            }
         )
     for call in said.get("tool_calls", ()):
         output.append(
-            {"id": f"fc_{call['id']}", "type": "function_call", "call_id": call["id"], "status": "completed"}
+            {
+                "id": f"fc_{call['id']}",
+                "type": "function_call",
+                "call_id": call["id"],
+                "status": "completed",
+            }
             | call["function"]
         )
     return {
@@ -142,14 +187,28 @@ def streamed(response: Mapping[str, Any]) -> str:
             place = {**at, "content_index": 0}
             events += [
                 {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
-                {"type": "response.output_text.delta", **place, "delta": part["text"], "logprobs": []},
-                {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []},
+                {
+                    "type": "response.output_text.delta",
+                    **place,
+                    "delta": part["text"],
+                    "logprobs": [],
+                },
+                {
+                    "type": "response.output_text.done",
+                    **place,
+                    "text": part["text"],
+                    "logprobs": [],
+                },
                 {"type": "response.content_part.done", **place, "part": part},
             ]
         else:
             said = {"name": item["name"], "arguments": item["arguments"]}
             events += [
-                {"type": "response.function_call_arguments.delta", **at, "delta": item["arguments"]},
+                {
+                    "type": "response.function_call_arguments.delta",
+                    **at,
+                    "delta": item["arguments"],
+                },
                 {"type": "response.function_call_arguments.done", **at, **said},
             ]
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})

@@ -48,7 +48,9 @@ class Running(Protocol):
 class RunningCommand:
     """A command in a new folder. All processes that it has started are killed when its first process ends, or by `stop`."""
 
-    def __init__(self, command: Sequence[str], session: "Session", *, task: Any, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], session: "Session", *, task: Any, env: Mapping[str, str]
+    ) -> None:
         self._session = session
         self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
         self._task, self._result = self._folder / "task.json", self._folder / "result.json"
@@ -64,7 +66,9 @@ class RunningCommand:
         self._mark = own[CALL_VARIABLE]
         home = self._folder / "home"  # a cache in a shared one could answer in the policy's place
         home.mkdir()
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} | {"HOME": str(home)}
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} | {
+            "HOME": str(home)
+        }
         self._printed = b""
         try:
             self._task.write_text(json.dumps(task))
@@ -89,7 +93,9 @@ class RunningCommand:
         except FileNotFoundError:  # the agent has removed it
             return
         except OSError as error:
-            logger.warning("the folder %s of an agent was not removed: %s", self._folder, described(error))
+            logger.warning(
+                "the folder %s of an agent was not removed: %s", self._folder, described(error)
+            )
 
     def _kill(self) -> None:
         if self._process.returncode is not None:  # the number of its group may be another's by now
@@ -116,14 +122,18 @@ class RunningCommand:
         try:
             self._session.end(self._outcome(code))
         except (AgentError, OSError) as error:
-            self._session.end(error if isinstance(error, AgentError) else AgentError(described(error)))
+            self._session.end(
+                error if isinstance(error, AgentError) else AgentError(described(error))
+            )
 
     def _outcome(self, code: int) -> Outcome:
         printed = self._printed.decode(errors="replace").strip()
         if code > 0:
             raise AgentFailed(f"the agent ended with exit code {code}: {printed}")
         if code < 0:
-            raise AgentError(f"the agent was killed by signal {-code} ({signal.strsignal(-code)}): {printed}")
+            raise AgentError(
+                f"the agent was killed by signal {-code} ({signal.strsignal(-code)}): {printed}"
+            )
         if not self._result.exists():
             return self._session.outcome
         with self._result.open("rb") as file:
@@ -133,18 +143,26 @@ class RunningCommand:
 class RunningCoroutine:
     """A coroutine on the event loop that all coroutines of environments share."""
 
-    def __init__(self, agent: Callable[..., Awaitable[Any]], session: "Session", *, task: Any) -> None:
-        self._future = asyncio.run_coroutine_threadsafe(self._play(agent, session, task), event_loop())
+    def __init__(
+        self, agent: Callable[..., Awaitable[Any]], session: "Session", *, task: Any
+    ) -> None:
+        self._future = asyncio.run_coroutine_threadsafe(
+            self._play(agent, session, task), event_loop()
+        )
 
     def stop(self) -> None:
         """Cancels the coroutine."""
         self._future.cancel()
 
-    async def _play(self, agent: Callable[..., Awaitable[Any]], session: "Session", task: Any) -> None:
+    async def _play(
+        self, agent: Callable[..., Awaitable[Any]], session: "Session", task: Any
+    ) -> None:
         try:
             started = agent(task, base_url=session.base_url, api_key=session.key)
             if not inspect.isawaitable(started):
-                raise TypeError(f"it returned {started!r:.80}; expected a coroutine function, declared with async def")
+                raise TypeError(
+                    f"it returned {started!r:.80}; expected a coroutine function, declared with async def"
+                )
             value = await started
             session.end(session.outcome if value is None else Outcome.of(value))
         except AgentError as error:

@@ -9,13 +9,40 @@ from torchtitan_rl.sampling import SamplingConfig
 
 logger = logging.getLogger(__name__)
 
-_WITHOUT_EFFECT = {"model", "messages", "tools", "columns", "stream", "stream_options", "user", "metadata", "store"}
-_WITHOUT_EFFECT |= {"safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier", "include"}
-_WITHOUT_EFFECT |= {"parallel_tool_calls", "modalities", "truncation", "verbosity", "reasoning_effort", "reasoning"}
+_WITHOUT_EFFECT = {
+    "model",
+    "messages",
+    "tools",
+    "columns",
+    "stream",
+    "stream_options",
+    "user",
+    "metadata",
+    "store",
+}
+_WITHOUT_EFFECT |= {
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "service_tier",
+    "include",
+}
+_WITHOUT_EFFECT |= {
+    "parallel_tool_calls",
+    "modalities",
+    "truncation",
+    "verbosity",
+    "reasoning_effort",
+    "reasoning",
+}
 """Fields that do not change what is sampled here."""
 
 _FOLLOWED = {"n": (1,), "tool_choice": ("auto",), "logprobs": (False,), "top_logprobs": (0,)}
-_FOLLOWED |= {"response_format": ({"type": "text"},), "functions": ((),), "function_call": ("auto",)}
+_FOLLOWED |= {
+    "response_format": ({"type": "text"},),
+    "functions": ((),),
+    "function_call": ("auto",),
+}
 _FOLLOWED |= {"previous_response_id": (), "conversation": (), "background": (False,), "prompt": ()}
 """The values of fields that are refused otherwise, because an answer that does not follow them would be wrong."""
 
@@ -54,19 +81,25 @@ def check_settings(asked: Mapping[str, Any], sampling: SamplingConfig) -> None:
         if name in _FOLLOWED:
             if value not in _FOLLOWED[name]:
                 raise NotFollowed(
-                    name, f"the agent asked for {name} {_shown(value)}, which is not supported: {_REMEDIES[name]}"
+                    name,
+                    f"the agent asked for {name} {_shown(value)}, which is not supported: {_REMEDIES[name]}",
                 )
         elif value != getattr(sampling, name, None):
             ignored[name] = value
     _note(ignored)
 
 
-def grammar_of(asked: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], make: Callable[..., str]) -> str | None:
+def grammar_of(
+    asked: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], make: Callable[..., str]
+) -> str | None:
     """Returns the grammar of the turn that a chat request asks for; None if it may be any text.
 
     Raises NotFollowed if no grammar follows the request. `make` is `Grammars.of`.
     """
-    choice, wanted = asked.get("tool_choice") or "auto", asked.get("response_format") or {"type": "text"}
+    choice, wanted = (
+        asked.get("tool_choice") or "auto",
+        asked.get("response_format") or {"type": "text"},
+    )
     field, schema = "response_format" if choice == "auto" else "tool_choice", None
     try:
         match choice, wanted:
@@ -76,11 +109,17 @@ def grammar_of(asked: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], mak
                 schema = {"type": "object"}
             case "auto", {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
                 pass
-            case "auto", {"type": "json_schema", "schema": dict(schema)}:  # all but chat completions have it here
+            case "auto", {
+                "type": "json_schema",
+                "schema": dict(schema),
+            }:  # all but chat completions have it here
                 pass
             case "required", _:
                 pass
-            case {"type": "function", "function": {"name": name}} | {"type": "function", "name": name}, _:
+            case {"type": "function", "function": {"name": name}} | {
+                "type": "function",
+                "name": name,
+            }, _:
                 tools = [tool for tool in tools if tool["function"]["name"] == name]
             case _:
                 raise ValueError(_REMEDIES[field])
@@ -107,4 +146,6 @@ def _note(ignored: Mapping[str, Any]) -> None:
         _noted.update(new)
     if new:
         named = ", ".join(f"{name} {_shown(ignored[name])}" for name in sorted(new))
-        logger.info(f"agents asked for {named}: not followed, because the run decides how to sample")
+        logger.info(
+            f"agents asked for {named}: not followed, because the run decides how to sample"
+        )

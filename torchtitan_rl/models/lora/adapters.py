@@ -50,9 +50,13 @@ class Lora:
         if isinstance(config, HFDecoder.Config):
             return dataclasses.replace(config, lora=self.config)
         config = copy.deepcopy(config)  # the converter writes into it
-        linear = {fqn.rpartition(".")[2] for fqn, *_ in config.traverse(Linear.Config, recurse=True)}
+        linear = {
+            fqn.rpartition(".")[2] for fqn, *_ in config.traverse(Linear.Config, recurse=True)
+        }
         names = linear & set().union(*(MATRICES[target] for target in self.config.targets))
-        settings = LoRAConverter.Config(rank=self.config.rank, alpha=self.config.alpha, target_modules=sorted(names))
+        settings = LoRAConverter.Config(
+            rank=self.config.rank, alpha=self.config.alpha, target_modules=sorted(names)
+        )
         return settings.build().convert(config)
 
     def attach(self, model: Decoder, state_dict_adapter: BaseStateDictAdapter) -> None:
@@ -76,7 +80,10 @@ class Lora:
         sums = self._base.checksums(torch.float32)
         dist.all_reduce(sums)
         shapes = self._base.shapes.items()
-        named = sorted((name, *shape, total) for (name, shape), total in zip(shapes, sums.tolist(), strict=True))
+        named = sorted(
+            (name, *shape, total)
+            for (name, shape), total in zip(shapes, sums.tolist(), strict=True)
+        )
         return sha256(repr(named).encode()).hexdigest()[:16]
 
     @contextmanager
@@ -104,7 +111,10 @@ def start_adapters(model: nn.Module) -> None:
         elif ".lora_a." in name:
             seed = int.from_bytes(sha256(canonical_fqn(name).encode()).digest()[:7])
             random = torch.Generator().manual_seed(seed)
-            whole = torch.empty(parameter.shape).uniform_(-1, 1, generator=random) / parameter.shape[1] ** 0.5
+            whole = (
+                torch.empty(parameter.shape).uniform_(-1, 1, generator=random)
+                / parameter.shape[1] ** 0.5
+            )
             local_shard(parameter).copy_(own_part(whole, parameter))
 
 
@@ -128,15 +138,25 @@ def adapter_rows(
         for name, parameter in block.named_parameters():
             if not is_adapter(name):
                 continue
-            layer, letter = name.removesuffix(".weight")[: -len(".lora_a")], name.removesuffix(".weight")[-1].upper()
+            layer, letter = (
+                name.removesuffix(".weight")[: -len(".lora_a")],
+                name.removesuffix(".weight")[-1].upper(),
+            )
             rows = rows_of(
-                model, state_dict_adapter, prefix, block, f"{layer}.weight", block.get_parameter(f"{layer}.weight")
+                model,
+                state_dict_adapter,
+                prefix,
+                block,
+                f"{layer}.weight",
+                block.get_parameter(f"{layer}.weight"),
             )
             whole = torch.arange(len(parameter))
             yield (
                 parameter,
                 {
-                    f"{hf_name.removesuffix('weight')}lora_{letter}.weight": whole if letter == "A" else own
+                    f"{hf_name.removesuffix('weight')}lora_{letter}.weight": whole
+                    if letter == "A"
+                    else own
                     for hf_name, own in rows.items()
                 },
             )
@@ -150,7 +170,9 @@ class AdapterChecksums(ShardChecksums):
         super().__init__(model, adapter)
         self._scaled = {id(p) for name, p in model.named_parameters() if ".lora_b." in name}
 
-    def exported(self, model: Decoder, adapter: BaseStateDictAdapter) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    def exported(
+        self, model: Decoder, adapter: BaseStateDictAdapter
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         return adapter_rows(model, adapter)
 
     def values(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:

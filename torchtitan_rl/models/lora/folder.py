@@ -19,7 +19,12 @@ FILE = "adapter_model.safetensors"
 
 
 def write_adapter(
-    tensors: dict[str, Tensor], config: LoraConfig, base: str, output: Path, *, of_text: bool = False
+    tensors: dict[str, Tensor],
+    config: LoraConfig,
+    base: str,
+    output: Path,
+    *,
+    of_text: bool = False,
 ) -> None:
     """Writes adapter_config.json and adapter_model.safetensors.
 
@@ -37,14 +42,18 @@ def write_adapter(
         "r": config.rank,
         "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
         # vision has layers of the same names, so the text's are named by a regular expression
-        "target_modules": rf".*\.{re.escape(PART)}.*\.({'|'.join(targets)})" if of_text else targets,
+        "target_modules": rf".*\.{re.escape(PART)}.*\.({'|'.join(targets)})"
+        if of_text
+        else targets,
         "bias": "none",
         "lora_dropout": 0.0,
         "inference_mode": True,
     }
     (output / "adapter_config.json").write_text(json.dumps(described, indent=2) + "\n")
     begin = PREFIX + (f"model.{PART}" if of_text else "model.")
-    named = {begin + name.removeprefix("model."): tensor.contiguous() for name, tensor in tensors.items()}
+    named = {
+        begin + name.removeprefix("model."): tensor.contiguous() for name, tensor in tensors.items()
+    }
     save_file(named, output / FILE, metadata={"format": "pt"})
 
 

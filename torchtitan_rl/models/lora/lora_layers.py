@@ -47,8 +47,20 @@ def add_adapters(layers: nn.Module, config: LoraConfig) -> None:
             if not asked or not isinstance(child, nn.Linear):
                 continue
             remedy = "Name all or none of these."
-            expect(asked == held, field, config.targets, f"{' and '.join(sorted(held))}, which are one {name}", remedy)
+            expect(
+                asked == held,
+                field,
+                config.targets,
+                f"{' and '.join(sorted(held))}, which are one {name}",
+                remedy,
+            )
             setattr(module, name, LoraLinear(child, config.rank, config.alpha / config.rank))
             lacking -= held
     names = ", ".join(sorted(lacking))
-    expect(not lacking, field, config.targets, f"matrices of the model, which has no {names}", "Leave it out.")
+    expect(
+        not lacking,
+        field,
+        config.targets,
+        f"matrices of the model, which has no {names}",
+        "Leave it out.",
+    )

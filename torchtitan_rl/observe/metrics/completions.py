@@ -27,21 +27,40 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     stopped = [episode.completion.finish_reason == "stop" for episode in episodes]
     verdicts = [episode.scored.correct for episode in episodes]
     ends = Counter(episode.completion.finish_reason for episode in episodes)
-    longest = [max((e.completion.num_sampled for e in group.samples), default=0) for group in groups]
+    longest = [
+        max((e.completion.num_sampled for e in group.samples), default=0) for group in groups
+    ]
     spread = ("mean", "min", "max")
     return {
         **describe("completions/length", lengths, spread),
-        **describe("completions/terminated_length", [n for n, ended in zip(lengths, stopped) if ended], spread),
-        **describe("completions/right_length", [n for n, right in zip(lengths, verdicts) if right], ("mean",)),
-        **describe("completions/wrong_length", [n for n, right in zip(lengths, verdicts) if right is False], ("mean",)),
-        **describe("completions/group_longest", longest, ("min", "p25", "p50", "p75", "p95", "max")),
+        **describe(
+            "completions/terminated_length",
+            [n for n, ended in zip(lengths, stopped) if ended],
+            spread,
+        ),
+        **describe(
+            "completions/right_length",
+            [n for n, right in zip(lengths, verdicts) if right],
+            ("mean",),
+        ),
+        **describe(
+            "completions/wrong_length",
+            [n for n, right in zip(lengths, verdicts) if right is False],
+            ("mean",),
+        ),
+        **describe(
+            "completions/group_longest", longest, ("min", "p25", "p50", "p75", "p95", "max")
+        ),
         "completions/clipped_fraction": fraction([not ended for ended in stopped]),
         "completions/tokens": same_everywhere(float(sum(lengths))),
         "completions/prompt_tokens": same_everywhere(
             float(sum(len(group.prompt.token_ids) * len(group.samples) for group in groups))
         ),
         "completions/count": same_everywhere(float(len(episodes))),
-        **{f"completions/finish_reason/{end}": same_everywhere(n / len(episodes)) for end, n in ends.items()},
+        **{
+            f"completions/finish_reason/{end}": same_everywhere(n / len(episodes))
+            for end, n in ends.items()
+        },
     }
 
 
@@ -53,18 +72,29 @@ def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     completions = [episode.completion for episode in flat(groups)]
     if all(completion.token_versions is None for completion in completions):
         return {}
-    carried = sum(completion.num_sampled - int(np.count_nonzero(completion.fresh_mask)) for completion in completions)
+    carried = sum(
+        completion.num_sampled - int(np.count_nonzero(completion.fresh_mask))
+        for completion in completions
+    )
     ages = [
-        max((e.completion.policy_version - e.completion.oldest_version for e in g.samples), default=0) for g in groups
+        max(
+            (e.completion.policy_version - e.completion.oldest_version for e in g.samples),
+            default=0,
+        )
+        for g in groups
     ]
     return {
         **describe("in_flight/age", [float(age) for age in ages], ("mean", "max")),
         "in_flight/carried_groups_fraction": fraction([age > 0 for age in ages]),
-        "in_flight/carried_tokens_fraction": same_everywhere(carried / max(sum(c.num_sampled for c in completions), 1)),
+        "in_flight/carried_tokens_fraction": same_everywhere(
+            carried / max(sum(c.num_sampled for c in completions), 1)
+        ),
     }
 
 
-def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS) -> dict[str, Metric]:
+def diversity_metrics(
+    groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS
+) -> dict[str, Metric]:
     """`diversity/...`: how much a prompt's completions differ: distinct-1, distinct-2 and pairwise Jaccard distance.
 
     distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams. No n-gram
@@ -78,14 +108,23 @@ def diversity_metrics(groups: Sequence[Group[Episode]], max_tokens: int = DIVERS
         if taken and tokens >= max_tokens:
             break
         taken.append(
-            [episode.completion.token_ids[episode.completion.loss_mask].astype(np.int64) for episode in group.samples]
+            [
+                episode.completion.token_ids[episode.completion.loss_mask].astype(np.int64)
+                for episode in group.samples
+            ]
         )
         tokens += sum(map(len, taken[-1]))
     metrics: dict[str, Metric] = {}
-    for name, measure in (("distinct_1", _distinct_1), ("distinct_2", _distinct_2), ("jaccard_distance", _jaccard)):
+    for name, measure in (
+        ("distinct_1", _distinct_1),
+        ("distinct_2", _distinct_2),
+        ("jaccard_distance", _jaccard),
+    ):
         pairs = [pair for completions in taken if completions and (pair := measure(completions))[1]]
         if pairs:
-            metrics[f"diversity/{name}/macro"] = same_everywhere(fmean([part / amount for part, amount in pairs]))
+            metrics[f"diversity/{name}/macro"] = same_everywhere(
+                fmean([part / amount for part, amount in pairs])
+            )
             micro = sum(part for part, _ in pairs) / sum(amount for _, amount in pairs)
             metrics[f"diversity/{name}/micro"] = same_everywhere(micro)
     if taken:
@@ -106,7 +145,9 @@ def _distinct_2(completions: list[np.ndarray]) -> tuple[float, int]:
 def _different(values: np.ndarray) -> np.ndarray:
     """The distinct values, sorted. Several times as fast as np.unique, which hashes."""
     ordered = np.sort(values)
-    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+    return (
+        ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
+    )
 
 
 def _jaccard(completions: list[np.ndarray]) -> tuple[float, int]:
@@ -135,15 +176,23 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     tokens = sum(len(c.token_ids) for c in conversations)
     seconds = [turn.environment_seconds for c in conversations for turn in c.turns]
     columns = sorted({name for c in conversations for turn in c.turns for name in turn.columns})
-    logged = {name: [total for c in conversations if (total := _total(c, name)) is not None] for name in columns}
+    logged = {
+        name: [total for c in conversations if (total := _total(c, name)) is not None]
+        for name in columns
+    }
     metrics = {
-        **describe("conversations/turns", [len(c.turns) for c in conversations], ("mean", "min", "max")),
+        **describe(
+            "conversations/turns", [len(c.turns) for c in conversations], ("mean", "min", "max")
+        ),
         **describe("conversations/traces", [len(c.traces) for c in conversations], ("mean", "max")),
         **describe("conversations/environment_seconds", seconds, ("mean", "max")),
         "conversations/count": same_everywhere(float(len(conversations))),
-        "conversations/env_errors": same_everywhere(float(sum(c.error is not None for c in conversations))),
+        "conversations/env_errors": same_everywhere(
+            float(sum(c.error is not None for c in conversations))
+        ),
         "conversations/tokens_of_contexts": same_everywhere(
-            sum(trace.context_tokens for c in conversations for trace in c.traces) / len(conversations)
+            sum(trace.context_tokens for c in conversations for trace in c.traces)
+            / len(conversations)
         ),
         "conversations/tokens_sampled": same_everywhere(sampled / len(conversations)),
         "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(conversations)),
@@ -151,12 +200,18 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     for name, totals in logged.items():
         key = f"conversations/{name}"
         if totals:
-            metrics[f"conversations/logged/{name}" if key in metrics else key] = same_everywhere(fmean(totals))
+            metrics[f"conversations/logged/{name}" if key in metrics else key] = same_everywhere(
+                fmean(totals)
+            )
     return metrics
 
 
 def _total(completion: Completion, column: str) -> float | None:
     """The sum of a logged number over a conversation; None if it was never a finite number."""
     cells = [turn.columns.get(column) for turn in completion.turns]
-    numbers = [float(cell) for cell in cells if isinstance(cell, (bool, int, float)) and math.isfinite(cell)]
+    numbers = [
+        float(cell)
+        for cell in cells
+        if isinstance(cell, (bool, int, float)) and math.isfinite(cell)
+    ]
     return sum(numbers) if numbers else None

@@ -37,7 +37,9 @@ class TokenFlops(NamedTuple):
         alone, with_one = (config.get_nparams_and_flops(model, length)[1] / 3 for length in (0, 1))
         head = model.lm_head.weight
         apart = {id(head), id(model.tok_embeddings.weight)}
-        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad and id(p) not in apart)
+        frozen = sum(
+            p.numel() for p in model.parameters() if not p.requires_grad and id(p) not in apart
+        )
         head_flops = 2.0 * head.numel()
         return cls(
             layers=alone - head_flops,
@@ -78,7 +80,11 @@ class Footprint(NamedTuple):
 
 
 def bound_seconds(
-    lengths: list[tuple[int, int]], *, work: Sequence[Sequence[float]], speeds: Speeds, footprint: Footprint
+    lengths: list[tuple[int, int]],
+    *,
+    work: Sequence[Sequence[float]],
+    speeds: Speeds,
+    footprint: Footprint,
 ) -> dict[str, float]:
     """The least seconds that a step's "decode", "train" and "sync" can take on ranks with these speeds.
 
@@ -91,15 +97,21 @@ def bound_seconds(
         lengths: (prompt tokens, sampled tokens) of every sequence of the step. Tokens of environments are not decoded.
         work: the update's `UpdateReport.work`, [2, 3].
     """
-    reads = sum(n * prompt + n * (n - 1) // 2 for prompt, n in lengths)  # cached tokens read in all decoding steps
+    reads = sum(
+        n * prompt + n * (n - 1) // 2 for prompt, n in lengths
+    )  # cached tokens read in all decoding steps
     longest = max((n for _, n in lengths), default=0)
     weights = footprint.weights / footprint.engine_ranks
-    reading = (weights * longest + footprint.kv_per_token * reads / footprint.ranks) / speeds.memory_bytes_per_s
+    reading = (
+        weights * longest + footprint.kv_per_token * reads / footprint.ranks
+    ) / speeds.memory_bytes_per_s
     sampled = sum(n for _, n in lengths)
     products = footprint.flops.forward((sampled, reads, sampled)) / footprint.ranks
     return {
         "decode": max(reading, products / speeds.flops_per_s[footprint.engine_dtype]),
-        "train": footprint.flops.total(work) / footprint.ranks / speeds.flops_per_s[footprint.train_dtype],
+        "train": footprint.flops.total(work)
+        / footprint.ranks
+        / speeds.flops_per_s[footprint.train_dtype],
         "sync": 2 * footprint.pushed / footprint.engine_ranks / speeds.memory_bytes_per_s,
     }
 
@@ -117,10 +129,16 @@ def efficiency_metrics(
     Args:
         seconds: seconds in "generate", "train" and "sync" on this rank. A phase with 0 seconds is absent.
     """
-    lengths = [(len(g.prompt.token_ids), e.completion.num_sampled) for g in groups for e in g.samples]
+    lengths = [
+        (len(g.prompt.token_ids), e.completion.num_sampled) for g in groups for e in g.samples
+    ]
     bounds = bound_seconds(lengths, work=update.work, speeds=speeds, footprint=footprint)
     took = {"decode": seconds["generate"], "train": seconds["train"], "sync": seconds["sync"]}
-    return {f"efficiency/{k}": Metric(bound / took[k], "min") for k, bound in bounds.items() if took[k] > 0}
+    return {
+        f"efficiency/{k}": Metric(bound / took[k], "min")
+        for k, bound in bounds.items()
+        if took[k] > 0
+    }
 
 
 def lost_metrics(update: "UpdateReport", *, seconds: Mapping[str, float]) -> dict[str, Metric]:
@@ -132,7 +150,11 @@ def lost_metrics(update: "UpdateReport", *, seconds: Mapping[str, float]) -> dic
     padding = update.padding_tokens / update.packed_tokens if update.packed_tokens else 0.0
     most = max(update.rank_tokens, default=0)
     idle = 1 - sum(update.rank_tokens) / len(update.rank_tokens) / most if most else 0.0
-    lost = {"padding": padding * seconds["train"], "imbalance": idle * seconds["train"], "waiting": seconds["gather"]}
+    lost = {
+        "padding": padding * seconds["train"],
+        "imbalance": idle * seconds["train"],
+        "waiting": seconds["gather"],
+    }
     return {f"lost/{name}_s": Metric(value, "max") for name, value in lost.items()}
 
 
@@ -146,7 +168,11 @@ def optimizer_metrics(update: "UpdateReport", state: "RunState") -> dict[str, Me
         "prompts_seen": state.prompts_seen,
         "tokens_seen": state.tokens_seen,
     }
-    return {f"optimizer/{key}": same_everywhere(float(value)) for key, value in values.items() if value is not None}
+    return {
+        f"optimizer/{key}": same_everywhere(float(value))
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def perf_metrics(
@@ -173,7 +199,9 @@ def perf_metrics(
         peak_memory_bytes: memory in use at the end of the fullest phase (`peak_memory_bytes` of machine.py).
     """
     rates = {
-        "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"]) if sampled else None,
+        "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"])
+        if sampled
+        else None,
         "perf/trained_tokens_per_s": _rate(update.trained_tokens, seconds["train"]),
         "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
     }
@@ -184,7 +212,9 @@ def perf_metrics(
         metrics["perf/rank_imbalance"] = same_everywhere(
             max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
         )
-        metrics["perf/forward_only_fraction"] = same_everywhere(update.forward_only_tokens / update.trained_tokens)
+        metrics["perf/forward_only_fraction"] = same_everywhere(
+            update.forward_only_tokens / update.trained_tokens
+        )
     if update.packed_tokens:
         share = update.padding_tokens / update.packed_tokens
         metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)

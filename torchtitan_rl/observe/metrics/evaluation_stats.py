@@ -15,7 +15,9 @@ SMOOTHING = 2.0
 """Prompts' worth of evidence for a design effect of 1 in `interval`. With less, one more right sample can lower an end."""
 
 
-def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluation") -> dict[str, Metric]:
+def evaluation_metrics(
+    groups: Sequence[Group[Episode]], prefix: str = "evaluation"
+) -> dict[str, Metric]:
     """Accuracy, mean@n and pass@k by the task's judgement; reward, length, format and truncation rates of the samples.
 
     pass@k is the unbiased estimate 1 - C(n - c, k) / C(n, k) for a prompt with c of n samples correct (Chen et al.
@@ -30,7 +32,9 @@ def evaluation_metrics(groups: Sequence[Group[Episode]], prefix: str = "evaluati
     metrics = {
         "length": same_everywhere(fmean(lengths)),
         "length_max": same_everywhere(float(max(lengths))),
-        "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
+        "clipped_fraction": fraction(
+            [episode.completion.finish_reason != "stop" for episode in episodes]
+        ),
         "format_rate": fraction([episode.scored.answer is not None for episode in episodes]),
     }
     if rewards := finite_rewards(episodes):
@@ -83,7 +87,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """
     of = np.asarray(values, dtype=np.float64)  # [prompts]
     share = float(of.mean())
-    effect = (float(((of - share) ** 2).sum()) + SMOOTHING) / (len(of) * share * (1 - share) + SMOOTHING)
+    effect = (float(((of - share) ** 2).sum()) + SMOOTHING) / (
+        len(of) * share * (1 - share) + SMOOTHING
+    )
     prompts = len(of) / effect
     right, wrong = share * prompts, (1 - share) * prompts
     # Less than a millionth of a prompt is none, because rounding may leave such a mean.

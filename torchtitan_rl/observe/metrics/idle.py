@@ -26,7 +26,9 @@ class IdleNotice:
     def see(self, groups: Sequence[Group[Episode]]) -> None:
         """Counts one step, given all its groups with their advantages, which are equal on every rank."""
         self._seen += 1
-        self._rewarded = self._rewarded or any(episode.reward is not None for episode in flat(groups))
+        self._rewarded = self._rewarded or any(
+            episode.reward is not None for episode in flat(groups)
+        )
         ends = {episode.completion.finish_reason for episode in flat(groups)}
         self._environments_failed = self._environments_failed and ends == {"env_error"}
         taught = any(e.in_loss and e.credit.has_advantage for e in flat(groups))
@@ -34,7 +36,9 @@ class IdleNotice:
         if self._steps in AFTER_STEPS:
             count = f"{self._steps} step{'s' * (self._steps > 1)}"
             if os.environ.get("RANK", "0") == "0":
-                logger.warning(f"{NO_SIGNAL} for {count}: every advantage is 0. {likely_reason(groups)}")
+                logger.warning(
+                    f"{NO_SIGNAL} for {count}: every advantage is 0. {likely_reason(groups)}"
+                )
 
     def check_rewarded(self) -> None:
         """Raise TrainingStopped if there were steps, and no completion of them had a reward: the run is no success."""
@@ -58,7 +62,9 @@ def likely_reason(groups: Sequence[Group[Episode]]) -> str:
         return "All completions of each prompt are identical: raise sampling.temperature, or the policy has collapsed."
     if all(episode.completion.finish_reason == "length" for episode in samples):
         return "Every completion is truncated at sampling.max_tokens: raise it."
-    if all(episode.scored.answer is None for episode in samples) and any(e.scored.correct is not None for e in samples):
+    if all(episode.scored.answer is None for episode in samples) and any(
+        e.scored.correct is not None for e in samples
+    ):
         return (
             "No completion has an answer in the form that the task reads (the format rate is 0): ask for it in the prompts "
             "(prompts.system_prompt, prompts.few_shot or --task.template), or read another form (--task.answer-kind)."

@@ -23,7 +23,11 @@ Groups = Sequence[Group[Episode]]
 
 def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
     """The rewards that are finite numbers."""
-    return [episode.reward for episode in episodes if episode.reward is not None and math.isfinite(episode.reward)]
+    return [
+        episode.reward
+        for episode in episodes
+        if episode.reward is not None and math.isfinite(episode.reward)
+    ]
 
 
 def has_quantiles(values: Sequence[float]) -> bool:
@@ -45,36 +49,57 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
     """`reward/...` over rollouts, within groups and for each reward function. `record_step` adds the quantiles."""
     episodes = flat(groups)
     metrics = describe("reward", finite_rewards(episodes))
-    within = [float(np.std(rewards)) for group in groups if (rewards := finite_rewards(group.samples))]
+    within = [
+        float(np.std(rewards)) for group in groups if (rewards := finite_rewards(group.samples))
+    ]
     if within:
         metrics["reward/group_std"] = same_everywhere(fmean(within))
-    for function in sorted({function for episode in episodes for function in episode.scored.reward_breakdown}):
+    for function in sorted(
+        {function for episode in episodes for function in episode.scored.reward_breakdown}
+    ):
         values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
         quantiles = ("p0", *QUANTILES, "p100") if has_quantiles(numbers) else ()
         metrics |= describe(f"reward/{function}", numbers, ("mean", "std", *quantiles))
-    shaped = [episode.credit.shaped_reward for episode in episodes if episode.credit.shaped_reward is not None]
-    bonuses = [e.credit.columns["entropy_bonus"] for e in episodes if "entropy_bonus" in e.credit.columns]
+    shaped = [
+        episode.credit.shaped_reward
+        for episode in episodes
+        if episode.credit.shaped_reward is not None
+    ]
+    bonuses = [
+        e.credit.columns["entropy_bonus"] for e in episodes if "entropy_bonus" in e.credit.columns
+    ]
     if bonuses:
         base, bonus = fmean(shaped), fmean(bonuses)
         metrics |= describe("entropy_bonus", bonuses, ("mean", "std"))
-        metrics["entropy_bonus/reward_std"] = same_everywhere(1.0 if all_equal(shaped) else float(np.std(shaped)))
+        metrics["entropy_bonus/reward_std"] = same_everywhere(
+            1.0 if all_equal(shaped) else float(np.std(shaped))
+        )
         for name, reward in (("base", base), ("total", base + bonus)):
             metrics[f"entropy_bonus/reward_{name}"] = same_everywhere(reward)
-            metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(bonus / max(abs(reward), 1e-8))
+            metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(
+                bonus / max(abs(reward), 1e-8)
+            )
     return metrics | ({"reward/shaped_mean": same_everywhere(fmean(shaped))} if shaped else {})
 
 
 def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
-    if rewarded := [[e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)]:
+    if rewarded := [
+        [e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)
+    ]:
         equal = [not algorithm.credit.rewards_differ(samples) for samples in rewarded]
         metrics["groups/zero_variance_fraction"] = fraction(equal)
         if algorithm.credit.group_filter is not None:
-            scored = [Group(prompt=group.prompt, samples=[e.scored for e in group.samples]) for group in groups]
+            scored = [
+                Group(prompt=group.prompt, samples=[e.scored for e in group.samples])
+                for group in groups
+            ]
             reasons = [algorithm.credit.group_left_out(group) for group in scored]
-            metrics["groups/filtered_fraction"] = fraction([reason not in (None, ZERO_VARIANCE) for reason in reasons])
+            metrics["groups/filtered_fraction"] = fraction(
+                [reason not in (None, ZERO_VARIANCE) for reason in reasons]
+            )
     judged = [found for group in groups if (found := judgements(group.samples))]
     if judged:
         metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
@@ -96,7 +121,9 @@ def task_metrics(groups: Groups, prefix: str, algorithm: "Algorithm") -> dict[st
     metrics = {
         "prompts": same_everywhere(float(len(groups))),
         "length": same_everywhere(fmean([episode.completion.num_sampled for episode in episodes])),
-        "clipped_fraction": fraction([episode.completion.finish_reason != "stop" for episode in episodes]),
+        "clipped_fraction": fraction(
+            [episode.completion.finish_reason != "stop" for episode in episodes]
+        ),
     }
     if rewards := finite_rewards(episodes):
         metrics["reward"] = same_everywhere(fmean(rewards))
@@ -112,12 +139,21 @@ def advantage_metrics(groups: Groups) -> dict[str, Metric]:
     advantages = [episode.credit.advantage for episode in flat(groups) if episode.in_loss]
     metrics = describe("advantage", advantages)
     if advantages:
-        metrics["advantage/positive_fraction"] = fraction([advantage > 0 for advantage in advantages])
-    updates = [[(w, e) for w, e in zip(update_masses(g.samples), g.samples, strict=True) if w > 0] for g in groups]
+        metrics["advantage/positive_fraction"] = fraction(
+            [advantage > 0 for advantage in advantages]
+        )
+    updates = [
+        [(w, e) for w, e in zip(update_masses(g.samples), g.samples, strict=True) if w > 0]
+        for g in groups
+    ]
     if updates := [update for update in updates if update]:
         entropies = [-math.fsum(w * math.log(w) for w, _ in update) for update in updates]
-        incorrect = [math.fsum(w for w, episode in update if is_wrong(episode)) for update in updates]
-        metrics["groups/effective_rollouts"] = same_everywhere(fmean([math.exp(value) for value in entropies]))
+        incorrect = [
+            math.fsum(w for w, episode in update if is_wrong(episode)) for update in updates
+        ]
+        metrics["groups/effective_rollouts"] = same_everywhere(
+            fmean([math.exp(value) for value in entropies])
+        )
         metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
     return metrics
 
@@ -134,9 +170,14 @@ def participation_metrics(groups: Groups) -> dict[str, Metric]:
     if not episodes:
         return {}
     # The text after the colon names the number that is not finite. It would give as many keys as there are tokens.
-    reasons = Counter(e.credit.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss)
+    reasons = Counter(
+        e.credit.left_out.partition(":")[0].replace(" ", "_") for e in episodes if not e.in_loss
+    )
     return {
         "loss/completion_fraction": fraction([episode.in_loss for episode in episodes]),
-        **{f"loss/left_out/{name}": same_everywhere(count / len(episodes)) for name, count in reasons.items()},
+        **{
+            f"loss/left_out/{name}": same_everywhere(count / len(episodes))
+            for name, count in reasons.items()
+        },
         "nonfinite/completions": same_everywhere(float(reasons["not_finite"])),
     }

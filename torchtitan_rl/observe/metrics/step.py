@@ -44,8 +44,12 @@ def record_step(
     for metrics in (*update.metrics, data):
         record_metrics(metrics)
     rank, world_size = rank_and_size()
-    record_metrics(reward_stats.reward_metrics(groups) | reward_stats.group_metrics(groups, algorithm))
-    record_metrics(reward_stats.advantage_metrics(groups) | reward_stats.participation_metrics(groups))
+    record_metrics(
+        reward_stats.reward_metrics(groups) | reward_stats.group_metrics(groups, algorithm)
+    )
+    record_metrics(
+        reward_stats.advantage_metrics(groups) | reward_stats.participation_metrics(groups)
+    )
     for task, its_groups in groups_by_task(groups).items():
         record_metrics(reward_stats.task_metrics(its_groups, f"train/{task}", algorithm))
     completions = of_completions.completion_metrics(groups)
@@ -62,7 +66,11 @@ def record_step(
     record_metrics(conversations)
     seconds = {name: elapsed(name) for name in ("generate", "gather", "train", "sync", "step")}
     speeds = measured_speeds(footprint.train_dtype, footprint.engine_dtype)
-    record_metrics(efficiency.efficiency_metrics(groups, update, seconds=seconds, speeds=speeds, footprint=footprint))
+    record_metrics(
+        efficiency.efficiency_metrics(
+            groups, update, seconds=seconds, speeds=speeds, footprint=footprint
+        )
+    )
     record_metrics(efficiency.lost_metrics(update, seconds=seconds))
     peak = peak_flops_per_s()
     record_metrics(
@@ -78,14 +86,20 @@ def record_step(
     )
     mine = groups[rank::world_size]
     episodes = flat(mine)
-    if reward_stats.has_quantiles(finite_rewards(flat(groups))):  # of all groups: each rank decides alike
+    if reward_stats.has_quantiles(
+        finite_rewards(flat(groups))
+    ):  # of all groups: each rank decides alike
         record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
-    record_metric("completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION)
+    record_metric(
+        "completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION
+    )
     rows = episode_rows(mine, step=state.step, split="train", policy_step=state.step - 1)
     record_metric("rollout/samples", rows, Reduce.TABLE)
 
 
-def record_evaluation(groups: Groups, evaluation_pass: EvaluationPass, *, step: int) -> dict[str, float]:
+def record_evaluation(
+    groups: Groups, evaluation_pass: EvaluationPass, *, step: int
+) -> dict[str, float]:
     """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank.
 
     Returns: the metrics, over all tasks and of each task.
@@ -95,7 +109,9 @@ def record_evaluation(groups: Groups, evaluation_pass: EvaluationPass, *, step: 
     for task, its_groups in groups_by_task(groups).items():
         metrics |= evaluation_metrics(its_groups, f"{evaluation_pass.prefix}/{task}")
     record_metrics(metrics)
-    rows = episode_rows(groups[rank::world_size], step=step, split=evaluation_pass.split, policy_step=step)
+    rows = episode_rows(
+        groups[rank::world_size], step=step, split=evaluation_pass.split, policy_step=step
+    )
     record_metric(f"{evaluation_pass.prefix}/samples", rows, Reduce.TABLE)
     return {name: float(metric.value) for name, metric in metrics.items()}
 

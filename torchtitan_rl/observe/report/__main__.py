@@ -18,9 +18,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word.partition("=")[0] for word in (sys.argv[1:] if arguments is None else arguments)]
     for option in ("--output", "--size"):
         if words.count(option) > 1:
-            print(f"{option} is given {words.count(option)} times: the last one counts", file=sys.stderr)
+            print(
+                f"{option} is given {words.count(option)} times: the last one counts",
+                file=sys.stderr,
+            )
     if len(options.runs) > 1:
-        parser.error(f"{len(options.runs)} run folders: expected one. To compare runs: tensorboard --logdir outputs")
+        parser.error(
+            f"{len(options.runs)} run folders: expected one. To compare runs: tensorboard --logdir outputs"
+        )
     run = options.runs[0]
     output = options.output or run / "report.html"
     try:

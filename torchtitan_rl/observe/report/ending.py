@@ -28,7 +28,9 @@ def _headline(run: Run) -> dict[str, Any]:
     where += f" (rank {end.rank})" if end.rank else ""
     text = {
         "done": f"Done: {steps}",
-        "evaluated": f"Evaluated after {steps}" if any(run.steps) else "Evaluated, without training",
+        "evaluated": f"Evaluated after {steps}"
+        if any(run.steps)
+        else "Evaluated, without training",
         "stopped": f"Stopped{where}: {steps}",
         "failed": f"Failed{where}: {steps}",
         "killed": f"Killed{where}: {steps}",
@@ -45,7 +47,11 @@ def _headline(run: Run) -> dict[str, Any]:
 
 def _when(run: Run) -> str:
     times = [time for time in run.times if time is not None]
-    return f", the last at {datetime.fromtimestamp(times[-1], UTC):%Y-%m-%d %H:%M} UTC" if times else ""
+    return (
+        f", the last at {datetime.fromtimestamp(times[-1], UTC):%Y-%m-%d %H:%M} UTC"
+        if times
+        else ""
+    )
 
 
 def _said(message: str) -> str:
@@ -74,4 +80,10 @@ def _steps_of(run: Run) -> str:
 def _duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    return (
+        f"{hours} h {minutes} min"
+        if hours
+        else f"{minutes} min {seconds} s"
+        if minutes
+        else f"{seconds} s"
+    )

@@ -10,7 +10,13 @@ from typing import Any
 
 Row = dict[str, Any]
 
-FILES = ("metrics.jsonl", "metrics.rank0.jsonl", "samples.jsonl", "samples.unfinished.jsonl", "end.json")
+FILES = (
+    "metrics.jsonl",
+    "metrics.rank0.jsonl",
+    "samples.jsonl",
+    "samples.unfinished.jsonl",
+    "end.json",
+)
 """A folder with one of them is a run's."""
 READ_BYTES = 64 * 1024**2
 """Size of samples.jsonl from which only the rows are read that a run without keep_all_rows has."""
@@ -108,21 +114,31 @@ class Run:
             return None
         total = 0.0
         for (_, before), (place, at) in zip(timed, timed[1:]):
-            parts = [self.series[key][place] for key in ("time/step", "time/checkpoint/save") if key in self.series]
+            parts = [
+                self.series[key][place]
+                for key in ("time/step", "time/checkpoint/save")
+                if key in self.series
+            ]
             own = sum(value for value in parts if value is not None)
             total += min(at - before, own) if own else at - before
         return total
 
     def points(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of the metric at the steps where it has a value."""
-        found = [(step, value) for step, value in zip(self.steps, self.series.get(key, ())) if value is not None]
+        found = [
+            (step, value)
+            for step, value in zip(self.steps, self.series.get(key, ()))
+            if value is not None
+        ]
         return [step for step, _ in found], [value for _, value in found]
 
 
 def load_run(folder: Path) -> Run:
     """Reads the run in `folder`. Raises FileNotFoundError if the folder does not exist or is not a run."""
     if not any((folder / file).is_file() for file in FILES):
-        raise FileNotFoundError(f"{folder} has neither metrics.jsonl nor samples.jsonl: expected the folder of a run")
+        raise FileNotFoundError(
+            f"{folder} has neither metrics.jsonl nor samples.jsonl: expected the folder of a run"
+        )
     run = Run(name=folder.resolve().name, folder=folder)
     run.config = _document(folder / "config.json", run.notes)
     run.environment = _document(folder / "environment.json", run.notes)
@@ -135,7 +151,11 @@ def load_run(folder: Path) -> Run:
 
 def number(value: Any) -> float | None:
     """The value if it is a finite number and not a bool, else None."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+    return (
+        value
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
 
 
 def _document(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -186,7 +206,10 @@ def _read_metrics(run: Run) -> None:
     path = run.folder / "metrics.jsonl"
     if not path.is_file():
         path = run.folder / "metrics.rank0.jsonl"
-        run.notes.append("metrics.jsonl is missing" + ("; rank 0's own metrics are shown" if path.is_file() else ""))
+        run.notes.append(
+            "metrics.jsonl is missing"
+            + ("; rank 0's own metrics are shown" if path.is_file() else "")
+        )
     if not path.is_file():
         return
     by_step: dict[int, dict[str, Any]] = {}
@@ -200,7 +223,9 @@ def _read_metrics(run: Run) -> None:
     run.times = [number(by_step[step].get("time")) for step in run.steps]
     keys = dict.fromkeys(key for step in run.steps for key in by_step[step] if key != "time")
     columns = {key: [number(by_step[step].get(key)) for step in run.steps] for key in keys}
-    run.series = {key: values for key, values in columns.items() if any(value is not None for value in values)}
+    run.series = {
+        key: values for key, values in columns.items() if any(value is not None for value in values)
+    }
 
 
 def _read_rows(path: Path, run: Run) -> Iterator[Row]:
@@ -252,7 +277,9 @@ def _read_warnings(paths: list[Path]) -> Iterator[Warned]:
         for line in _log_lines(path):
             if matched := _WARNING.match(line):
                 time, level, text = matched.groups()
-                known = found.setdefault(_NUMBER.sub("#", text), Warned(text[:2000], level, time, 0))
+                known = found.setdefault(
+                    _NUMBER.sub("#", text), Warned(text[:2000], level, time, 0)
+                )
                 known.count += 1
     yield from sorted(found.values(), key=lambda warned: -warned.count)[:MAX_WARNINGS]
 

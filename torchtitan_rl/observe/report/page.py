@@ -61,7 +61,9 @@ def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run
 
 def _expect_own(path: Path) -> None:
     """Raises FileExistsError if there is anything but a file that this module has written, or an empty one."""
-    if os.path.lexists(path) and not (path.is_file() and (not path.stat().st_size or _is_own(path))):
+    if os.path.lexists(path) and not (
+        path.is_file() and (not path.stat().st_size or _is_own(path))
+    ):
         raise FileExistsError(
             f"--output = {str(path)!r}: expected a new file or an earlier report, but it is something else. Name another file."
         )
@@ -82,7 +84,9 @@ def _replace(path: Path, text: str) -> None:
 def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
     """Returns the page as HTML. Arguments: see `write_report`."""
     asset = resources.files(__package__).joinpath("assets")
-    style = "\n".join(asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css"))
+    style = "\n".join(
+        asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css")
+    )
     scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
     plot = asset.joinpath("uplot-1.6.32.min.js").read_text("utf-8")
     licence = asset.joinpath("uplot-LICENSE.txt").read_text("utf-8").strip()
@@ -100,7 +104,10 @@ def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
         "code": code,
     }
     page = asset.joinpath("report.html").read_text("utf-8")
-    pieces = [parts.get(piece, piece) if place % 2 else piece for place, piece in enumerate(page.split("%%"))]
+    pieces = [
+        parts.get(piece, piece) if place % 2 else piece
+        for place, piece in enumerate(page.split("%%"))
+    ]
     return "".join(pieces)
 
 
@@ -123,7 +130,9 @@ def _described(run: Run) -> dict[str, Any]:
         "steps": run.steps,
         "about": list(_about(run)),
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
-        "series": {key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())},
+        "series": {
+            key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())
+        },
         "ending": _plain(ending(run)),
         "verdicts": [line._asdict() for line in verdicts(run)],
         "notes": _plain(run.notes),
@@ -177,9 +186,16 @@ def _rows_within(run: Run, budget: float) -> list[Row]:
 
     def urgency(places: list[int]) -> tuple[bool, bool, bool, int]:
         members = [run.rows[place] for place in places]
-        unfinished, selected = (any(row.get(name) for row in members) for name in ("unfinished", "select_reason"))
+        unfinished, selected = (
+            any(row.get(name) for row in members) for name in ("unfinished", "select_reason")
+        )
         newest = selected and members[0]["step"] == last[members[0].get("split")]
-        return not unfinished, not newest, not selected, zlib.crc32(repr(_group(members[0])).encode())
+        return (
+            not unfinished,
+            not newest,
+            not selected,
+            zlib.crc32(repr(_group(members[0])).encode()),
+        )
 
     found: dict[int, Row] = {}
     for places in sorted(groups.values(), key=urgency):
@@ -224,4 +240,6 @@ def _shortened(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     head, tail = most - most // 3, most // 3
-    return f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[len(text) - tail :]}"
+    return (
+        f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[len(text) - tail :]}"
+    )

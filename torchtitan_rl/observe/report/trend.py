@@ -15,7 +15,16 @@ ALPHA = 0.05
 
 _CORRELATION = ((6, 0.95), (8, 0.92), (10, 0.895), (12, 0.875), (14, 0.85))
 """(number of values, |correlation with the step| that AR(0.7) noise exceeds in under 5 % of runs)."""
-_T = ((15, 5.6), (20, 4.9), (30, 3.85), (50, 3.0), (100, 2.45), (200, 2.2), (400, 2.1), (10_000, 2.0))
+_T = (
+    (15, 5.6),
+    (20, 4.9),
+    (30, 3.85),
+    (50, 3.0),
+    (100, 2.45),
+    (200, 2.2),
+    (400, 2.1),
+    (10_000, 2.0),
+)
 """(number of values, |t| that AR(0.7) noise exceeds in under 5 % of runs). Both tables are simulated; independent noise exceeds
 them less often."""
 
@@ -79,7 +88,9 @@ def _standard_error(centred: np.ndarray, basis: np.ndarray) -> float:
     if squares == 0:
         return 0.0
     found = rest[:-1] @ rest[1:] / squares
-    bias = fitted * (1 + 2 * max(found, 0.0)) / n  # each fitted coefficient lowers the autocorrelation that is found
+    bias = (
+        fitted * (1 + 2 * max(found, 0.0)) / n
+    )  # each fitted coefficient lowers the autocorrelation that is found
     r = min(0.95, max(0.0, found + bias))
     return math.sqrt(squares / (n - fitted) * (1 + r) / (1 - r))
 

@@ -60,14 +60,24 @@ def _reward(run: Run) -> Iterator[Verdict]:
     elif found == "too few":
         count = f"{len(values)} step{'s' * (len(values) > 1)}"
         shown = change if len(values) > 1 else _figure(first)
-        yield Verdict("plain", f"too few steps to say whether the reward changed: {shown} ({count})", key)
+        yield Verdict(
+            "plain", f"too few steps to say whether the reward changed: {shown} ({count})", key
+        )
     elif found == "unclear":
-        yield Verdict("warn", f"no clear change of the reward: {change}{means}; noise alone may do this", key)
+        yield Verdict(
+            "warn", f"no clear change of the reward: {change}{means}; noise alone may do this", key
+        )
     elif found == "rose":
-        yield Verdict("good", f"reward rose from {_figure(first)} to {_figure(last)} in {steps[-1]} steps{means}", key)
+        yield Verdict(
+            "good",
+            f"reward rose from {_figure(first)} to {_figure(last)} in {steps[-1]} steps{means}",
+            key,
+        )
     else:
         best = f"; best {_figure(max(values))} at step {steps[values.index(max(values))]}"
-        yield Verdict("bad", f"reward fell from {_figure(first)} to {_figure(last)}{means}{best}", key)
+        yield Verdict(
+            "bad", f"reward fell from {_figure(first)} to {_figure(last)}{means}{best}", key
+        )
 
 
 def _accuracy(run: Run) -> Iterator[Verdict]:
@@ -87,11 +97,21 @@ def _accuracy(run: Run) -> Iterator[Verdict]:
             continue
         best = values.index(max(values))
         flips = [_flips(run, key, place) for place in (0, best)]
-        p_change, p_fell = (None if flipped is None else differ_paired(*flipped) for flipped in flips)
+        p_change, p_fell = (
+            None if flipped is None else differ_paired(*flipped) for flipped in flips
+        )
         clear = p_change is not None and p_change < ALPHA
         level = ("good" if values[-1] > values[0] else "bad") if clear else "plain"
-        changed = f"; {flips[0][0]} prompts became right, {flips[0][1]} wrong" if flips[0] and any(flips[0]) else ""
-        unclear = "" if clear or p_change is None or values[0] == values[-1] else "; the difference may be chance"
+        changed = (
+            f"; {flips[0][0]} prompts became right, {flips[0][1]} wrong"
+            if flips[0] and any(flips[0])
+            else ""
+        )
+        unclear = (
+            ""
+            if clear or p_change is None or values[0] == values[-1]
+            else "; the difference may be chance"
+        )
         # Of many evaluations the best one is high by chance too (Bonferroni).
         fell = p_fell is not None and p_fell < ALPHA / (len(values) - 1)
         before = f"; best {100 * values[best]:.1f} % at step {steps[best]}" if fell and best else ""
@@ -122,10 +142,14 @@ def _flips(run: Run, key: str, place: int) -> tuple[int, int] | None:
 
 def _judged(run: Run, step: int) -> dict[tuple[Any, str], bool]:
     """Whether each held-out prompt was answered right in the greedy evaluation of a step."""
-    rows = [row for row in run.rows if (row.get("split"), row.get("step")) == (HELD_OUT_SPLIT, step)]
+    rows = [
+        row for row in run.rows if (row.get("split"), row.get("step")) == (HELD_OUT_SPLIT, step)
+    ]
     rows = [row for row in rows if not row.get("unfinished")]
     return {
-        (r.get("prompt_idx"), str(r.get("prompt"))): r["correct"] for r in rows if isinstance(r.get("correct"), bool)
+        (r.get("prompt_idx"), str(r.get("prompt"))): r["correct"]
+        for r in rows
+        if isinstance(r.get("correct"), bool)
     }
 
 
@@ -140,7 +164,9 @@ def _taught(run: Run) -> Iterator[Verdict]:
         if len(values) > 1:
             first, last, means = _ends(values)
             level = {"fell": "good", "rose": "bad"}.get(trend(values), "plain")
-            yield Verdict(level, f"{kind} {_figure(first)} → {_figure(last)} nats per token{means}", key)
+            yield Verdict(
+                level, f"{kind} {_figure(first)} → {_figure(last)} nats per token{means}", key
+            )
 
 
 def _entropy(run: Run) -> Iterator[Verdict]:
@@ -153,8 +179,14 @@ def _entropy(run: Run) -> Iterator[Verdict]:
     change = f"entropy {_figure(first)} → {_figure(last)} nats per token"
     if last < COLLAPSE * first:
         low = COLLAPSE * first
-        place = next(i for i, value in enumerate(values) if value < low and fmean(values[i : i + width]) < low)
-        yield Verdict("warn", f"entropy fell to less than a tenth by step {steps[place]}: {change}", key)
+        place = next(
+            i
+            for i, value in enumerate(values)
+            if value < low and fmean(values[i : i + width]) < low
+        )
+        yield Verdict(
+            "warn", f"entropy fell to less than a tenth by step {steps[place]}: {change}", key
+        )
     elif last > 2 * first and trend(values) == "rose":
         yield Verdict("warn", f"entropy grew {last / first:.1f}-fold: {change}", key)
     else:
@@ -173,10 +205,16 @@ def _groups(run: Run) -> Iterator[Verdict]:
         )
         level = "warn" if last > SILENT_GROUPS else "plain"
         shares = {word: run.points(f"groups/all_{word}_fraction")[1] for word in ("right", "wrong")}
-        most = [word for word, share in shares.items() if last and share and _ends(share)[1] > 0.5 * last]
+        most = [
+            word
+            for word, share in shares.items()
+            if last and share and _ends(share)[1] > 0.5 * last
+        ]
         why = f", most of them all {most[0]}" if level == "warn" and most else ""
         yield Verdict(
-            level, f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}{why}", key
+            level,
+            f"{100 * fmean(values):.0f} % of groups gave no signal (all rewards equal){late}{why}",
+            key,
         )
 
 
@@ -191,7 +229,9 @@ def _sampler(run: Run) -> Iterator[Verdict]:
     bound = number(run.setting("trainer.logprob_gate.max_diff"))
     text = f"log-probs of trainer and sampler differ by at most {_figure(worst)} nats (step {where}){average}"
     if bound is not None and worst > bound:
-        yield Verdict("warn", f"{text}; above trainer.logprob_gate.max_diff = {_figure(bound)}", key)
+        yield Verdict(
+            "warn", f"{text}; above trainer.logprob_gate.max_diff = {_figure(bound)}", key
+        )
     else:
         yield Verdict("good" if worst < 0.01 else "plain", text, key)
 
@@ -203,7 +243,9 @@ def _length(run: Run) -> Iterator[Verdict]:
         first, last, _ = _ends(values)
         doubled = trend(values) in ("rose", "fell") and not 0.5 < last / max(first, 1e-9) < 2
         level = "warn" if doubled else "plain"
-        yield Verdict(level, f"completions {_figure(first)} → {_figure(last)} tokens on average", key)
+        yield Verdict(
+            level, f"completions {_figure(first)} → {_figure(last)} tokens on average", key
+        )
     key = "completions/clipped_fraction"
     _, values = run.points(key)
     if values and (last := _ends(values)[1]) > 0.05:
@@ -215,14 +257,18 @@ def _time(run: Run) -> Iterator[Verdict]:
     if not seconds:
         return
     total = sum(seconds.values())
-    largest = sorted((name for name in seconds if name != "unaccounted"), key=lambda name: -seconds[name])[:3]
+    largest = sorted(
+        (name for name in seconds if name != "unaccounted"), key=lambda name: -seconds[name]
+    )[:3]
     shares = ", ".join(f"{name} {100 * seconds[name] / total:.0f} %" for name in largest)
     if shares:
         yield Verdict("plain", f"step time: {shares}", "time/step")
     if "unaccounted" in seconds:
         lost = seconds["unaccounted"] / total
         level = "warn" if lost > UNACCOUNTED else "plain"
-        yield Verdict(level, f"{100 * lost:.1f} % of step time is unaccounted for", "time/unaccounted")
+        yield Verdict(
+            level, f"{100 * lost:.1f} % of step time is unaccounted for", "time/unaccounted"
+        )
 
 
 def time_by_phase(run: Run) -> dict[str, float]:
@@ -247,21 +293,42 @@ def time_by_phase(run: Run) -> dict[str, float]:
 
 
 def _is_phase(key: str) -> bool:
-    return key.startswith("time/") and key.count("/") == 1 and key not in ("time/step", "time/unaccounted")
+    return (
+        key.startswith("time/")
+        and key.count("/") == 1
+        and key not in ("time/step", "time/unaccounted")
+    )
 
 
 def _numbers(run: Run) -> Iterator[Verdict]:
     counted = {
-        key: sum(run.points(key)[1]) for key in run.series if "non_finite" in key or key.startswith("nonfinite/")
+        key: sum(run.points(key)[1])
+        for key in run.series
+        if "non_finite" in key or key.startswith("nonfinite/")
     }
     if bad := {key: count for key, count in counted.items() if count}:
         worst = max(bad, key=lambda key: bad[key])
-        yield Verdict("bad", f"{_figure(sum(bad.values()))} values are not finite, most of them in {worst}", worst)
+        yield Verdict(
+            "bad",
+            f"{_figure(sum(bad.values()))} values are not finite, most of them in {worst}",
+            worst,
+        )
     for key in run.series:
-        failures = sum(run.points(key)[1]) if key.startswith("reward/") and key.endswith("/failures") else 0
+        failures = (
+            sum(run.points(key)[1])
+            if key.startswith("reward/") and key.endswith("/failures")
+            else 0
+        )
         if failures:
-            yield Verdict("bad", f"reward function {key[7:-9]} failed for {_figure(failures)} completions", key)
-    for key, text in (("obs/sink_errors", "sinks disabled by an error"), ("obs/dropped_rows", "sample rows dropped")):
+            yield Verdict(
+                "bad",
+                f"reward function {key[7:-9]} failed for {_figure(failures)} completions",
+                key,
+            )
+    for key, text in (
+        ("obs/sink_errors", "sinks disabled by an error"),
+        ("obs/dropped_rows", "sample rows dropped"),
+    ):
         if most := max(run.points(key)[1], default=0):
             yield Verdict("warn", f"{_figure(most)} {text}", key)
 
@@ -270,7 +337,9 @@ def _log(run: Run) -> Iterator[Verdict]:
     sign = "no learning signal"  # of observe/metrics/idle.py, which has seen all samples
     if silent := [w for w in run.warnings if sign in w.text]:
         latest = max(silent, key=lambda w: w.first)
-        yield Verdict("warn", sign + latest.text.partition(sign)[2], "groups/zero_variance_fraction")
+        yield Verdict(
+            "warn", sign + latest.text.partition(sign)[2], "groups/zero_variance_fraction"
+        )
     errors = sum(w.count for w in run.warnings if w.level != "WARNING")
     if errors:
         yield Verdict("bad", f"{errors} error{'s' * (errors > 1)} in the log")

@@ -49,14 +49,24 @@ def chosen_sinks(
         hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
         hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
         known = {**SINKS, **(own or {})}
-        expect(name in known, "metrics.sinks", text, f"one of {', '.join(SINKS)}, or path/to/file.py:Class", hint)
-        expect(name not in chosen, "metrics.sinks", text, "each sink once", "A sink runs in one mode.")
+        expect(
+            name in known,
+            "metrics.sinks",
+            text,
+            f"one of {', '.join(SINKS)}, or path/to/file.py:Class",
+            hint,
+        )
+        expect(
+            name not in chosen, "metrics.sinks", text, "each sink once", "A sink runs in one mode."
+        )
         sink = known[name]
         if isinstance(sink, str):
             module, _, class_name = sink.partition(":")
             sink = getattr(importlib.import_module(module), class_name)
         modes = f"a mode of {name}: {', '.join(sink.modes)}"
-        expect(mode in sink.modes, "metrics.sinks", text, modes, "Without a mode it is global_reduce.")
+        expect(
+            mode in sink.modes, "metrics.sinks", text, modes, "Without a mode it is global_reduce."
+        )
         there = sink.requires is None or importlib.util.find_spec(sink.requires) is not None
         install = f"Install it with: pip install {sink.requires}"
         expect(there, "metrics.sinks", text, f"the library {sink.requires}", install)

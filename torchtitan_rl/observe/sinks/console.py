@@ -56,7 +56,9 @@ STEP_LINE = (
     Column("entropy", ("policy/entropy", "policy/entropy/mean"), "{:.3f}".format, 5, 3),
     Column("grad", ("optimizer/grad_norm",), six_wide, 6, 6),
     Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7, 5),
-    Column("tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7, 7),
+    Column(
+        "tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7, 7
+    ),
 )
 """In 80 characters, the three of highest priority fit; in 120, all but tok/s."""
 LOST = {
@@ -140,7 +142,11 @@ class ConsoleSink(Sink):
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
         """The values that match the patterns, in their order, then the user's own; without the evaluation's."""
         others = [name for name in values if not name.startswith(EVALUATION_PREFIX)]
-        names = [n for pattern in self.context.config.console_metrics for n in fnmatch.filter(others, pattern)]
+        names = [
+            n
+            for pattern in self.context.config.console_metrics
+            for n in fnmatch.filter(others, pattern)
+        ]
         own = [name for name in others if name.partition("/")[0] not in BUILT_IN_GROUPS]
         return {name: values[name] for name in dict.fromkeys([*names, *own])}
 
@@ -149,9 +155,7 @@ class ConsoleSink(Sink):
         for row in rows[:MAX_SAMPLES]:
             self._console.print(sample_panel(row, self._console))
         if len(rows) > MAX_SAMPLES:
-            left_out = (
-                f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: torchtitan-rl report {self.context.run_folder}"
-            )
+            left_out = f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: torchtitan-rl report {self.context.run_folder}"
             self._console.print(Text(left_out, style="dim"), soft_wrap=True)
 
     def _print_lost(self, values: dict[str, float]) -> None:
@@ -159,7 +163,11 @@ class ConsoleSink(Sink):
         hint = lost(values)
         name = hint.partition(" lost to ")[2]
         if name and name != self._lost:
-            remedy = f"; {REMEDIES[name]}" if name in REMEDIES and not values.get("in_flight/groups") else ""
+            remedy = (
+                f"; {REMEDIES[name]}"
+                if name in REMEDIES and not values.get("in_flight/groups")
+                else ""
+            )
             self._console.print(Text(f"  {hint} in this step{remedy}", style="dim"), soft_wrap=True)
         self._lost = name or self._lost
 
@@ -174,13 +182,17 @@ class ConsoleSink(Sink):
     def _step_line(self, record: StepRecord) -> Text:
         line = Text(self._step_of(record.step), style="bold")
         for column in self._columns:
-            found = [key for pattern in column.keys for key in fnmatch.filter(record.values, pattern)]
+            found = [
+                key for pattern in column.keys for key in fnmatch.filter(record.values, pattern)
+            ]
             value = record.values[found[0]] if found else None
             if value is None and any(f"{key}/non_finite" in record.values for key in column.keys):
                 value = math.nan
             shown = "-" if value is None else column.show(value)
             line.append(f"  {column.label} ", style="dim")
-            line.append(f"{shown:>{column.width}}", style=column.style if value is not None else "dim")
+            line.append(
+                f"{shown:>{column.width}}", style=column.style if value is not None else "dim"
+            )
         return line.append(self._end_of(*self._times(record)))
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
@@ -190,18 +202,27 @@ class ConsoleSink(Sink):
         if record.step > first_step:
             pace = (record.time_s - first_s) / (record.step - first_step)
         remaining = max(0, self.context.total_steps - record.step)
-        shown = "-" if seconds is None else f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
+        shown = (
+            "-" if seconds is None else f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
+        )
         return shown, "-" if pace is None else duration(pace * remaining)
 
     def _evaluation_lines(self, values: dict[str, float]) -> list[Text]:
         """The evaluation's measures, those of right answers first and with their intervals, in lines that fit."""
         prefix, lines = "  evaluation", []
-        names = [key.removeprefix(EVALUATION_PREFIX) for key in values if key.startswith(EVALUATION_PREFIX)]
+        names = [
+            key.removeprefix(EVALUATION_PREFIX)
+            for key in values
+            if key.startswith(EVALUATION_PREFIX)
+        ]
         for name in sorted(names, key=lambda name: (_is_own(name), not _of_right_answers(name))):
             base, _, end = name.rpartition("_")
             if name.endswith("/seconds") or (end in ("low", "high") and base in names):
                 continue
-            shown = _measure(name, {end: values.get(EVALUATION_PREFIX + name + end) for end in ("", "_low", "_high")})
+            shown = _measure(
+                name,
+                {end: values.get(EVALUATION_PREFIX + name + end) for end in ("", "_low", "_high")},
+            )
             if not lines or lines[-1].cell_len + 2 + shown.cell_len > self._console.width:
                 lines.append(Text(prefix if not lines else " " * len(prefix), style="cyan"))
             lines[-1].append("  ").append_text(shown)

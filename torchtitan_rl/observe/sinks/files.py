@@ -47,7 +47,9 @@ class JsonlSink(_FileSink):
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
         self._file = self.open(f"metrics{context.suffix}.jsonl", b"\n")
-        of_rank = context.mode == "per_rank_reduce"  # otherwise the local sink writes the rows of all ranks
+        of_rank = (
+            context.mode == "per_rank_reduce"
+        )  # otherwise the local sink writes the rows of all ranks
         self._rows = self.open(f"samples{context.suffix}.jsonl", END_OF_BATCH) if of_rank else None
 
     def write(self, record: StepRecord) -> None:
@@ -59,7 +61,9 @@ class JsonlSink(_FileSink):
     def stream(self, key: str, value: Any, step: int) -> None:
         """Writes one value, or rows without their tokens, which are only computed for rows that are shown."""
         if isinstance(value, list):
-            value = [{column: cell for column, cell in row.items() if column != TOKENS} for row in value]
+            value = [
+                {column: cell for column, cell in row.items() if column != TOKENS} for row in value
+            ]
         self._file.append(step, [{"key": key, "value": plain(value)}])
 
 

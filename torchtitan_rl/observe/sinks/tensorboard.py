@@ -11,7 +11,15 @@ from torchtitan_rl.text import head_and_tail
 MAX_CELL_CHARACTERS = 4000
 """Longer cells are shortened to head and tail. The local store has the full text."""
 
-READ_FIRST = ("prompt", "response", "conversation", "expected_answer", "answer", "reward", "advantage")
+READ_FIRST = (
+    "prompt",
+    "response",
+    "conversation",
+    "expected_answer",
+    "answer",
+    "reward",
+    "advantage",
+)
 """The first lines of a sample table."""
 
 
@@ -76,7 +84,10 @@ def _markdown(rows: list[Row]) -> str:
     titles = [row.get("select_reason") or f"row {i + 1}" for i, row in enumerate(rows)]
     lines = [["", *map(_cell, titles)], ["---"] * (len(rows) + 1)]
     # Beside long texts TensorBoard would break a name after every few letters, were it not in <pre>.
-    lines += [[f"<pre>{_cell(column)}</pre>", *(_cell(row.get(column)) for row in rows)] for column in columns]
+    lines += [
+        [f"<pre>{_cell(column)}</pre>", *(_cell(row.get(column)) for row in rows)]
+        for column in columns
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -85,7 +96,8 @@ def _cell(cell: Any) -> str:
     if isinstance(cell, list) and cell and all(isinstance(m, dict) and "role" in m for m in cell):
         most = max(200, MAX_CELL_CHARACTERS // len(cell))
         return "<br>".join(
-            f"<strong>{_escaped(_speaker(m), most)}</strong> {_escaped(m.get('content'), most)}" for m in cell
+            f"<strong>{_escaped(_speaker(m), most)}</strong> {_escaped(m.get('content'), most)}"
+            for m in cell
         )
     return _escaped(cell, MAX_CELL_CHARACTERS)
 
@@ -95,7 +107,9 @@ def _speaker(message: dict[str, Any]) -> str:
     logged = message.get("logged") or {}
     numbers = {name: message.get(name) for name in ("reward", "advantage")}
     numbers |= {name: value for name, value in logged.items() if value}
-    facts = ", ".join(f"{name} {compact_number(flat_cell(v))}" for name, v in numbers.items() if v is not None)
+    facts = ", ".join(
+        f"{name} {compact_number(flat_cell(v))}" for name, v in numbers.items() if v is not None
+    )
     who = " ".join(filter(None, (str(message["role"]), message.get("name"))))
     return f"{who} ({facts}):" if facts else f"{who}:"
 

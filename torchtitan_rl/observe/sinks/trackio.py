@@ -54,8 +54,12 @@ class TrackioSink(Sink):
 
     def _trace(self, row: Row, step: int) -> Any:
         asked = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
-        said = row.get("conversation") or [{"role": "assistant", "content": str(row.get("response", ""))}]
-        messages = [{name: flat_cell(cell) for name, cell in message.items()} for message in [*asked, *said]]
+        said = row.get("conversation") or [
+            {"role": "assistant", "content": str(row.get("response", ""))}
+        ]
+        messages = [
+            {name: flat_cell(cell) for name, cell in message.items()} for message in [*asked, *said]
+        ]
         split, prompt, sample = row.get("split"), row.get("prompt_idx"), row.get("sample_idx")
         episode_id = row.get("episode_id", f"{split}/{step}/{prompt}/{sample}")
         metadata = {
@@ -75,6 +79,10 @@ class TrackioSink(Sink):
                 for trace in row.get("traces", ())
             ],
             "expected_answer": row.get("expected_answer"),
-            "example": {name.removeprefix(_COLUMN): cell for name, cell in row.items() if name.startswith(_COLUMN)},
+            "example": {
+                name.removeprefix(_COLUMN): cell
+                for name, cell in row.items()
+                if name.startswith(_COLUMN)
+            },
         }
         return self._trackio.Trace(messages=messages, metadata=metadata)

@@ -31,7 +31,11 @@ class WandbSink(Sink):
 
         self._wandb = wandb
         rank, config, theirs = context.suffix.removeprefix("."), context.config, os.environ
-        mode = theirs.get("WANDB_MODE") or "online" if config.wandb_mode == "auto" else config.wandb_mode
+        mode = (
+            theirs.get("WANDB_MODE") or "online"
+            if config.wandb_mode == "auto"
+            else config.wandb_mode
+        )
         self._run = wandb.init(
             project=config.project or theirs.get("WANDB_PROJECT") or PROJECT,
             name=f"{theirs.get('WANDB_NAME') or context.run_name} {rank}".strip(),
@@ -41,7 +45,9 @@ class WandbSink(Sink):
             mode=mode,
             dir=theirs.get("WANDB_DIR") or str(context.run_folder),
             config=context.run_config,
-            settings=wandb.Settings(console="off", silent=mode == "offline" or not sys.stderr.isatty()),
+            settings=wandb.Settings(
+                console="off", silent=mode == "offline" or not sys.stderr.isatty()
+            ),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
@@ -51,9 +57,15 @@ class WandbSink(Sink):
 
     def rewind(self, step: int) -> None:
         """Reads the rows that earlier sessions have shown before `step`."""
-        for row in read_lines(self.context.run_folder / f"samples{self.context.suffix}.jsonl", END_OF_BATCH):
+        for row in read_lines(
+            self.context.run_folder / f"samples{self.context.suffix}.jsonl", END_OF_BATCH
+        ):
             if row["step"] < step and row["select_reason"] not in ("", SIBLING):
-                cells = {column: cell for column, cell in row.items() if column not in ("run_id", "table", TOKENS)}
+                cells = {
+                    column: cell
+                    for column, cell in row.items()
+                    if column not in ("run_id", "table", TOKENS)
+                }
                 self._earlier.setdefault(row["table"], []).append(cells)
 
     def write(self, record: StepRecord) -> None:
@@ -77,7 +89,9 @@ class WandbSink(Sink):
         history = self._history.setdefault(key, [])
         history += rows
         table = self._tables.get(key)
-        columns = list(dict.fromkeys([*(table.columns if table else ()), *(c for row in rows for c in row)]))
+        columns = list(
+            dict.fromkeys([*(table.columns if table else ()), *(c for row in rows for c in row)])
+        )
         if table is None or columns != table.columns:
             self._tables[key] = self._table(history, columns, "INCREMENTAL")
         else:
@@ -86,7 +100,9 @@ class WandbSink(Sink):
         return self._tables[key]
 
     def _table(self, rows: list[Row], columns: list[str], log_mode: str) -> Any:
-        return self._wandb.Table(columns=columns, data=_cells(rows, columns), allow_mixed_types=True, log_mode=log_mode)
+        return self._wandb.Table(
+            columns=columns, data=_cells(rows, columns), allow_mixed_types=True, log_mode=log_mode
+        )
 
 
 def _cells(rows: list[Row], columns: list[str]) -> list[list[Any]]:

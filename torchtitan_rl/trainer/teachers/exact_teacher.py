@@ -27,11 +27,17 @@ class ExactTeacher:
     """What it measures of each token: the names of `keep_columns`."""
 
     def __init__(
-        self, trainer: Trainer, model_spec: ModelSpec, folder: Path | Decoder, hints: Hints | None = None
+        self,
+        trainer: Trainer,
+        model_spec: ModelSpec,
+        folder: Path | Decoder,
+        hints: Hints | None = None,
     ) -> None:
         """Load the folder's weights. Collective. Arguments as those of `distillation.Teacher`."""
         self.trainer, self.hints = trainer, hints
-        self.model = trainer.models.frozen(model_spec, folder) if isinstance(folder, Path) else folder
+        self.model = (
+            trainer.models.frozen(model_spec, folder) if isinstance(folder, Path) else folder
+        )
         self.is_policy = self.model is trainer.model
 
     @torch.no_grad()
@@ -70,7 +76,9 @@ class ExactTeacher:
     def keep_columns(self, batch: TrainBatch, columns: FloatArray) -> None:
         """Give the micro-batch's episodes their part of the `reader`'s columns [2, M], which are on the host now."""
         for name, values in zip(self.columns, columns, strict=True):
-            for member, of_member in zip(batch.members, completion_values(batch, values), strict=True):
+            for member, of_member in zip(
+                batch.members, completion_values(batch, values), strict=True
+            ):
                 member.episode.credit.token_columns[name] = of_member
 
     def free(self) -> None:

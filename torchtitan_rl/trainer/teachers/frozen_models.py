@@ -86,7 +86,9 @@ def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, floa
     return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
 
 
-def held_out_teacher(trainer: Trainer, sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]) -> dict[str, float]:
+def held_out_teacher(
+    trainer: Trainer, sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]
+) -> dict[str, float]:
     """Returns what the trainer's teacher measures of each pass's samples; nothing without one. Collective."""
     measured: dict[str, float] = {}
     for evaluation_pass, groups in sampled.items() if trainer.teacher else ():

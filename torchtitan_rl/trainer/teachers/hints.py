@@ -39,7 +39,9 @@ class Hints:
             UserError: naming `teacher_hint`, if there is no such function or none of the first rows has the column.
         """
         self.asked = asked
-        self.texts: HintTexts = load_function(asked, "teacher_hint") if ":" in asked else partial(column, asked)
+        self.texts: HintTexts = (
+            load_function(asked, "teacher_hint") if ":" in asked else partial(column, asked)
+        )
         self._hinted, self._max_tokens = prompts.hinted, max_tokens
         self._of: dict[tuple[int, int], Prompt] = {}
         if ":" not in asked:
@@ -47,7 +49,13 @@ class Hints:
             known = sorted({name for row in rows for name in (*row.columns, "expected_answer")})
             has_it = any(column(asked, Group(prompt=row, samples=[None])) != [None] for row in rows)
             remedy = f"They have {known}. For a function, name its file: FILE.py:FUNCTION."
-            expect(has_it, "teacher_hint", asked, "a column with text in the first training rows", remedy)
+            expect(
+                has_it,
+                "teacher_hint",
+                asked,
+                "a column with text in the first training rows",
+                remedy,
+            )
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Find the teacher's prompt of every sample, before the teacher is asked."""
@@ -56,12 +64,19 @@ class Hints:
             expected = f"a text or None for each of the {len(group.samples)} samples"
             with correctable(f"teacher_hint = {self.asked!r}: expected {expected}, but it raises"):
                 texts = [*self.texts(group)]
-            whole = len(texts) == len(group.samples) and all(text is None or isinstance(text, str) for text in texts)
+            whole = len(texts) == len(group.samples) and all(
+                text is None or isinstance(text, str) for text in texts
+            )
             expect(whole, "teacher_hint", self.asked, expected, f"It returned {texts!r:.200}.")
-            hinted = {text: self._hinted(group.prompt, text) for text in dict.fromkeys(texts) if text}
+            hinted = {
+                text: self._hinted(group.prompt, text) for text in dict.fromkeys(texts) if text
+            }
             for text, episode in zip(texts, group.samples, strict=True):
                 completion = episode.completion
-                if text and len(hinted[text].token_ids) + len(completion.token_ids) <= self._max_tokens:
+                if (
+                    text
+                    and len(hinted[text].token_ids) + len(completion.token_ids) <= self._max_tokens
+                ):
                     self._of[group.prompt.prompt_idx, completion.sample_idx] = hinted[text]
         record_metric("teacher/hinted_fraction", len(self._of) / max(len(flat(groups)), 1), "last")
 
@@ -71,12 +86,17 @@ class Hints:
         for group in groups:
             by_prompt: dict[int, Group[Episode]] = {}
             for episode in group.samples:
-                prompt = self._of.get((group.prompt.prompt_idx, episode.completion.sample_idx), group.prompt)
+                prompt = self._of.get(
+                    (group.prompt.prompt_idx, episode.completion.sample_idx), group.prompt
+                )
                 own = by_prompt.setdefault(id(prompt), Group(prompt=prompt, samples=[]))
                 own.samples.append(episode)
             found += by_prompt.values()
         # Prompts are shared in a pack by their index.
-        return [replace(group, prompt=replace(group.prompt, prompt_idx=index)) for index, group in enumerate(found)]
+        return [
+            replace(group, prompt=replace(group.prompt, prompt_idx=index))
+            for index, group in enumerate(found)
+        ]
 
     def batch(self, batch: TrainBatch, multiple: int) -> TrainBatch:
         """Returns the micro-batch with the teacher's prompts: the same tokens are in the loss, in the same order."""
@@ -90,20 +110,27 @@ class Hints:
 def column(name: str, group: Group[Episode]) -> list[str | None]:
     """A row's column, after "Hint: ", for each sample: a hint, a solution, a demonstration, or `expected_answer`."""
     prompt = group.prompt
-    text = str({"expected_answer": prompt.expected_answer, **prompt.columns}.get(name) or "").strip()
+    text = str(
+        {"expected_answer": prompt.expected_answer, **prompt.columns}.get(name) or ""
+    ).strip()
     return [f"Hint: {text}" if text else None] * len(group.samples)
 
 
 def feedback(group: Group[Episode]) -> list[str | None]:
     """SDPO's, Hübotter et al., arXiv 2601.20802: the best attempt of the group, for those with a lower reward, and what a reward
     function said of one's own with `log_extra("feedback", ...)`."""
-    best = max(group.samples, key=lambda episode: -float("inf") if episode.reward is None else episode.reward)
+    best = max(
+        group.samples,
+        key=lambda episode: -float("inf") if episode.reward is None else episode.reward,
+    )
     texts: list[str | None] = []
     for episode in group.samples:
         parts: list[str] = []
         if episode.reward is not None and best.reward > episode.reward:
             parts.append(f"A better answer:\n{best.completion.text.strip()}")
         if said := episode.scored.extra.get("feedback"):
-            parts.append(f"Your last answer:\n{episode.completion.text.strip()}\nFeedback on it: {said}")
+            parts.append(
+                f"Your last answer:\n{episode.completion.text.strip()}\nFeedback on it: {said}"
+            )
         texts.append("\n\n".join(parts) or None)
     return texts

@@ -30,7 +30,13 @@ class Teachers:
         for group in groups:
             name = group.prompt.columns.get("teacher") or ""
             known = f"one of {sorted(self.by_name)}, which teacher and more_teachers name"
-            expect(name in asked, "the column teacher", name, known, "Correct the row, or add the teacher.")
+            expect(
+                name in asked,
+                "the column teacher",
+                name,
+                known,
+                "Correct the row, or add the teacher.",
+            )
             asked[name].append(group)
         for name, of_teacher in asked.items():
             self.by_name[name].add_logprobs(of_teacher)
@@ -42,7 +48,11 @@ class Teacher:
     name = "teacher"
 
     def __init__(
-        self, trainer: Trainer, model_spec: ModelSpec, folder: Path | Decoder, hints: Hints | None = None
+        self,
+        trainer: Trainer,
+        model_spec: ModelSpec,
+        folder: Path | Decoder,
+        hints: Hints | None = None,
     ) -> None:
         """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective.
 
@@ -52,7 +62,9 @@ class Teacher:
         """
         self.trainer, self.hints = trainer, hints
         is_folder = isinstance(folder, Path)
-        self.is_base = is_folder and trainer.lora is not None and folder.samefile(trainer.models.folder)
+        self.is_base = (
+            is_folder and trainer.lora is not None and folder.samefile(trainer.models.folder)
+        )
         self.model = trainer.model if self.is_base else folder
         if is_folder and not self.is_base:
             self.model = trainer.models.frozen(model_spec, folder)

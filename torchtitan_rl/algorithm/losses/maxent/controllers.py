@@ -59,14 +59,20 @@ class TauController(OwnConfig):
     def target(self, step: int) -> float:
         """Returns H* at a step, counted from 0."""
         start, target, horizon = self.config.start_target, self.config.target, self.config.horizon
-        return target if start is None or step >= horizon else start + (target - start) * step / horizon
+        return (
+            target
+            if start is None or step >= horizon
+            else start + (target - start) * step / horizon
+        )
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
         """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. Neither during warm-up."""
         if WEIGHT_ENTROPY not in stats or state.step <= self.config.warmup_steps:
             return {}
         entropy, ema = stats[WEIGHT_ENTROPY], state.weight_entropy_ema
-        ema = state.weight_entropy_ema = entropy if ema is None else EMA_DECAY * ema + (1 - EMA_DECAY) * entropy
+        ema = state.weight_entropy_ema = (
+            entropy if ema is None else EMA_DECAY * ema + (1 - EMA_DECAY) * entropy
+        )
         target = self.target(state.step)
         log_tau = math.log(state.tau) + self.config.learning_rate * (target - ema)
         low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)
@@ -95,7 +101,11 @@ class BetaController(OwnConfig):
         relative = stats[REFERENCE_KL] / target - 1
         error = min(max(relative, -limit), limit)
         scale = max(1 + error / self.config.horizon, MIN_BETA_SCALE)
-        return {"beta": Move(state.beta * scale, target, error, error != relative or scale == MIN_BETA_SCALE)}
+        return {
+            "beta": Move(
+                state.beta * scale, target, error, error != relative or scale == MIN_BETA_SCALE
+            )
+        }
 
 
 class MetaController(OwnConfig):
@@ -119,7 +129,9 @@ class MetaController(OwnConfig):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.steers = {"tau": WEIGHT_ENTROPY} | ({} if config.target_kl is None else {"beta": REFERENCE_KL})
+        self.steers = {"tau": WEIGHT_ENTROPY} | (
+            {} if config.target_kl is None else {"beta": REFERENCE_KL}
+        )
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
         """Returns the next tau and, if `target_kl` is set, the next beta."""
@@ -154,11 +166,17 @@ class Controllers:
     def __init__(self, tau: float, beta: float, configs: list[OwnConfig.Config | None]) -> None:
         self.state = ControllerState(tau, beta)
         self.active = [config.build() for config in configs if config is not None]
-        self.steered = {name: key for controller in self.active for name, key in controller.steers.items()}
+        self.steered = {
+            name: key for controller in self.active for name, key in controller.steers.items()
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores a checkpoint's state. A value that no controller moves keeps its configured value."""
-        owned = {name: value for name, value in state.items() if name in self.steered or name not in ("tau", "beta")}
+        owned = {
+            name: value
+            for name, value in state.items()
+            if name in self.steered or name not in ("tau", "beta")
+        }
         self.state = ControllerState(**(asdict(self.state) | owned))
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
@@ -173,7 +191,9 @@ class Controllers:
         for name in ("tau", "beta"):
             values[f"{name}_active"] = float(name in moves and not meta)
             values[f"{name}_clamped"] = float(name in moves and moves[name].clamped)
-            values[f"{name}_delta"] = moves[name].value - getattr(state, name) if name in moves else 0.0
+            values[f"{name}_delta"] = (
+                moves[name].value - getattr(state, name) if name in moves else 0.0
+            )
         for name, move in moves.items():
             values |= {f"{name}_target": move.target, f"{name}_error": move.error}
             setattr(state, name, move.value)

@@ -33,15 +33,51 @@ class ListwiseLoss(Loss):
             aggregates = alone and type(objective.aggregation) is not TokenMean.Config
             corrects = alone and not isinstance(objective.mismatch, NoCorrection.Config)
             for name, wrong, expected, remedy in (
-                ("kl.coef", objective.kl.coef != 0, "0", "MaxEnt has algorithm.loss.beta; others add their own term."),
-                ("credit", objective.credit != "episode", "episode", "It weighs whole completions."),
-                ("seed_grpo", objective.seed_grpo is not None, "None", "The loss sets advantages itself."),
-                ("advantage", type(objective.advantage) is not Grpo.Config, "the default", "Set Grpo.Config()."),
-                ("aggregation", aggregates, "the default", "The sum is divided by the groups: set TokenMean.Config()."),
-                ("mismatch", corrects, "no correction", "It weighs tokens, as of MaxEnt's clip loss (clip_coef > 0)."),
+                (
+                    "kl.coef",
+                    objective.kl.coef != 0,
+                    "0",
+                    "MaxEnt has algorithm.loss.beta; others add their own term.",
+                ),
+                (
+                    "credit",
+                    objective.credit != "episode",
+                    "episode",
+                    "It weighs whole completions.",
+                ),
+                (
+                    "seed_grpo",
+                    objective.seed_grpo is not None,
+                    "None",
+                    "The loss sets advantages itself.",
+                ),
+                (
+                    "advantage",
+                    type(objective.advantage) is not Grpo.Config,
+                    "the default",
+                    "Set Grpo.Config().",
+                ),
+                (
+                    "aggregation",
+                    aggregates,
+                    "the default",
+                    "The sum is divided by the groups: set TokenMean.Config().",
+                ),
+                (
+                    "mismatch",
+                    corrects,
+                    "no correction",
+                    "It weighs tokens, as of MaxEnt's clip loss (clip_coef > 0).",
+                ),
             ):
                 value = attrgetter(name)(objective)
-                expect(not wrong, f"algorithm.{name}", value, f"{expected} with a listwise loss", remedy)
+                expect(
+                    not wrong,
+                    f"algorithm.{name}",
+                    value,
+                    f"{expected} with a listwise loss",
+                    remedy,
+                )
 
         def has_token_loss(self) -> bool:
             """Whether tokens have an additional loss of their own, which a mismatch correction weighs."""

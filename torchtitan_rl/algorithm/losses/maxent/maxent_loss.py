@@ -79,7 +79,10 @@ class MaxEnt(ListwiseLoss):
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
                 "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
             )  # fmt: skip
-            is_clip, expected = type(self.clip) is Clip.Config, "Clip.Config: of another loss it is the bounds alone"
+            is_clip, expected = (
+                type(self.clip) is Clip.Config,
+                "Clip.Config: of another loss it is the bounds alone",
+            )
             expect(is_clip, "algorithm.loss.clip", self.clip, expected, "Use it.")
 
         def has_token_loss(self) -> bool:
@@ -90,8 +93,16 @@ class MaxEnt(ListwiseLoss):
         self._clip = None
         if config.clip_coef > 0:
             by_token = config.clip_ratio == "token"
-            self._clip = config.clip.build() if by_token else SequenceClip(config.clip, config.normalize_policy)
-        chosen = [config.meta_controller] if config.meta_controller else [config.tau_controller, config.beta_controller]
+            self._clip = (
+                config.clip.build()
+                if by_token
+                else SequenceClip(config.clip, config.normalize_policy)
+            )
+        chosen = (
+            [config.meta_controller]
+            if config.meta_controller
+            else [config.tau_controller, config.beta_controller]
+        )
         self.controllers = Controllers(config.tau, config.beta, chosen)
         self.controller_inputs = tuple(self.controllers.steered.values())
         self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
@@ -103,7 +114,13 @@ class MaxEnt(ListwiseLoss):
     def validate_group_size(self, n: int) -> None:
         """Raises UserError if q_floor takes all of the mass of n completions."""
         floor = self.config.q_floor
-        expect(floor * n < 1, "algorithm.loss.q_floor", floor, f"less than 1 / sampling.n = 1 / {n}", "Use 1e-6.")
+        expect(
+            floor * n < 1,
+            "algorithm.loss.q_floor",
+            floor,
+            f"less than 1 / sampling.n = 1 / {n}",
+            "Use 1e-6.",
+        )
 
     def weigh(self, members: list[Episode]) -> None:
         """Sets the columns q_mass and mass, w_i, and the advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
@@ -124,7 +141,9 @@ class MaxEnt(ListwiseLoss):
         super().assign_credit(groups)
 
     def _reference(self, episode: Episode) -> float:
-        of_sampled = episode.reference_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
+        of_sampled = episode.reference_logprobs[
+            episode.completion.loss_mask
+        ].tolist()  # [num_sampled]
         return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_reference else 1)
 
     def __call__(self, inputs: LossInputs) -> Tensor:
@@ -136,7 +155,9 @@ class MaxEnt(ListwiseLoss):
         spans = (inputs.same_group & sequences.present[None, :]) | torch.eye(
             sequences.num, dtype=torch.bool, device=log_prob.device
         )
-        rows = log_prob[None, :].expand(sequences.num, -1).masked_fill(~spans, float("-inf"))  # [S, S]
+        rows = (
+            log_prob[None, :].expand(sequences.num, -1).masked_fill(~spans, float("-inf"))
+        )  # [S, S]
         log_share = log_prob - rows.logsumexp(dim=1)  # [S]
         return -(inputs.columns[MASS] * sequences.present).to(log_prob.dtype) * log_share  # [S]
 
@@ -149,8 +170,12 @@ class MaxEnt(ListwiseLoss):
         if self.config.clip_ratio == "token":
             clip = self.config.clip_coef * aggregation(losses, inputs)  # 0-d
         else:
-            of_sequence = inputs.sequences.mean(losses)  # [S] all tokens of a sequence have the same loss
-            clip = self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)  # 0-d
+            of_sequence = inputs.sequences.mean(
+                losses
+            )  # [S] all tokens of a sequence have the same loss
+            clip = (
+                self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)
+            )  # 0-d
         return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
@@ -158,19 +183,35 @@ class MaxEnt(ListwiseLoss):
         weighted completion, neutral groups included; controllers use `maxent/weight_entropy_with_neutral/mean` of these.
         """
         state = self.controllers.state
-        metrics = {"maxent/tau": same_everywhere(state.tau), "maxent/beta": same_everywhere(state.beta)}
-        members = [[e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE] for group in groups]
+        metrics = {
+            "maxent/tau": same_everywhere(state.tau),
+            "maxent/beta": same_everywhere(state.beta),
+        }
+        members = [
+            [e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE]
+            for group in groups
+        ]
         members = [group for group in members if group]
         if not members:
             return metrics
         targets = [[episode.credit.columns[Q_MASS] for episode in group] for group in members]
-        entropies = [entropy([episode.credit.columns[MASS] for episode in group]) for group in members]
+        entropies = [
+            entropy([episode.credit.columns[MASS] for episode in group]) for group in members
+        ]
         metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
-        metrics["maxent/neutral_fraction"] = same_everywhere(fmean([float(is_neutral(q)) for q in targets]))
+        metrics["maxent/neutral_fraction"] = same_everywhere(
+            fmean([float(is_neutral(q)) for q in targets])
+        )
         metrics |= describe("maxent/weight_entropy_with_neutral", entropies, ("mean", "min", "max"))
-        learning = [(len(group), value) for group, value in zip(members, entropies, strict=True) if group[0].in_loss]
+        learning = [
+            (len(group), value)
+            for group, value in zip(members, entropies, strict=True)
+            if group[0].in_loss
+        ]
         metrics |= describe("maxent/weight_entropy", [value for _, value in learning])
-        metrics |= describe("maxent/push_reward_correlation", self._push_reward_correlations(members), ("mean",))
+        metrics |= describe(
+            "maxent/push_reward_correlation", self._push_reward_correlations(members), ("mean",)
+        )
         shares = [value / math.log(size) for size, value in learning if size > 1]
         return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
 
@@ -183,14 +224,18 @@ class MaxEnt(ListwiseLoss):
         for members in groups:
             scores = [self._score(episode) for episode in members]
             masses = [episode.credit.columns[MASS] for episode in members]
-            pushes = [mass - share for mass, share in zip(masses, softmax(scores, 1.0), strict=True)]
+            pushes = [
+                mass - share for mass, share in zip(masses, softmax(scores, 1.0), strict=True)
+            ]
             rewards = [episode.credit.shaped_reward for episode in members]
             if members[0].in_loss and len(set(pushes)) > 1 and len(set(rewards)) > 1:
                 found.append(correlation(pushes, rewards))
         return found
 
     def _score(self, episode: Episode) -> float:
-        of_sampled = episode.completion.sampler_logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
+        of_sampled = episode.completion.sampler_logprobs[
+            episode.completion.loss_mask
+        ].tolist()  # [num_sampled]
         return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_policy else 1)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
@@ -208,7 +253,12 @@ class MaxEnt(ListwiseLoss):
 def maxent_class_defaults() -> MaxEnt.Config:
     """Returns the defaults of the authors' class, which their recipe for MBPP uses too."""
     return MaxEnt.Config(
-        tau=1.0, q_temperature=1.0, normalize_policy=False, neutral="uniform", clip_coef=0.0, clip_ratio="token"
+        tau=1.0,
+        q_temperature=1.0,
+        normalize_policy=False,
+        neutral="uniform",
+        clip_coef=0.0,
+        clip_ratio="token",
     )
 
 
@@ -221,4 +271,6 @@ class SequenceClip(Gspo):
 
     def of_sequence(self, inputs: LossInputs) -> Tensor:
         """Returns [S] s_i - s_i old: the sum over the sequence, or its mean with `normalize`."""
-        return (inputs.sequences.mean if self.normalize else inputs.sequences.sum)(inputs.log_ratio)  # [S]
+        return (inputs.sequences.mean if self.normalize else inputs.sequences.sum)(
+            inputs.log_ratio
+        )  # [S]

@@ -30,7 +30,9 @@ def is_neutral(q: list[float]) -> bool:
     return max(q) - min(q) <= NEUTRAL_SPREAD
 
 
-def listwise_weights(q: list[float], reference: list[float] | None, tau: float, beta: float) -> list[float]:
+def listwise_weights(
+    q: list[float], reference: list[float] | None, tau: float, beta: float
+) -> list[float]:
     """Returns w = softmax((log q + beta l_ref) / tau), i.e. w ~ q^(1/tau) exp(l_ref)^(beta/tau); uniform if neutral.
 
     Args:
