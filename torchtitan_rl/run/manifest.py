@@ -64,7 +64,21 @@ def read(folder: Path) -> dict[str, Any]:
         raise UserError(f"its {NAME} cannot be read ({error})") from error
     if not whole:
         raise UserError(f"its {NAME} is damaged")
+    if not _lists_files(manifest.get("files")):
+        raise UserError(f"its {NAME} does not list files of its folder, each with bytes and sha256")
     return manifest
+
+
+def _lists_files(files: Any) -> bool:
+    """Whether this is what `describe` returns: names without a path, so that no file outside the folder is read."""
+    if not isinstance(files, dict):
+        return False
+    for name, entry in files.items():
+        if Path(name).name != name or name == ".." or not isinstance(entry, dict):
+            return False
+        if type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
+            return False
+    return True
 
 
 def examine(folder: Path) -> str:
@@ -83,6 +97,8 @@ def examine(folder: Path) -> str:
             )
         for name, expected in files.items():
             found = (folder / name).stat().st_size
+            if not (folder / name).is_file():
+                return f"{name} is no file"  # a device may never end
             if found != expected["bytes"]:
                 return f"{name} has {found} bytes in place of {expected['bytes']}"
         for name, found in describe(folder / name for name in files).items():

@@ -177,3 +177,25 @@ def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
     make(folder, 20, 40)
     assert find_resume(str(tmp_path), tmp_path).step == 40
     assert find_resume(str(folder.steps()[20]), tmp_path).step == 20
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["a"],
+        {"a": {}},
+        {"a": {"bytes": "1", "sha256": "0"}},
+        {"../../../dev/zero": {"bytes": 0, "sha256": "0"}},
+        {"..": {"bytes": 0, "sha256": "0"}},
+        {"/dev/zero": {"bytes": 0, "sha256": "0"}},
+    ],
+)
+def test_a_forged_manifest_is_refused_and_nothing_outside_its_folder_is_read(files, tmp_path):
+    manifest.write(tmp_path, files, step=1)
+    assert "does not list files of its folder" in manifest.examine(tmp_path)
+
+
+def test_a_device_in_place_of_a_file_is_not_read(tmp_path):
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    manifest.write(tmp_path, {"zero": {"bytes": 0, "sha256": "0"}})
+    assert manifest.examine(tmp_path) == "zero is no file"
