@@ -33,6 +33,8 @@ from torchtitan_rl.run.watchdog import Watchdog, stack_of
 REQUEUE = 75
 POLL_EVERY_S = 0.2
 WATCH_EVERY_S = 1.0
+PAUSED_S = 10.0
+"""Seconds between two looks at the job, a fifth of a second apart if it runs, that mean that it was stopped meanwhile."""
 FIRST_WAIT_NOTICE_S = 10.0
 GRACE_S = 8.0
 """Seconds that a node's other ranks have to end by themselves after one has died."""
@@ -71,9 +73,13 @@ class Launcher:
     def run(self) -> int:
         """Watch the job until the agent has ended. Prints why it failed, if it did; returns the exit code."""
         began, watched = time.monotonic(), 0.0
+        looked = began
         while self.agent.poll() is None:
             self._check_exits()
             now = time.monotonic()
+            if now - looked > PAUSED_S:
+                self.watchdog.resume(now)
+            looked = now
             if now - watched > WATCH_EVERY_S:
                 watched = now
                 self._report_waiting(now - began)
@@ -141,6 +147,7 @@ class Launcher:
         """Say, at growing intervals, that torchrun starts no rank until all nodes are there."""
         if (
             self._waits_for_nodes
+            and not self._last_status
             and waited > self._next_wait_notice_s
             and not job_processes.children(self.agent.pid)
         ):

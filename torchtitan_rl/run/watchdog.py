@@ -2,7 +2,8 @@
 
 The watchdog runs in the launcher, a process without torch that no rank can block, and reads the ranks' statuses
 (rank_status.py). Nodes exchange theirs through files in the run folder. Durations are of the monotonic clock, which all
-processes of a node share and which stops while the machine sleeps: changing the clock or suspending a laptop ends no job.
+processes of a node share and which stops while the machine sleeps: changing the clock or suspending a laptop ends no job. Nor does
+a pause of the job (SIGSTOP, `docker pause`, `scontrol suspend`): the launcher notices that it did not run itself.
 """
 
 import json
@@ -74,8 +75,13 @@ class Watchdog:
         self._node_reports: dict[str, _NodeReport] = {}
         self._began = time.time()
         self._published_at = 0.0
+        self._resumed_at = 0.0
         self._own_report: Path | None = None
         self._published: list[RankStatus] = []
+
+    def resume(self, now: float) -> None:
+        """Count from `now` on how long ranks make no progress: the launcher itself did not run, so most likely the whole job did not."""
+        self._resumed_at = now
 
     def check(self, now: float) -> str:
         """Report late ranks. Returns why the job must end, or "" if it may continue."""
@@ -90,7 +96,7 @@ class Watchdog:
         if not local or not running or self._lost:
             return self._lost
         slow = stragglers(running)
-        waited = now - max(status.quiet_since for status in slow)
+        waited = now - max(self._resumed_at, *(status.quiet_since for status in slow))
         if waited > _limit(slow[0]):
             in_a_step = _in_a_step(slow[0]) and not slow[0].outcome
             name = "watchdog.limit_seconds" if in_a_step else "the limit of this phase"
@@ -152,7 +158,9 @@ class Watchdog:
             found |= {status.rank: status for status in report.statuses}
         for node, report in current.items():
             self._check_silence(
-                node, [s for s in report.statuses if found[s.rank] is s], now - report.received
+                node,
+                [s for s in report.statuses if found[s.rank] is s],
+                now - max(report.received, self._resumed_at),
             )
             if report.ended:
                 self._lost = f"node {node} has ended: {report.ended}"

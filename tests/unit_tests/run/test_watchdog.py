@@ -54,6 +54,15 @@ def test_the_rank_with_the_fewest_phase_changes_is_the_straggler():
     assert describe_stragglers([ranks[0], ranks[2]], 106.0) == "ranks 0, 2 in step 3: gather for 6 s"
 
 
+def test_a_pause_of_the_whole_job_counts_for_no_rank(watchdog, tmp_path):
+    write(tmp_path, status(0, limit_s=1_500.0), status(1, limit_s=1_500.0))
+    assert watchdog.check(105) == ""
+    watchdog.resume(9_000)
+    assert watchdog.check(9_001) == ""
+    assert watchdog.said == []
+    assert "longer than watchdog.limit_seconds" in watchdog.check(9_000 + 1_501)  # one that hangs all the same
+
+
 def test_a_stopped_rank_is_the_straggler_among_ranks_in_one_phase(monkeypatch):
     here = [replace(status(rank, "step 3: train"), host=socket.gethostname()) for rank in range(3)]
     monkeypatch.setattr(job_processes, "state", lambda pid: "T" if pid == here[1].pid else "S")
