@@ -22,7 +22,7 @@ def main() -> None:
     die_with_parent()
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     status_file = StatusFile(rank)
-    status_file.update(run_folder=str(folder), notice_s=1.0, limit_s=6.0 if act == "hang" else 100.0)
+    status_file.update(run_folder=str(folder), notice_s=1.0, limit_s=6.0 if act in ("hang", "pause") else 100.0)
     stop = StopSignal(failure_marker=folder / "logs" / "failed")
     (folder / "logs" / "failed").unlink(missing_ok=True)
     bad = rank == int(os.environ["WORLD_SIZE"]) - 1
@@ -44,13 +44,20 @@ def main() -> None:
             os.kill(os.getpid(), 9)
         if step == 3 and bad and act in ("hang", "late"):
             hang_here()
+        if step == 3 and bad and act == "pause":
+            for _ in range(40):  # not one long sleep: that would be over at the end of the pause
+                time.sleep(0.1)
+        if step == 5 and bad and act == "pause":
+            hang_here()
         time.sleep(0.05)
         status_file.moved(f"step {step}: gather")
         while bad is False and act in ("hang", "late", "exit") and step == 3 and not stop.number:
             time.sleep(0.05)
         if stop.number:
             break
-        if act == "lingers" and step == 3:
+        if step == 3 and bad and act == "early":
+            time.sleep(12)
+        if step == 3 and act in ("lingers", "early"):
             break
     status_file.update(outcome=str(stop.number) if stop.number else "done")
     if act == "lingers":  # as in a close of the engine that never returns, for ten minutes already

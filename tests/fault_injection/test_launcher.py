@@ -116,6 +116,35 @@ def test_second_stop_signal_kills_unresponsive_ranks(tmp_path):
     assert job.left() == []
 
 
+def pause(job, seconds):
+    """Stop all processes of a job, and let them go on, as `scontrol suspend` and `docker pause` do."""
+    processes = find_marked(job.mark)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in processes:
+            os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            time.sleep(seconds)
+
+
+def test_pause_longer_than_the_limit_ends_no_job_and_a_rank_that_hangs_after_it_is_named(tmp_path):
+    job = Job(tmp_path, "pause")
+    job.wait_for_step_3()
+    time.sleep(1.5)
+    pause(job, 12)  # twice the limit
+    code, said = job.end()
+    assert code == 1
+    assert "step 3" not in re.sub(
+        r"(?m)^watchdog: .* the job is ended at 6 s$", "", said
+    )  # reported at its notice, 1 s
+    assert re.search(
+        r"^watchdog: rank 1 \(.*\) in step 5: grade for [67] s; rank 0 \(.*\) waits? in .*"
+        r": longer than watchdog\.limit_seconds \(6 s\); the job is ended$",
+        said,
+        re.M,
+    )
+    assert job.how_it_ended()["phase"] == "step 5: grade"
+
+
 def open_rank(job, rank):
     """The process ids of a rank of the job."""
     entries = ((p, Path(f"/proc/{p}/environ").read_bytes().split(b"\0")) for p in find_marked(job.mark))
@@ -159,6 +188,13 @@ def test_port_in_use_and_waiting_for_other_nodes_are_reported(tmp_path):
         time.sleep(0.2)
     alone.process.send_signal(signal.SIGINT)
     assert alone.end()[0] == 130
+
+
+def test_node_whose_ranks_are_done_does_not_say_that_none_is_started(tmp_path):
+    jobs = two_nodes(tmp_path, "early")
+    for code, said in [job.end() for job in jobs]:
+        assert code == 0, said
+        assert "no rank is started yet" not in said
 
 
 def test_stop_signal_on_one_node_gives_both_nodes_the_same_exit_code(tmp_path):
