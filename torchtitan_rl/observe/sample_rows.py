@@ -39,8 +39,12 @@ def has_score(row: Row) -> bool:
 
 def score_of(row: Row) -> float | None:
     """The number that ranks the row: its "score", or its reward without one. None if that is not a number or is NaN."""
-    score = row["score"] if "score" in row else row.get("reward")
-    return float(score) if isinstance(score, (int, float)) and not math.isnan(score) else None
+    return as_score(row["score"] if "score" in row else row.get("reward"))
+
+
+def as_score(value: object) -> float | None:
+    """The value as a number to rank by; None if it is no number or NaN."""
+    return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
 
 def kind_of(cell: object) -> str | None:

@@ -7,12 +7,14 @@ same result as on the pooled rows. Rows that are equal in every column count as 
 import difflib
 import hashlib
 import heapq
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.observe.sample_rows import Row, score_of
+from torchtitan_rl.fields.references import load_function
+from torchtitan_rl.observe.sample_rows import Row, as_score, score_of
 from torchtitan_rl.observe.tokens import TOKENS
 from torchtitan_rl.text import with_spaces
 
@@ -65,6 +67,40 @@ def top(k: int) -> Choose:
 def bottom(k: int) -> Choose:
     """The k rows with the lowest score."""
     return first(k, lambda c: c.score, lambda c: c.score is not None)
+
+
+def ranked(k: int, value: Callable[[Row], Any]) -> Choose:
+    """The k rows with the highest `value`; rows for which it is no number are left out."""
+
+    def choose(rows: list[Candidate]) -> list[Candidate]:
+        values = [(as_score(value(c.row)), c) for c in rows]
+        known = [(number, c) for number, c in values if number is not None]
+        best = heapq.nsmallest(
+            k, known, key=lambda pair: (-pair[0], pair[1].idle, pair[1].tie_breaker)
+        )
+        return [c for _, c in best]
+
+    return choose
+
+
+def guarded(function: Callable[[Row], Any], text: str) -> Callable[[Row], Any]:
+    """A user's function of a row, whose first error is logged and which then ranks nothing: a step's rows are not lost by it."""
+    failed = False
+
+    def value(row: Row) -> Any:
+        nonlocal failed
+        if failed:
+            return None
+        try:
+            return function(dict(row))
+        except Exception:
+            failed = True
+            logging.getLogger(__name__).warning(
+                "metrics.select = %r: it ranks no row from here on", text, exc_info=True
+            )
+            return None
+
+    return value
 
 
 def random(k: int) -> Choose:
@@ -146,11 +182,21 @@ class Selector(NamedTuple):
 
 
 def parse_selector(text: str) -> Selector:
-    """Parses "name:k", such as "top:2", or "pinned:TEXT". Without ":k", k is 1.
+    """Parses "name:k", such as "top:2", "top:2:COLUMN", "pinned:TEXT", or a user's "path/to/file.py:function:k". Without ":k", k is 1.
 
     Raises: UserError for an unknown name, or a k that is not a whole number from 0 up.
     """
     name, _, argument = text.partition(":")
+    place, _, last = text.rpartition(":")
+    if "." in name:
+        reference, number = (place, last) if last.isdecimal() else (text, "1")
+        choose = ranked(int(number), guarded(load_function(reference, "metrics.select"), text))
+        return Selector(reference.rpartition(":")[2], choose, choose)
+    number, _, column = argument.partition(":")
+    if name in ("top", "bottom") and column and number.isdecimal():
+        sign = 1 if name == "top" else -1
+        choose = ranked(int(number), lambda row: _signed(row.get(column), sign))
+        return Selector(f"{name} {column}", choose, choose)
     near = difflib.get_close_matches(name, SELECTORS, 1)
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
     hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
@@ -170,6 +216,11 @@ def parse_selector(text: str) -> Selector:
     choose = SELECTORS[name](argument if name == "pinned" else int(argument or 1))
     candidates = each_group(_reward_ends) if name == "zero_variance" else choose
     return Selector(name.replace("_", " "), choose, candidates)
+
+
+def _signed(value: Any, sign: int) -> float | None:
+    number = as_score(value)
+    return None if number is None else sign * number
 
 
 HELD_OUT_SPLIT = "eval_greedy"

@@ -150,3 +150,30 @@ def test_each_split_has_its_traces_with_selected_rows_first():
     traces = Selection(("top:1",), num_traces=4).select(rows, 1).traces
     assert [r["split"] for r in traces] == ["eval"] * 4 + ["train"] * 4
     assert [r["select_reason"] for r in traces] == ["top", "trace", "trace", "trace"] * 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_any_recorded_column_and_a_users_function_rank_rows_over_all_ranks(count, tmp_path, caplog):
+    (tmp_path / "mine.py").write_text(
+        "def shortest(row):\n    return -len(row['response'])\n\ndef broken(row):\n    return row['absent']\n"
+    )
+    rows = [
+        row(i, score=1.0, response="x" * (5 + i % 7), **{"extra/length": [3, None, 9, 1, "9"][i % 5]})
+        for i in range(20)
+    ]
+    select = [
+        "top:2:extra/length",
+        "bottom:1:extra/length",
+        f"{tmp_path}/mine.py:shortest:3",
+        f"{tmp_path}/mine.py:broken:2",
+    ]
+    shown = over_ranks([rows[rank::count] for rank in range(count)], select).shown
+    by_reason = {}
+    for one in shown:
+        for reason in one["select_reason"].split(", "):
+            by_reason.setdefault(reason, []).append(one)
+    assert [one["extra/length"] for one in by_reason["top extra/length"]] == [9, 9]
+    assert [one["extra/length"] for one in by_reason["bottom extra/length"]] == [1]
+    assert [len(one["response"]) for one in by_reason["shortest"]] == [5, 5, 5]
+    assert "broken" not in by_reason
+    assert caplog.text.count("it ranks no row from here on") == 1
