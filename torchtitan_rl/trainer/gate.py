@@ -108,8 +108,10 @@ class LogprobDiffs:
         sums, largest = sums.to(DEVICE_TYPE), largest.to(DEVICE_TYPE)
         dist.all_reduce(sums)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        numbers = sums.cpu().numpy()  # [bins + 4]
-        return LogprobDiffs(numbers[:-4], float(numbers[-4]), float(largest), numbers[-3:])
+        numbers = (
+            torch.cat([sums, largest]).cpu().numpy()
+        )  # [bins + 5]; one wait of the host for both
+        return LogprobDiffs(numbers[:-5], float(numbers[-5]), float(numbers[-1]), numbers[-4:-1])
 
     def summary(self) -> dict[str, float]:
         """Returns {"mean": ..., "p75": ..., "p99": ...}, or {} without tokens."""

@@ -20,6 +20,7 @@ from tests.parts.conversations import (
 from tests.parts.grading import TaskOf
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
+from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.data.end_tokens import hidden_token_ids
@@ -226,6 +227,7 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
     generator.environments = conversations(lambda prompt: Late("right") if prompt.prompt_idx else None, made)
     graded = build_grader(Grader.Config(workers=1, in_process=["here"]), TaskOf(away, here))
     run = SimpleNamespace(
+        algorithm=Algorithm.Config().build(max_completion_tokens=64),
         generator=generator,
         grader=graded,
         services=SimpleNamespace(
