@@ -1,5 +1,6 @@
 """Evaluation on held-out prompts: its schedule, its sampling, and the decisions made from the results."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,8 @@ class Evaluation(Configurable):
             "Correct the name.",
         )
         value = self._sign * metrics[name]
-        self.is_best = self._best is None or value > self._best
+        # So that a NaN is never better than a number, and a number always better than a NaN.
+        self.is_best = not math.isnan(value) and (self._best is None or not value <= self._best)
         if self.is_best:
             self._best = value
             self.best_step = step

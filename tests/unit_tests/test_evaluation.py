@@ -39,6 +39,17 @@ def test_best_result_and_early_stopping():
     assert concluded(Evaluation.Config().build(), 0.5) == [False]
 
 
+def test_nan_is_never_the_best_result_wherever_it_comes():
+    nan = float("nan")
+    evaluation = Evaluation.Config(best_by="evaluation/accuracy", stop_after=2).build()
+    assert concluded(evaluation, nan, 1.0, 2.0, nan) == [False, True, True, False]
+    assert not evaluation.gives_up
+    assert evaluation.best == 2.0
+    old = Evaluation.Config(best_by="evaluation/accuracy").build()
+    old.load_state_dict({"best": nan, "worse": 0})  # from a checkpoint of before
+    assert concluded(old, 0.5) == [True]
+
+
 def evaluated(*correct, idx=0, task=""):
     """A group of one prompt with these judgements."""
     asked = group(*("46" if one else "45" for one in correct), prompt_idx=idx, task=task)
