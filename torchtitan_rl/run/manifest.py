@@ -74,7 +74,9 @@ def _lists_files(files: Any) -> bool:
     if not isinstance(files, dict):
         return False
     for name, entry in files.items():
-        if Path(name).name != name or name == ".." or not isinstance(entry, dict):
+        if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or name in (".", ".."):
+            return False
+        if not isinstance(entry, dict):
             return False
         if type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
             return False

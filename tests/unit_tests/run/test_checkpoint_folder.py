@@ -188,6 +188,8 @@ def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
         {"../../../dev/zero": {"bytes": 0, "sha256": "0"}},
         {"..": {"bytes": 0, "sha256": "0"}},
         {"/dev/zero": {"bytes": 0, "sha256": "0"}},
+        {"a\0b": {"bytes": 0, "sha256": "0"}},
+        {"\ud800": {"bytes": 0, "sha256": "0"}},
     ],
 )
 def test_a_forged_manifest_is_refused_and_nothing_outside_its_folder_is_read(files, tmp_path):
