@@ -41,9 +41,9 @@ from torchtitan_rl.algorithm.losses.objectives import (  # noqa: E402
     SeqSumConst,
     TokenTruncate,
 )
+from torchtitan_rl.fields.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
-from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402

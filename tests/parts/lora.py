@@ -9,11 +9,11 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed
 from tests.parts.tiny import sampled, sharded_policy
 from torchtitan_rl import comm
+from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.models.score import score
 from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.sampling import SamplingConfig

@@ -13,9 +13,9 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.trainer.build_trainer import build_trainer
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.trainer import Trainer

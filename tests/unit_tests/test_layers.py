@@ -9,7 +9,19 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "torchtitan_rl"
 ORDER = [
-    {"comm", "device", "errors", "events", "fields", "left_processes", "sampling", "summary", "text", "types"},
+    {
+        "checksum",
+        "comm",
+        "device",
+        "errors",
+        "events",
+        "fields",
+        "left_processes",
+        "sampling",
+        "summary",
+        "text",
+        "types",
+    },
     {"algorithm", "models"},
     {"data"},
     {"generator", "rewards", "trainer"},

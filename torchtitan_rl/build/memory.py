@@ -13,13 +13,13 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.logprobs import GPU_TILE
-from torchtitan_rl.models.lora.lora_config import is_adapter
+from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.models import hf_architecture, spec_from_folder
 from torchtitan_rl.trainer.build_trainer import meta_model
 from torchtitan_rl.observe.metrics.efficiency import Footprint, TokenFlops
-from torchtitan_rl.models.checksum import GPU_BLOCK
+from torchtitan_rl.checksum import GPU_BLOCK
 from torchtitan_rl.run.out_of_memory import usable_bytes
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl import comm
-from torchtitan_rl.models.checksum import checksums, place_weights
+from torchtitan_rl.checksum import checksums, place_weights
+from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.models.hf import blocks_of, local_shard, to_hf
-from torchtitan_rl.models.lora.lora_config import is_adapter
 
 
 class _Shard(NamedTuple):

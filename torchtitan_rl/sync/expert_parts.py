@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.models.checksum import place_weights
+from torchtitan_rl.checksum import place_weights
 from torchtitan_rl.sync.packed_order import packed_order
 
 PROJECTIONS = {"w13_weight": ("gate_proj", "up_proj"), "w2_weight": ("down_proj",)}

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from torchtitan_rl.models.checksum import INTEGERS
+from torchtitan_rl.checksum import INTEGERS
 
 DIGIT = 2**15
 """Elements are numbered in digits that fit into the 16 bits of a bfloat16."""

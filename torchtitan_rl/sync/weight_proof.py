@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchtitan_rl.models.checksum import checksums, place_weights
+from torchtitan_rl.checksum import checksums, place_weights
 from torchtitan_rl.sync.expert_parts import ExpertPart, expert_parts, is_experts
 from torchtitan_rl.sync.packed_order import convolution_order
 

@@ -22,9 +22,9 @@ from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.fields.lora_config import PolicyLora
 from torchtitan_rl.models.attention import attention_config
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.models.lora.lora_config import PolicyLora
 from torchtitan_rl.models.score import LogprobHead
 from torchtitan_rl.trainer.step_checks import StepChecks
 from torchtitan_rl.trainer.trainer import Trainer

@@ -23,8 +23,8 @@ from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.algorithm import LossOutput
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.events import advanced
+from torchtitan_rl.fields.lora_config import PolicyLora
 from torchtitan_rl.models.hf import hf_weights
-from torchtitan_rl.models.lora.lora_config import PolicyLora
 from torchtitan_rl.models.score import (
     Companion,
     HeadReader,

@@ -19,10 +19,10 @@ from torchtitan_rl.build.second_opinion import compare_start
 from torchtitan_rl.build.weight_files import check_tensors
 from torchtitan_rl.command.export import export
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.models import hf_architecture, spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.lora.folder import write_adapter
-from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.models.multimodal import engine_folder, is_text
 
 pytestmark = pytest.mark.usefixtures("one_rank")

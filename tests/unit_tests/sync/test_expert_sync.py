@@ -7,8 +7,8 @@ import torch
 from tests.integration.parity import SEQUENCES
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair, module
+from torchtitan_rl.checksum import INTEGERS
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.models.checksum import INTEGERS
 from torchtitan_rl.sync.expert_parts import is_experts
 from torchtitan_rl.sync.packed_order import packed_order
 from torchtitan_rl.sync.weight_proof import NOT_SENT, OTHER_VALUES

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.models.lora.lora_config import LoraConfig
+from torchtitan_rl.fields.lora_config import LoraConfig
 
 MATRICES = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
