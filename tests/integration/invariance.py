@@ -46,6 +46,7 @@ from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
+from torchtitan_rl.trainer.trainer_config import LogprobGateConfig  # noqa: E402
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TurnRecord, flat  # noqa: E402
 
 MAX_TOKENS = 12
@@ -105,6 +106,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     algorithm = config.build(max_completion_tokens=MAX_TOKENS)
     trainer = build_trainer(
         Trainer.Config(
+            logprob_gate=LogprobGateConfig(distribution=False),  # made-up log-probabilities are not the policy's
             parallelism=parallelism,
             max_tokens_per_microbatch=max_tokens,
             mixed_precision_param="float32",
@@ -119,7 +121,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         num_steps=10,
         max_model_len=64,
         temperature=0.9,
-        generator_dtype="bfloat16",  # the log-probabilities that these tests make up are not the policy's
+        generator_dtype="bfloat16",
         dump_folder="",
         policy_lora=Lora.of(lora),
     )
