@@ -30,7 +30,9 @@ def choose_dtypes(config: "RunConfig") -> str:
         config.generator.dtype = chosen
     if config.trainer.mixed_precision_param == "auto":
         config.trainer.mixed_precision_param = chosen
-    return f"dtype auto: {chosen}" + ("" if has_instructions else ", as this CPU has no instructions for bfloat16")
+    return f"dtype auto: {chosen}" + (
+        "" if has_instructions else ", as this CPU has no instructions for bfloat16"
+    )
 
 
 def multiplies_bfloat16() -> bool:

@@ -36,17 +36,29 @@ def find_scorers(
     rewards = [reward for of_task in scorers.values() for reward in of_task.rewards]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
-    expect(counts, "grader.weights", config.weights, "a weight other than 0, as there would be no reward", "Set one.")
+    expect(
+        counts,
+        "grader.weights",
+        config.weights,
+        "a weight other than 0, as there would be no reward",
+        "Set one.",
+    )
     return scorers
 
 
-def build_grader(config: Grader.Config, task: Task, scorers: dict[str, Scorers] | None = None) -> Grader:
+def build_grader(
+    config: Grader.Config, task: Task, scorers: dict[str, Scorers] | None = None
+) -> Grader:
     """Build the grader of `task` and start its worker processes. Call it before there are threads; the caller closes the grader.
 
     Args:
         scorers: from `find_scorers`; None: they are found here.
     """
-    return config.build(scorers=scorers or find_scorers(config, task), start_workers=WorkerPool, reports=CallReports())
+    return config.build(
+        scorers=scorers or find_scorers(config, task),
+        start_workers=WorkerPool,
+        reports=CallReports(),
+    )
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
@@ -60,11 +72,14 @@ def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Rewar
         raise UserError(
             f"reward function {name}: expected parameters that start with self, as it is a method. Add self."
         ) from error
-    wraps = any(p.kind is p.VAR_KEYWORD for p in parameters.values())  # f(*args, **kwargs) passes all on
+    wraps = any(
+        p.kind is p.VAR_KEYWORD for p in parameters.values()
+    )  # f(*args, **kwargs) passes all on
     positional = [
         p.name
         for p in parameters.values()
-        if p.kind is p.POSITIONAL_ONLY or (p.kind is p.VAR_POSITIONAL and (p.name in RESERVED_COLUMNS or not wraps))
+        if p.kind is p.POSITIONAL_ONLY
+        or (p.kind is p.VAR_POSITIONAL and (p.name in RESERVED_COLUMNS or not wraps))
     ]
     expect(
         not positional, f"reward function {name}", str(inspect.signature(function)),
@@ -72,7 +87,13 @@ def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Rewar
     )  # fmt: skip
     usual = "batch" if "log_metric" in parameters else "group"
     scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", usual))
-    expect(scope in get_args(Scope), f"reward function {name}: scope", scope, "'group' or 'batch'", "Use 'group'.")
+    expect(
+        scope in get_args(Scope),
+        f"reward function {name}: scope",
+        scope,
+        "'group' or 'batch'",
+        "Use 'group'.",
+    )
     return Reward(
         name=name,
         function=function,
@@ -88,7 +109,10 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
 
     Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
     """
-    rewards = [*(_reward(config, _name(function), function) for function in task.reward_functions()), *extra]
+    rewards = [
+        *(_reward(config, _name(function), function) for function in task.reward_functions()),
+        *extra,
+    ]
     names = [reward.name for reward in rewards]
     unanswered = not getattr(task, "has_answers", True)
     expect(
@@ -118,7 +142,10 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
             f"Name a column of the task, give a default, or call a factory: {reward.name}(...).",
         )  # fmt: skip
     return Scorers(
-        rewards, Judgement(task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds)
+        rewards,
+        Judgement(
+            task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds
+        ),
     )
 
 
@@ -133,7 +160,13 @@ def _check(config: Grader.Config, names: list[str]) -> None:
     }
     for setting, by_name in settings.items():
         known = set(by_name) <= set(names)
-        expect(known, f"grader.{setting}", by_name, f"names of reward functions among {names}", "Correct the name.")
+        expect(
+            known,
+            f"grader.{setting}",
+            by_name,
+            f"names of reward functions among {names}",
+            "Correct the name.",
+        )
 
 
 def _unwrapped(function: Callable) -> Callable:

@@ -73,15 +73,14 @@ def gpu_memory_bytes() -> int | None:
     return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).total_memory
 
 
-
-
-
 def teacher_spec(config: "RunConfig") -> ModelSpec | None:
     """The teacher's architecture; None without a teacher, or if its folder is not there yet. The policy's, if it teaches itself."""
     if config.teaches_itself:
         return config.model_spec
     folder = Path(config.teacher)
-    return spec_from_folder(folder) if config.teacher and (folder / "config.json").is_file() else None
+    return (
+        spec_from_folder(folder) if config.teacher and (folder / "config.json").is_file() else None
+    )
 
 
 def fsdp_shards(config: "RunConfig", world_size: int) -> int:
@@ -118,7 +117,9 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     is_base = trainer.lora.rank > 0 and config.teacher == config.hf_assets_path
     if config.teaches_itself:
         exact = algorithm.policy_loss.divergence_beta is not None
-        copied = config.teacher_rate < 1 and (config.teacher_rate > 0 or exact or not trainer.lora.rank)
+        copied = config.teacher_rate < 1 and (
+            config.teacher_rate > 0 or exact or not trainer.lora.rank
+        )
         frozen += copied * state * (4 if config.teacher_rate and not trainer.lora.rank else width)
     elif teacher is not None and not is_base:
         frozen += _Shape.of(teacher).parameters / (shards * tp) * width
@@ -136,8 +137,12 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     tokens = trainer.max_tokens_per_microbatch
     chunk = min(trainer.logprob_chunk_tokens, tokens)
     rows = min(shape.vocabulary / tp, GPU_TILE / chunk)
-    kept = shape.layers * (shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.layer_activations)
-    layer = shape.layer - shape.experts * (1 - 1 / p.expert_parallel_degree)  # a rank's own experts are not gathered
+    kept = shape.layers * (
+        shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.layer_activations
+    )
+    layer = shape.layer - shape.experts * (
+        1 - 1 / p.expert_parallel_degree
+    )  # a rank's own experts are not gathered
     gathered = (
         2 * layer + shape.vocabulary_matrices * shape.embedding,
         max(shape.embedding, layer),
@@ -161,7 +166,9 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
 def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:
     """Returns the adapters' parameters, and the elements of their exported tensors: a fused A has three names."""
     adapted = meta_model(config.model_spec, Lora(config.trainer.lora)).named_parameters()
-    sizes = [(p.numel(), 3 if ".wqkv.lora_a." in name else 1) for name, p in adapted if is_adapter(name)]
+    sizes = [
+        (p.numel(), 3 if ".wqkv.lora_a." in name else 1) for name, p in adapted if is_adapter(name)
+    ]
     return sum(size for size, _ in sizes), sum(size * names for size, names in sizes)
 
 
@@ -199,7 +206,9 @@ def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | N
         generator.sleep = need().peak > ROOMY * gpu_bytes
     estimate = f"memory of each GPU of {gpu_bytes / GIB:.0f} GiB, estimated: {need().describe()}."
     if not config.needs_engine:
-        return f"{estimate} trainer.activation_checkpoint {trainer.activation_checkpoint}; no engine"
+        return (
+            f"{estimate} trainer.activation_checkpoint {trainer.activation_checkpoint}; no engine"
+        )
     weights, cached = _engine_bytes(config)
     room = generator.gpu_memory_utilization * gpu_bytes - weights
     return (
@@ -286,7 +295,9 @@ def footprint_of(config: "RunConfig", *, model: Decoder, world_size: int) -> Foo
     parameters = sum(p.numel() for p in model.parameters())  # tied ones once
     pushed = sum(p.numel() for p in model.parameters() if p.requires_grad)
     flops = TokenFlops.of(config.model_spec.model, model)
-    return Footprint(width * parameters, width * cached, width * pushed, world_size, engine_ranks, *dtypes, flops)
+    return Footprint(
+        width * parameters, width * cached, width * pushed, world_size, engine_ranks, *dtypes, flops
+    )
 
 
 @dataclass(frozen=True)
@@ -313,9 +324,15 @@ class _Shape:
     def of(cls, spec: ModelSpec) -> "_Shape":
         """Returns the sizes of a model, from its architecture and its parameters on meta."""
         a = hf_architecture(spec.model)
-        dim, hidden, layers = a["hidden_size"], a.get("intermediate_size", 0), a["num_hidden_layers"]
+        dim, hidden, layers = (
+            a["hidden_size"],
+            a.get("intermediate_size", 0),
+            a["num_hidden_layers"],
+        )
         inner = 3 * hidden  # gate, up, product
-        if "num_experts" in a:  # those of a token's experts, their inputs and outputs, and the routers' probabilities
+        if (
+            "num_experts" in a
+        ):  # those of a token's experts, their inputs and outputs, and the routers' probabilities
             of_experts = a["num_experts_per_tok"] * (3 * a["moe_intermediate_size"] + 2 * dim)
             inner = max(inner, of_experts + a["num_experts"])
         embedding, matrices = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2

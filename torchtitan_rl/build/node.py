@@ -31,7 +31,9 @@ def environment_kind() -> str:
 def gpu_count() -> int:
     """Number of NVIDIA GPUs of this node that CUDA_VISIBLE_DEVICES leaves visible; 0 without a GPU or its driver."""
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False
+        ).stdout
     except OSError:
         return 0
     gpus = len(re.findall(r"^GPU \d+: ", listed, re.MULTILINE))
@@ -52,7 +54,9 @@ def check_build_tools() -> None:
             "no C compiler found (gcc or clang on PATH, or one named by the variable CC). Triton needs one at run time on a "
             "GPU. Install the package gcc (apt install gcc, or dnf install gcc)."
         )
-    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as triton/runtime/build.py
+    scheme = sysconfig.get_default_scheme().replace(
+        "posix_local", "posix_prefix"
+    )  # as triton/runtime/build.py
     header = Path(sysconfig.get_path("include", scheme), "Python.h")
     if not header.is_file():
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -17,6 +17,12 @@ def load_own_sinks(sinks: Sequence[str]) -> dict[str, type[Sink]]:
         if place in SINKS or ":" not in place:
             continue
         modes = f"a mode after the class that is one of {get_args(Mode)}"
-        expect(":" not in place.rpartition(":")[0], "metrics.sinks", text, modes, "Leave it out for global_reduce.")
+        expect(
+            ":" not in place.rpartition(":")[0],
+            "metrics.sinks",
+            text,
+            modes,
+            "Leave it out for global_reduce.",
+        )
         found[place] = load_class(place, "metrics.sinks", Sink)
     return found

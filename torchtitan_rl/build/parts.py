@@ -40,7 +40,12 @@ from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.build.auto_dtype import choose_dtypes
 from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
-from torchtitan_rl.build.memory import choose_by_memory, gpu_memory_bytes, memory_warning, teacher_spec
+from torchtitan_rl.build.memory import (
+    choose_by_memory,
+    gpu_memory_bytes,
+    memory_warning,
+    teacher_spec,
+)
 from torchtitan_rl.build.node import check_environment
 from torchtitan_rl.build.rank_variables import be_only_rank
 from torchtitan_rl.build.second_opinion import compare_start
@@ -95,7 +100,9 @@ class Parts:
 
         `generator` needs it before it samples: with step 0 for the start, then after each update.
         """
-        return push_policy(self.weight_sync, self.trainer, self.generator, self.probe, policy_version=step)
+        return push_policy(
+            self.weight_sync, self.trainer, self.generator, self.probe, policy_version=step
+        )
 
     def close(self) -> None:
         """Stop the reward functions' workers and the engine, then the process group that it uses."""
@@ -132,7 +139,9 @@ def prepare(config: "RunConfig") -> Prepared:
     return prepared
 
 
-def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder: Path = Path()) -> Parts:
+def build_parts(
+    config: "RunConfig", prepared: Prepared | None = None, *, folder: Path = Path()
+) -> Parts:
     """Build and connect the parts of a training loop. The engine sleeps, with empty weights, until the first push. Collective.
 
     Args:
@@ -148,11 +157,15 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
     task, scorers = prepared
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
-    grader = build_grader(config.grader, task, scorers)  # first of all: it forks, and the others start threads
+    grader = build_grader(
+        config.grader, task, scorers
+    )  # first of all: it forks, and the others start threads
     prompts, held_out, environments = build_prompts(config, task, tokenizer)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     try_objective(config, held_out[0], grader.reward_names)
-    with events.phase(f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"):
+    with events.phase(
+        f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"
+    ):
         trainer = trainer_of_run(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         sources += _teach(config, trainer, prompts)
@@ -162,7 +175,9 @@ def build_parts(config: "RunConfig", prepared: Prepared | None = None, *, folder
         with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
         proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
-        weight_sync = config.weight_sync.build(proof=proof, policy=trainer.model, dtypes=set(config.dtypes.values()))
+        weight_sync = config.weight_sync.build(
+            proof=proof, policy=trainer.model, dtypes=set(config.dtypes.values())
+        )
         generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         tokenizer=tokenizer,
@@ -183,7 +198,11 @@ def _teach(config: "RunConfig", trainer: "Trainer", prompts: "PromptStream") -> 
     loss = trainer.algorithm.policy_loss
     if not loss.needs_teacher:
         return []
-    hints = Hints(config.teacher_hint, prompts, config.generator.max_model_len) if config.teacher_hint else None
+    hints = (
+        Hints(config.teacher_hint, prompts, config.generator.max_model_len)
+        if config.teacher_hint
+        else None
+    )
     folder: Path | Decoder = Path(config.teacher or config.hf_assets_path)
     sources: list[Source] = [hints] if hints else []
     if config.teaches_itself and config.teacher_rate == 1:
@@ -228,18 +247,27 @@ def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) ->
         policy_lora=Lora.of(config.trainer.lora),
         router_replay=config.generator.router_replay,
     )
-    _set_timeouts(config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()])
+    _set_timeouts(
+        config, [mesh.get_group() for mesh in dims.get_all_one_dimensional_meshes().values()]
+    )
     return trainer
 
 
 def _build_generator(
-    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", environments: "Conversations", lora: Lora | None
+    config: "RunConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    environments: "Conversations",
+    lora: Lora | None,
 ) -> "Generator":
     tp_size = config.generator.tensor_parallel_degree
-    records_kept = not config.generator.router_replay and (config.truncates or environments.may_answer)
+    records_kept = not config.generator.router_replay and (
+        config.truncates or environments.may_answer
+    )
     engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
     model = config.model_spec.model
-    with engine_folder(config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None) as folder:
+    with engine_folder(
+        config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None
+    ) as folder:
         generator = start_generator(
             config.generator,
             hf_assets_path=folder,
@@ -254,7 +282,9 @@ def _build_generator(
     if records_kept and environments.may_answer:
         from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
 
-        environments.make_grammar = Grammars(generator.llm, tokenizer, config.conversations.tool_call_parser).of
+        environments.make_grammar = Grammars(
+            generator.llm, tokenizer, config.conversations.tool_call_parser
+        ).of
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group
 

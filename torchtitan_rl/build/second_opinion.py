@@ -67,7 +67,11 @@ def logprobs_at_start(config: "RunConfig", ids: Tensor) -> Tensor | None:
     if _num_parameters(policy) > _most_parameters():
         return None
     return _policy_logprobs(
-        policy, config.model_spec, Path(config.hf_assets_path), ids, temperature=config.sampling.temperature
+        policy,
+        config.model_spec,
+        Path(config.hf_assets_path),
+        ids,
+        temperature=config.sampling.temperature,
     )
 
 
@@ -168,7 +172,11 @@ def _transformers_logprobs(folder: Path, ids: Tensor, part_of: str) -> Tensor:
 
     with _quiet():
         model = getattr(transformers, part_of or "AutoModelForCausalLM").from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, trust_remote_code=False
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
         )
     logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
     return logprobs.gather(-1, ids[1:, None])[:, 0]

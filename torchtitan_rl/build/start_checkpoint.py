@@ -30,9 +30,7 @@ _OTHER_FOLDERS = {
 """Folders that may be taken for a model's, by a file in them, and the remedy."""
 
 
-_AS_SAFETENSORS = (
-    "Load it with transformers' from_pretrained and save it with save_pretrained, which writes safetensors."
-)
+_AS_SAFETENSORS = "Load it with transformers' from_pretrained and save it with save_pretrained, which writes safetensors."
 
 
 def prepare_start(config: "RunConfig") -> None:
@@ -76,16 +74,28 @@ def check_complete(folder: Path) -> None:
     remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
     if folder.parts[:1] in (("https:",), ("http:",)):
         remedy = f"Pass the model's name on the hub, {'/'.join(folder.parts[2:4])}."
-    expect(folder.is_dir(), field, str(folder), f"{whole} on every node, but node {node} has no such folder", remedy)
+    expect(
+        folder.is_dir(),
+        field,
+        str(folder),
+        f"{whole} on every node, but node {node} has no such folder",
+        remedy,
+    )
     kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
-    below = sorted(file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json"))
+    below = sorted(
+        file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json")
+    )
     kinds += [(f": there is a config.json in {below[-1]}", "Pass that folder.")] if below else []
     kind, remedy = next(iter(kinds), ("", remedy))
     for file in ("config.json", "tokenizer*", "*.safetensors"):
         if file == "*.safetensors" and any(folder.glob("*.bin")):
             kind, remedy = ": its weights are in the older format .bin", _AS_SAFETENSORS
         expect(
-            any(folder.glob(file)), field, str(folder), f"{whole}, but on node {node} it has no {file}{kind}", remedy
+            any(folder.glob(file)),
+            field,
+            str(folder),
+            f"{whole}, but on node {node} it has no {file}{kind}",
+            remedy,
         )
     for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
         if problem := _unreadable(file):
@@ -111,17 +121,28 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     """Returns a folder's tokenizer. Raises UserError, naming `hf_assets_path`, if its files are not one."""
     from transformers import AutoTokenizer
 
-    remedy, lacks = "Use the tokenizer files of the checkpoint.", not Path(folder, "tokenizer.json").is_file()
+    remedy, lacks = (
+        "Use the tokenizer files of the checkpoint.",
+        not Path(folder, "tokenizer.json").is_file(),
+    )
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # many types, for files that are missing, empty or of another form
         said = f"{type(error).__name__}: {without_code_advice(str(error))}"
-        problem = "it has no tokenizer.json, nor files that transformers makes one of" if lacks else said
+        problem = (
+            "it has no tokenizer.json, nor files that transformers makes one of" if lacks else said
+        )
         raise UserError(
             f"hf_assets_path = {folder!r}: expected a tokenizer that transformers can load, but {problem}. {remedy}"
         ) from error
     known = len(tokenizer) > len(tokenizer.all_special_ids)
-    expect(known, "hf_assets_path", folder, "a tokenizer with a vocabulary, but it has special tokens alone", remedy)
+    expect(
+        known,
+        "hf_assets_path",
+        folder,
+        "a tokenizer with a vocabulary, but it has special tokens alone",
+        remedy,
+    )
     return tokenizer
 
 

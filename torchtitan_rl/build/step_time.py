@@ -46,7 +46,9 @@ def draw_lengths(num: int, *, mean: float, longest: int, spread: float = 0.8) ->
     return np.clip(np.rint(drawn), 1, longest).astype(int)
 
 
-def teacher_flops(teacher: ModelSpec, student: TokenFlops, work: Sequence[float], *, exact: bool) -> float:
+def teacher_flops(
+    teacher: ModelSpec, student: TokenFlops, work: Sequence[float], *, exact: bool
+) -> float:
     """The operations that a teacher adds to a step: its forward over the step's tokens, and the exact divergence.
 
     The exact divergence computes both heads' logits three times, and the student's gradient once.
@@ -78,14 +80,20 @@ def step_bounds(
     passes = config.trainer.num_epochs
     tokens = sum(prompt / sharing + sampled for prompt, sampled in lengths)
     attended = sum((prompt + sampled) * (prompt + sampled + 1) / 2 for prompt, sampled in lengths)
-    work = [passes * tokens, passes * attended, passes * sum(sampled for _, sampled in lengths)]  # in either pass
+    work = [
+        passes * tokens,
+        passes * attended,
+        passes * sum(sampled for _, sampled in lengths),
+    ]  # in either pass
     footprint = footprint_of(config, model=model, world_size=world_size)
     bounds = bound_seconds(lengths, work=[work, work], speeds=speeds, footprint=footprint)
     if not config.samples_training:
         bounds = {"train": bounds["train"]}
     if teacher is not None:
         loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
-        added = teacher_flops(teacher, footprint.flops, work, exact=loss.divergence_beta is not None)
+        added = teacher_flops(
+            teacher, footprint.flops, work, exact=loss.divergence_beta is not None
+        )
         bounds["teacher"] = added / world_size / speeds.flops_per_s[footprint.train_dtype]
     return bounds
 
@@ -110,7 +118,9 @@ def step_seconds(config: "RunConfig", *, prompt: int, mean: int, world_size: int
         teacher=teacher_spec(config),
         sharing=config.sampling.n if on_a_cpu else 1,
     )
-    shares = cpu_shares(speeds, config.dtypes["trainer.mixed_precision_param"]) if on_a_cpu else SHARES
+    shares = (
+        cpu_shares(speeds, config.dtypes["trainer.mixed_precision_param"]) if on_a_cpu else SHARES
+    )
     found = sum(bound / shares[part] for part, bound in bounds.items())
     if on_a_cpu and config.samples_training:
         found += CPU_LAYER_SECONDS * len(config.model_spec.model.layers) * sampled.max()
@@ -133,9 +143,13 @@ def expected_time(config: "RunConfig", prompts: list[Prompt], world_size: int) -
     whole, quarter = (step_seconds(config, mean=mean, **on) for mean in (most, max(1, most // 4)))
     prompts_a_step, n = config.num_prompts_per_step, config.sampling.n
     smaller = {
-        f"--num-prompts-per-step {prompts_a_step // 2}": replace(config, num_prompts_per_step=prompts_a_step // 2),
+        f"--num-prompts-per-step {prompts_a_step // 2}": replace(
+            config, num_prompts_per_step=prompts_a_step // 2
+        ),
         f"--sampling.n {n // 2}": replace(config, sampling=replace(config.sampling, n=n // 2)),
-        f"--sampling.max-tokens {most // 2}": replace(config, sampling=replace(config.sampling, max_tokens=most // 2)),
+        f"--sampling.max-tokens {most // 2}": replace(
+            config, sampling=replace(config.sampling, max_tokens=most // 2)
+        ),
     }
     seconds = {
         option: step_seconds(half, mean=half.sampling.max_tokens, **on)

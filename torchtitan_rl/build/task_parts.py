@@ -60,12 +60,31 @@ def build_task(config: Task.Config) -> Task:
     """
     task = tried(config, "build")
     members = tried(task, "members")
-    by_name = isinstance(members, dict) and members and all(isinstance(member, Task) for member in members.values())
-    expect(bool(by_name), f"{type(task).__name__}.members()", members, "tasks by name", 'Return {"": self}.')
+    by_name = (
+        isinstance(members, dict)
+        and members
+        and all(isinstance(member, Task) for member in members.values())
+    )
+    expect(
+        bool(by_name),
+        f"{type(task).__name__}.members()",
+        members,
+        "tasks by name",
+        'Return {"": self}.',
+    )
     for member in dict.fromkeys(members.values()):
         name = type(member).__name__
-        example, held_out = tried(member, "train_example", 0, seed=0), tried(member, "held_out_examples", 1)
-        expect(isinstance(example, Example), f"{name}.train_example(0)", example, "an Example", "Return one.")
+        example, held_out = (
+            tried(member, "train_example", 0, seed=0),
+            tried(member, "held_out_examples", 1),
+        )
+        expect(
+            isinstance(example, Example),
+            f"{name}.train_example(0)",
+            example,
+            "an Example",
+            "Return one.",
+        )
         again = tried(member, "train_example", 0, seed=0)
         equal = (example.text, example.messages, example.expected_answer) == (
             again.text,
@@ -76,12 +95,26 @@ def build_task(config: Task.Config) -> Task:
             equal, f"{name}.train_example(0)", example.text[:80], "the same example at every call with one index and seed",
             'Draw chance from random.Random(f"{seed}/{index}"): ranks and resumed runs ask again.',
         )  # fmt: skip
-        listed = _is_list(held_out) and held_out and all(isinstance(each, Example) for each in held_out)
-        expect(bool(listed), f"{name}.held_out_examples(1)", held_out, "a list with an Example", "Return one.")
+        listed = (
+            _is_list(held_out) and held_out and all(isinstance(each, Example) for each in held_out)
+        )
+        expect(
+            bool(listed),
+            f"{name}.held_out_examples(1)",
+            held_out,
+            "a list with an Example",
+            "Return one.",
+        )
         for method in ("reward_functions", "tools"):
             functions = tried(member, method)
             listed = _is_list(functions) and all(map(callable, functions))
-            expect(listed, f"{name}.{method}()", functions, "a list of functions", "Return one; [] for none.")
+            expect(
+                listed,
+                f"{name}.{method}()",
+                functions,
+                "a list of functions",
+                "Return one; [] for none.",
+            )
     return task
 
 
@@ -95,7 +128,9 @@ class PromptParts(NamedTuple):
     environments: "Conversations"
 
 
-def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokenizerBase") -> PromptParts:
+def build_prompts(
+    config: "RunConfig", task: Task, tokenizer: "PreTrainedTokenizerBase"
+) -> PromptParts:
     """Build and check them. Needs the start's tokenizer, and none of its weights.
 
     Raises:
@@ -112,13 +147,19 @@ def build_prompts(config: "RunConfig", task: Task, tokenizer: "PreTrainedTokeniz
         )
     if config.prompts.apply_chat_template and "strftime_now" in str(tokenizer.chat_template):
         day = config.prompts.date or "today's"
-        progress(f"the chat template writes the date: {day}, which stays the same if the run is resumed (prompts.date)")
+        progress(
+            f"the chat template writes the date: {day}, which stays the same if the run is resumed (prompts.date)"
+        )
     longest = config.sampling.max_tokens
     options = {"end_token_ids": ends, "max_completion_tokens": longest}
-    stream = tried(config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options)
+    stream = tried(
+        config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options
+    )
     if not config.samples_training:
         check_demonstrated(stream.at(0))
-    evaluates = config.evaluation.every or config.eval_only  # otherwise one prompt, for the check of the weight sync
+    evaluates = (
+        config.evaluation.every or config.eval_only
+    )  # otherwise one prompt, for the check of the weight sync
     held_out = tried(stream, "held_out", config.evaluation.num_prompts if evaluates else 1)
     if (epochs := stream.epoch(config.num_prompts_per_step) or 0) > 1:
         progress(

@@ -27,10 +27,22 @@ def check_asked(config: "RunConfig") -> None:
         expect(named, "teacher", "", f"a model, from which the loss {name} learns", remedy)
         records = config.truncates or config.generator.router_replay
         alike = "none with sampling.top_p, top_k, min_p or generator.router_replay, which record each token of the policy's prompt"
-        expect(not (records and config.teacher_hint), "teacher_hint", config.teacher_hint, alike, "Leave one out.")
+        expect(
+            not (records and config.teacher_hint),
+            "teacher_hint",
+            config.teacher_hint,
+            alike,
+            "Leave one out.",
+        )
         several = config.more_teachers and (loss.divergence_beta is not None or not config.teacher)
         one = "none without teacher, which the other rows have, and none with the exact divergence, whose packs have one teacher"
-        expect(not several, "more_teachers", config.more_teachers, one, "Use the loss Distill, and name a teacher.")
+        expect(
+            not several,
+            "more_teachers",
+            config.more_teachers,
+            one,
+            "Use the loss Distill, and name a teacher.",
+        )
         return
     for field in ("teacher", "teacher_hint", "more_teachers"):
         learns = f"none, as the loss {name} learns from no teacher"
@@ -70,7 +82,11 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
     check_same_vocabulary(student, teacher, config.teacher)
     degree = config.trainer.parallelism.tensor_parallel_degree
     attention = spec.model.layers[0].attention
-    for size in (attention.n_heads, attention.n_kv_heads or attention.n_heads, spec.model.vocab_size):
+    for size in (
+        attention.n_heads,
+        attention.n_kv_heads or attention.n_heads,
+        spec.model.vocab_size,
+    ):
         divided = f"trainer.parallelism.tensor_parallel_degree {degree} divides, but it has {size}"
         expected = f"a model whose heads and vocabulary {divided}"
         expect(size % degree == 0, "teacher", config.teacher, expected, "Use another degree.")
@@ -87,11 +103,23 @@ def _check_exact(config: "RunConfig", spec: "ModelSpec") -> None:
     """Check what the exact divergence needs of the teacher: other weights than LoRA's base, and the same rows on each rank."""
     is_base = config.trainer.lora.rank > 0 and Path(config.teacher).samefile(config.hf_assets_path)
     other = "another model than the base of trainer.lora, from which the loss ExactDistill has nothing to learn"
-    expect(not is_base, "teacher", config.teacher, other, "Use a teacher, or algorithm.kl to stay near the base.")
+    expect(
+        not is_base,
+        "teacher",
+        config.teacher,
+        other,
+        "Use a teacher, or algorithm.kl to stay near the base.",
+    )
     ours, theirs = config.model_spec.model.vocab_size, spec.model.vocab_size
     whole = config.trainer.parallelism.tensor_parallel_degree == 1
     same = f"a head of the policy's {ours} rows with trainer.parallelism.tensor_parallel_degree, but it has {theirs}"
-    expect(whole or ours == theirs, "teacher", config.teacher, same, "Use degree 1, or the loss Distill.")
+    expect(
+        whole or ours == theirs,
+        "teacher",
+        config.teacher,
+        same,
+        "Use degree 1, or the loss Distill.",
+    )
 
 
 def is_recipe(text: str) -> bool:
@@ -103,12 +131,18 @@ def _made(config: "RunConfig") -> Path:
     """The folder of the teacher that a recipe makes on the run's task. It is made first if it is missing."""
     from torchtitan_rl.data.starts.warm_start import ensure_checkpoint, recipe_of
 
-    return ensure_checkpoint(config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS)
+    return ensure_checkpoint(
+        config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS
+    )
 
 
-def check_same_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str) -> None:
+def check_same_vocabulary(
+    student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase", name: str
+) -> None:
     """Raise UserError, naming the first token that differs, unless every token id stands for the same text in both."""
-    ours, theirs = ({token: text for text, token in one.get_vocab().items()} for one in (student, teacher))
+    ours, theirs = (
+        {token: text for text, token in one.get_vocab().items()} for one in (student, teacher)
+    )
     for token in sorted(ours.keys() | theirs.keys()):
         own, other = ours.get(token), theirs.get(token)
         expected = f"the policy's vocabulary, but token {token} is {other!r} for the teacher and {own!r} for the policy"

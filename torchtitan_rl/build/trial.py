@@ -49,7 +49,9 @@ def try_objective(config: "RunConfig", prompt: Prompt, reward_names: Sequence[st
     held = (*vars(algorithm).values(), *vars(algorithm.credit).values())
     parts = dict.fromkeys(type(part) for part in held if isinstance(part, Configurable))
     own = ", ".join(part.__qualname__ for part in parts if is_users_class(part))
-    with correctable(f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"):
+    with correctable(
+        f"algorithm: on a synthetic step of two groups {own or type(algorithm).__qualname__} raised"
+    ):
         _train(algorithm, draft_episodes(groups))
 
 
@@ -59,14 +61,23 @@ def _with_frozen_models(algorithm: Algorithm, groups: list[Group[Episode]]) -> N
         episode.reference_logprobs = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
     for name in algorithm.policy_loss.source_columns:
         for episode in flat(groups):
-            episode.credit.token_columns[name] = episode.completion.sampler_logprobs - np.float32(0.1)  # [L]
+            episode.credit.token_columns[name] = episode.completion.sampler_logprobs - np.float32(
+                0.1
+            )  # [L]
 
 
 def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     _with_frozen_models(algorithm, groups)
     _assign_credit(algorithm, groups)
-    episode_rows(groups, step=1, split=TRAINED_SPLIT, policy_step=0)  # raises for a column of the tables' own
-    members = [Member(group.prompt, episode) for group in groups for episode in group.samples if episode.in_loss]
+    episode_rows(
+        groups, step=1, split=TRAINED_SPLIT, policy_step=0
+    )  # raises for a column of the tables' own
+    members = [
+        Member(group.prompt, episode)
+        for group in groups
+        for episode in group.samples
+        if episode.in_loss
+    ]
     for member in members:
         algorithm.policy_loss.zero_gradient(member.episode)
     batch = pack(
@@ -84,14 +95,20 @@ def _train(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     output.loss.backward()
     _ = output.metrics
     finite = {"loss": output.loss, "gradient": logprobs.grad}
-    for what in [what for what, value in finite.items() if members and not torch.isfinite(value).all()]:
+    for what in [
+        what for what, value in finite.items() if members and not torch.isfinite(value).all()
+    ]:
         raise UserError(
             f"algorithm.loss: the {what} of {type(algorithm.policy_loss).__qualname__} is NaN or infinite on a synthetic step "
             "whose rewards, advantages and log-probabilities are finite. Look for a division by 0 or a logarithm of 0."
         )
     _check_metrics(algorithm, "group_metrics", algorithm.policy_loss.group_metrics(groups))
     algorithm.group_metrics(groups)
-    _check_metrics(algorithm, "after_update", algorithm.after_update(dict.fromkeys(algorithm.controller_inputs, 1.0)))
+    _check_metrics(
+        algorithm,
+        "after_update",
+        algorithm.after_update(dict.fromkeys(algorithm.controller_inputs, 1.0)),
+    )
     json.dumps(algorithm.policy_loss.state_dict())
 
 
@@ -102,17 +119,30 @@ def _assign_credit(algorithm: Algorithm, groups: list[Group[Episode]]) -> None:
     try:
         algorithm.credit.assign(groups)
     except NonFiniteError as error:
-        raise UserError(f"{cause}: {str(error).partition(', because')[0]}. Look for a division by 0.") from error
-    masked = [episode for episode in flat(groups) if (episode.credit.left_out or "").startswith("not finite")]
+        raise UserError(
+            f"{cause}: {str(error).partition(', because')[0]}. Look for a division by 0."
+        ) from error
+    masked = [
+        episode
+        for episode in flat(groups)
+        if (episode.credit.left_out or "").startswith("not finite")
+    ]
     if masked:
-        raise UserError(f"{cause}: {masked[0].credit.left_out.partition(', because')[0]}. Look for a division by 0.")
+        raise UserError(
+            f"{cause}: {masked[0].credit.left_out.partition(', because')[0]}. Look for a division by 0."
+        )
 
 
 def _check_metrics(algorithm: Algorithm, method: str, returned: dict[str, Metric]) -> None:
-    name, expected = f"{type(algorithm.policy_loss).__qualname__}.{method}", "a dict with a Metric by each name"
+    name, expected = (
+        f"{type(algorithm.policy_loss).__qualname__}.{method}",
+        "a dict with a Metric by each name",
+    )
     for metric in returned.values():
         if not isinstance(metric, Metric):
-            raise UserError(f"algorithm.loss: {name} returned {metric!r:.80}: expected {expected}. Return one.")
+            raise UserError(
+                f"algorithm.loss: {name} returned {metric!r:.80}: expected {expected}. Return one."
+            )
 
 
 def _check_shapes_in(algorithm: Algorithm) -> None:
@@ -136,7 +166,9 @@ def _check_shapes(algorithm: Algorithm, inputs: LossInputs) -> None:
     """Raise UserError, naming the class, for a correction, loss, ratio or clipping that is not one value for each token, or for
     each sequence if the loss is one of sequences."""
     loss, tokens = algorithm.policy_loss, inputs.mask.shape
-    results: list[tuple[str, Any, Any, tuple[int, ...]]] = [("mismatch", algorithm.mismatch, inputs.correction, tokens)]
+    results: list[tuple[str, Any, Any, tuple[int, ...]]] = [
+        ("mismatch", algorithm.mismatch, inputs.correction, tokens)
+    ]
     if isinstance(loss, TokenLoss):
         results.append(("loss", loss, loss(inputs), tokens))
         of_ratio = loss.ratio_loss
@@ -147,9 +179,15 @@ def _check_shapes(algorithm: Algorithm, inputs: LossInputs) -> None:
     elif callable(loss):
         results.append(("loss", loss, loss(inputs), (inputs.sequences.num,)))
     for field, part, value, shape in results:
-        is_mask = part is algorithm.mismatch and isinstance(value, Tensor) and value.dtype == torch.bool
+        is_mask = (
+            part is algorithm.mismatch and isinstance(value, Tensor) and value.dtype == torch.bool
+        )
         if is_mask or not isinstance(value, Tensor) or value.shape != shape:
-            found = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            found = (
+                f"a tensor of shape {list(value.shape)}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
             found += ", a mask in the place of the weight" * is_mask
             raise UserError(
                 f"algorithm.{field}: {type(part).__qualname__} returned {found}: expected a tensor of shape {list(shape)}, a value "
@@ -157,10 +195,14 @@ def _check_shapes(algorithm: Algorithm, inputs: LossInputs) -> None:
             )
 
 
-def _group(prompt: Prompt, config: "RunConfig", reward_names: Sequence[str]) -> Group[ScoredCompletion]:
+def _group(
+    prompt: Prompt, config: "RunConfig", reward_names: Sequence[str]
+) -> Group[ScoredCompletion]:
     n = min(config.sampling.n, MOST_SAMPLES)
     by_turns = config.algorithm.credit == "turn"
-    return Group(prompt=prompt, samples=[_scored(prompt, i, i / n, reward_names, by_turns) for i in range(n)])
+    return Group(
+        prompt=prompt, samples=[_scored(prompt, i, i / n, reward_names, by_turns) for i in range(n)]
+    )
 
 
 def _scored(
@@ -168,7 +210,10 @@ def _scored(
 ) -> ScoredCompletion:
     """A completion of one or two tokens, or with `by_turns` of as many turns."""
     length = 1 + sample_idx % 2
-    turns = tuple(TurnRecord(text="turn", num_tokens=1, reward=reward / length) for _ in range(length)) * by_turns
+    turns = (
+        tuple(TurnRecord(text="turn", num_tokens=1, reward=reward / length) for _ in range(length))
+        * by_turns
+    )
     completion = Completion(
         sample_idx=sample_idx,
         policy_version=0,

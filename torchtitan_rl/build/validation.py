@@ -58,18 +58,30 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     check_dump_folder(config.dump_folder)
     check_form(config.resume)
     if config.comm.init_timeout_seconds is not None:
-        check_number(number(1800, least=1), config.comm.init_timeout_seconds, "comm.init_timeout_seconds")
+        check_number(
+            number(1800, least=1), config.comm.init_timeout_seconds, "comm.init_timeout_seconds"
+        )
     for name in ("pipeline_parallel_degree", "context_parallel_degree"):
         degree = getattr(config.trainer.parallelism, name)
         expect(
-            degree == 1, f"trainer.parallelism.{name}", degree, "1, as it is not supported", "Use FSDP, HSDP and TP."
+            degree == 1,
+            f"trainer.parallelism.{name}",
+            degree,
+            "1, as it is not supported",
+            "Use FSDP, HSDP and TP.",
         )
     chosen_sinks(config.metrics.sinks, load_own_sinks(config.metrics.sinks))
     Selection(config.metrics.select)
     for chart in config.metrics.charts:
         title, _, keys = chart.partition("=")
         named = bool(title) and all(keys.split(","))
-        expect(named, "metrics.charts", chart, "title=metric,metric", 'Example: "Characters=extra/brevity/characters".')
+        expect(
+            named,
+            "metrics.charts",
+            chart,
+            "title=metric,metric",
+            'Example: "Characters=extra/brevity/characters".',
+        )
     _check_whole(config)
     with correctable("algorithm: building its parts raised"):
         config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
@@ -81,7 +93,9 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     if config.prompts.demonstrate:
         load_function(config.prompts.demonstrate, "prompts.demonstrate")
     _check_samples(config)
-    if not os.path.isdir(config.hf_assets_path):  # the positions of a folder's model are read later: see check_model
+    if not os.path.isdir(
+        config.hf_assets_path
+    ):  # the positions of a folder's model are read later: see check_model
         check_lengths(config, _samplings(config))
     _check_training(config)
     _check_weights(config)
@@ -90,8 +104,16 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     for sampling in (config.sampling, *config.task.samplings().values()):
         longest = f"at most the longest completion ({sampling.max_tokens} tokens)"
         fits = cache is None or cache <= sampling.max_tokens
-        expect(fits, "algorithm.truncation.cache_tokens", cache, longest, "Lower it or allow longer completions.")
-        config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(sampling.n)
+        expect(
+            fits,
+            "algorithm.truncation.cache_tokens",
+            cache,
+            longest,
+            "Lower it or allow longer completions.",
+        )
+        config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(
+            sampling.n
+        )
     check_asked(config)
 
 
@@ -121,9 +143,7 @@ def _check_builds(field: str, config: type) -> None:
     bases = config.__mro__
     nested = next((base for base in bases if "_owner" in vars(base)), config)
     has_build = any("build" in vars(base) for base in bases[: bases.index(nested)])
-    expected = (
-        f"a Config inside the class that it builds, as this one builds {nested.__qualname__.removesuffix('.Config')}"
-    )
+    expected = f"a Config inside the class that it builds, as this one builds {nested.__qualname__.removesuffix('.Config')}"
     added = {one.name for one in fields(config)} - {one.name for one in fields(nested)}
     sound = nested is Configurable.Config or has_build or not added
     expect(sound, field, config.__qualname__, expected, "Move it into your class, as Config.")
@@ -135,7 +155,9 @@ def _check_evaluates(config: "RunConfig") -> None:
         config.evaluation.build().passes,
         config.eval_only or config.evaluation.every and config.samples_training,
     )
-    why = "with eval_only" if config.eval_only else f"with evaluation.every {config.evaluation.every}"
+    why = (
+        "with eval_only" if config.eval_only else f"with evaluation.every {config.evaluation.every}"
+    )
     remedy = "evaluation.every 0 turns evaluation off."
     expect(
         bool(passes) or not asked,
@@ -159,7 +181,10 @@ def check_task(config: "RunConfig", task: Task) -> None:
         known.add(f"-{HELD_OUT_LOSS}")
     for evaluation_pass, sampling in config.evaluation.build().passes.items():
         names = evaluation_names(sampling.n, judged=judged)
-        prefixes = [evaluation_pass.prefix, *(f"{evaluation_pass.prefix}/{member}" for member in members if member)]
+        prefixes = [
+            evaluation_pass.prefix,
+            *(f"{evaluation_pass.prefix}/{member}" for member in members if member),
+        ]
         known |= {f"{prefix}/{each}" for prefix in prefixes for each in names}
         if config.algorithm.loss.build().divergence_beta is not None:
             known.add(f"-{evaluation_pass.prefix}/divergence")
@@ -203,7 +228,10 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         "vocabulary entries": model.vocab_size,
     }
     tp = config.trainer.parallelism.tensor_parallel_degree
-    for field, degree in (("trainer.parallelism", tp), ("generator", config.generator.tensor_parallel_degree)):
+    for field, degree in (
+        ("trainer.parallelism", tp),
+        ("generator", config.generator.tensor_parallel_degree),
+    ):
         for what, size in divided.items():
             expect(
                 size % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {size} {what}",
@@ -224,10 +252,24 @@ def check_layout(config: "RunConfig", world_size: int) -> None:
     """
     p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus := torch.cuda.device_count():
-        expect(local <= gpus, "NGPU", local, f"at most the {gpus} GPUs of this node", "Start that many processes.")
-    for name in ("tensor_parallel_degree", "data_parallel_replicate_degree", "expert_parallel_degree"):
+        expect(
+            local <= gpus,
+            "NGPU",
+            local,
+            f"at most the {gpus} GPUs of this node",
+            "Start that many processes.",
+        )
+    for name in (
+        "tensor_parallel_degree",
+        "data_parallel_replicate_degree",
+        "expert_parallel_degree",
+    ):
         check_number(_DEGREE, getattr(p, name), f"trainer.parallelism.{name}")
-    tp, replicate, shard = p.tensor_parallel_degree, p.data_parallel_replicate_degree, p.data_parallel_shard_degree
+    tp, replicate, shard = (
+        p.tensor_parallel_degree,
+        p.data_parallel_replicate_degree,
+        p.data_parallel_shard_degree,
+    )
     expect(
         shard == -1 or shard >= 1, "trainer.parallelism.data_parallel_shard_degree", shard, "-1 or at least 1",
         "-1 takes the ranks that are left over.",
@@ -241,7 +283,9 @@ def check_layout(config: "RunConfig", world_size: int) -> None:
         f"data_parallel_replicate_degree {replicate} x data_parallel_shard_degree {shard}",
         "Start as many ranks, or change the degrees.",
     )
-    _check_replicas(world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step)
+    _check_replicas(
+        world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step
+    )
 
 
 def _check_samples(config: "RunConfig") -> None:
@@ -260,26 +304,35 @@ def _check_samples(config: "RunConfig") -> None:
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
     """All sampling configs that the run uses, by field."""
     passes = {"sampling": config.sampling, **config.task.samplings()}
-    of_evaluation = {"evaluation.sampling": config.evaluation.sampling, "evaluation.sampled": config.evaluation.sampled}
+    of_evaluation = {
+        "evaluation.sampling": config.evaluation.sampling,
+        "evaluation.sampled": config.evaluation.sampled,
+    }
     return passes | {field: sampling for field, sampling in of_evaluation.items() if sampling.n}
 
 
 def _check_sampling(config: "RunConfig") -> None:
     """Check that the run's sampling config and those of a mixture's members can be trained on together."""
     longest, temperature = config.sampling.max_tokens, config.sampling.temperature
-    expect(temperature > 0, "sampling.temperature", temperature, "more than 0 in training", "1.0 is usual.")
+    expect(
+        temperature > 0,
+        "sampling.temperature",
+        temperature,
+        "more than 0 in training",
+        "1.0 is usual.",
+    )
     expect(
         config.samples_training or temperature == 1, "sampling.temperature", temperature,
         "1 with demonstrations, whose likelihood is the policy's own", "evaluation.sampling has its own.",
     )  # fmt: skip
-    demonstrated = config.prompts.demonstrate or getattr(config.task, "demonstrations", "none") != "none"
+    demonstrated = (
+        config.prompts.demonstrate or getattr(config.task, "demonstrations", "none") != "none"
+    )
     expect(
         not (config.samples_training and demonstrated), "algorithm.loss", type(config.algorithm.loss).__qualname__,
         "one that learns from prompts.demonstrate or task.demonstrations", "Use Nll.Config(), as --config sft, or unset them.",
     )  # fmt: skip
-    replay = (
-        "False with sampling.top_p, top_k or min_p: the engine records either its experts or the tokens that it kept"
-    )
+    replay = "False with sampling.top_p, top_k or min_p: the engine records either its experts or the tokens that it kept"
     expect(
         not (config.truncates and config.generator.router_replay),
         "generator.router_replay",
@@ -303,7 +356,13 @@ def _check_training(config: "RunConfig") -> None:
     all_weights = "1 or more with trainer.lora.alpha or targets: without it all weights are trained"
     expect(adapted, "trainer.lora.rank", 0, all_weights, "Set it, or leave out the others.")
     if trainer.lora.rank:
-        expect(bool(trainer.lora.targets), "trainer.lora.targets", (), "at least one", "Leave it out for all five.")
+        expect(
+            bool(trainer.lora.targets),
+            "trainer.lora.targets",
+            (),
+            "at least one",
+            "Leave it out for all five.",
+        )
         expect(
             ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,
             "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32", "Set it.",
@@ -321,37 +380,59 @@ def _check_weights(config: "RunConfig") -> None:
     """Check that the advantages of single rewards are added up with the weights of the rewards."""
     if isinstance(config.algorithm.advantage, Gdpo.Config):
         weights, summed = config.algorithm.advantage.weights, config.grader.weights
-        expect(weights == summed, "algorithm.advantage.weights", weights, f"{summed}, as grader.weights", "Set both.")
+        expect(
+            weights == summed,
+            "algorithm.advantage.weights",
+            weights,
+            f"{summed}, as grader.weights",
+            "Set both.",
+        )
 
 
 def _check_in_flight(config: "RunConfig", *, replicas: int) -> None:
     """Check that groups can be carried from step to step: how many, in equal shares, and with what else."""
-    prompts, needed, algorithm = config.in_flight.prompts, config.num_prompts_per_step, config.algorithm
+    prompts, needed, algorithm = (
+        config.in_flight.prompts,
+        config.num_prompts_per_step,
+        config.algorithm,
+    )
     if not prompts:
         return
-    expect(config.samples_training, "in_flight.prompts", prompts, "0 with demonstrations: nothing is sampled", "Set 0.")
+    expect(
+        config.samples_training,
+        "in_flight.prompts",
+        prompts,
+        "0 with demonstrations: nothing is sampled",
+        "Set 0.",
+    )
     expect(
         needed <= prompts <= 2 * needed, "in_flight.prompts", prompts,
         f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age", "Use 1.5 times.",
     )  # fmt: skip
     for field, count in {"in_flight.prompts": prompts, "num_prompts_per_step": needed}.items():
-        share = (
-            f"a multiple of the {replicas} generator replicas with in_flight.prompts, so that each has the same share"
-        )
+        share = f"a multiple of the {replicas} generator replicas with in_flight.prompts, so that each has the same share"
         expect(count % replicas == 0, field, count, share, "Change it.")
     alone = "with in_flight.prompts"
     expect(
         algorithm.zero_variance != "refill", "algorithm.zero_variance", "refill", f'"keep" or "drop" {alone}',
         "Groups in flight are a supply of new prompts already.",
     )  # fmt: skip
-    corrected = algorithm.old_logprobs == "sampler" or not isinstance(algorithm.mismatch, NoCorrection.Config)
+    corrected = algorithm.old_logprobs == "sampler" or not isinstance(
+        algorithm.mismatch, NoCorrection.Config
+    )
     expect(
         corrected, "algorithm.mismatch", "none", f"a correction {alone}, for tokens of older weights",
         'Use TokenTruncate.Config() (--algorithm.old-logprobs sampler: the ratio contains it).',
     )  # fmt: skip
     for field, sampling in {"sampling": config.sampling, **config.task.samplings()}.items():
         remedy = "Use stop_token_ids."
-        expect(not sampling.stop, f"{field}.stop", sampling.stop, f"none {alone}: a text may span two steps", remedy)
+        expect(
+            not sampling.stop,
+            f"{field}.stop",
+            sampling.stop,
+            f"none {alone}: a text may span two steps",
+            remedy,
+        )
 
 
 def _check_replicas(world_size: int, degree: int, num_prompts: int) -> None:

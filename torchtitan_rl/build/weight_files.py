@@ -48,7 +48,9 @@ def check_tensors(folder: Path, spec: "ModelSpec") -> None:
     expected = spec.state_dict_adapter(spec.model, None).to_hf(meta_model(spec).state_dict())
     tied = spec.model.enable_weight_tying and {HEAD, EMBEDDING} <= stored.keys()
     unknown = [
-        name for name in stored if name not in expected and not (tied and name == HEAD) and not LEFT_OUT.search(name)
+        name
+        for name in stored
+        if name not in expected and not (tied and name == HEAD) and not LEFT_OUT.search(name)
     ]
     expect(
         not unknown, field, str(folder),
@@ -65,13 +67,19 @@ def check_tensors(folder: Path, spec: "ModelSpec") -> None:
         not lacking, field, str(folder), f"the tensors of a {spec.name} {spec.flavor}, but {_few(lacking)}",
         "Download the checkpoint again, or correct config.json.",
     )  # fmt: skip
-    quantized = [f"{name} as {place[0].dtype}" for name, place in stored.items() if place[0].dtype not in DTYPES]
+    quantized = [
+        f"{name} as {place[0].dtype}"
+        for name, place in stored.items()
+        if place[0].dtype not in DTYPES
+    ]
     expect(
         not quantized, field, str(folder), f"weights stored as one of {DTYPES}, but its files hold {_few(quantized)}",
         "Use the checkpoint that is not quantized.",
     )  # fmt: skip
     twice = [
-        f"{name} in {' and in '.join(one.file.name for one in places)}" for name, places in stored.items() if places[1:]
+        f"{name} in {' and in '.join(one.file.name for one in places)}"
+        for name, places in stored.items()
+        if places[1:]
     ]
     expect(
         not twice,
@@ -124,7 +132,8 @@ def _equal(embedding: _Stored, head: _Stored) -> bool:
         parts = one.get_slice(embedding.name), other.get_slice(head.name)
         rows, same = parts[0].get_shape()[0], parts[0].get_shape() == parts[1].get_shape()
         return same and all(
-            torch.equal(*(part[begin : begin + ROWS] for part in parts)) for begin in range(0, rows, ROWS)
+            torch.equal(*(part[begin : begin + ROWS] for part in parts))
+            for begin in range(0, rows, ROWS)
         )
 
 

@@ -13,7 +13,16 @@ from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl import device
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.trainer.build_trainer import meta_model
-from torchtitan_rl.build.memory import GIB, ROOMY, STATE, check_memory, choose_by_memory, memory_need, memory_warning, teacher_spec
+from torchtitan_rl.build.memory import (
+    GIB,
+    ROOMY,
+    STATE,
+    check_memory,
+    choose_by_memory,
+    memory_need,
+    memory_warning,
+    teacher_spec,
+)
 from torchtitan_rl.command.registry import config_functions
 
 H100 = int(79.2 * GIB)
