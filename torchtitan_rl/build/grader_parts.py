@@ -5,14 +5,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import get_args
 
+from torchtitan_rl.data.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.fields.references import load_reward
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.grader import Scorers
-from torchtitan_rl.rewards.scorer import Scope
-from torchtitan_rl.fields.references import load_reward
 from torchtitan_rl.rewards.reports import CallReports
 from torchtitan_rl.rewards.reward import JUDGEMENT, Judgement, Reward
-from torchtitan_rl.data.task import RESERVED_COLUMNS, RewardFunction, Task
+from torchtitan_rl.rewards.scorer import Scope
 from torchtitan_rl.run.workers import WorkerPool
 
 

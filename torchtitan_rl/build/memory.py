@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torchtitan.config import ParallelismConfig, TrainingConfig
-from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.errors import UserError
-from torchtitan_rl.models.logprobs import GPU_TILE
-from torchtitan_rl.fields.lora_config import is_adapter
-from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.sync.lora_engine import room_for
-from torchtitan_rl.models import hf_architecture, spec_from_folder
-from torchtitan_rl.trainer.build_trainer import meta_model
-from torchtitan_rl.observe.metrics.efficiency import Footprint, TokenFlops
 from torchtitan_rl.checksum import GPU_BLOCK
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.fields.lora_config import is_adapter
+from torchtitan_rl.models import hf_architecture, spec_from_folder
+from torchtitan_rl.models.logprobs import GPU_TILE
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.observe.metrics.efficiency import Footprint, TokenFlops
 from torchtitan_rl.run.out_of_memory import usable_bytes
+from torchtitan_rl.sync.lora_engine import room_for
+from torchtitan_rl.trainer.build_trainer import meta_model
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig

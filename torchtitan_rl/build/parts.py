@@ -21,25 +21,8 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl import comm, events
-from torchtitan_rl.controller import push_policy
-from torchtitan_rl.generator.demonstrations import NoEngine
-from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
-from torchtitan_rl.generator.start import start_generator
-from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
-from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
-from torchtitan_rl.trainer.teachers.hints import Hints
-from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.sync.lora_engine import EngineAdapter
-from torchtitan_rl.models import spec_from_folder
-from torchtitan_rl.trainer.build_trainer import build_trainer
-from torchtitan_rl.models.hf_decoder import longest_window
-from torchtitan_rl.models.multimodal import engine_folder
-from torchtitan_rl.observe.engine_stats import EngineStats
-from torchtitan_rl.models.shard_checksums import ShardChecksums
-from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.build.auto_dtype import choose_dtypes
 from torchtitan_rl.build.grader_parts import build_grader
-from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
 from torchtitan_rl.build.memory import (
     choose_by_memory,
     gpu_memory_bytes,
@@ -50,9 +33,26 @@ from torchtitan_rl.build.node import check_environment
 from torchtitan_rl.build.rank_variables import be_only_rank
 from torchtitan_rl.build.second_opinion import compare_start
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
+from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
 from torchtitan_rl.build.teacher_folder import prepare_teacher
 from torchtitan_rl.build.trial import try_objective
 from torchtitan_rl.build.validation import check_model
+from torchtitan_rl.controller import push_policy
+from torchtitan_rl.generator.demonstrations import NoEngine
+from torchtitan_rl.generator.start import start_generator
+from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf_decoder import longest_window
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.multimodal import engine_folder
+from torchtitan_rl.models.shard_checksums import ShardChecksums
+from torchtitan_rl.observe.engine_stats import EngineStats
+from torchtitan_rl.sync.lora_engine import EngineAdapter
+from torchtitan_rl.sync.weight_proof import WeightProof
+from torchtitan_rl.trainer.build_trainer import build_trainer
+from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
+from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
+from torchtitan_rl.trainer.teachers.hints import Hints
+from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,15 +60,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.algorithm import Algorithm
+    from torchtitan_rl.algorithm.losses.loss import Source
+    from torchtitan_rl.config import RunConfig
+    from torchtitan_rl.data.stream import PromptStream
+    from torchtitan_rl.environments.factory import Conversations
     from torchtitan_rl.generator.generator import Generator
     from torchtitan_rl.rewards.grader import Grader
-    from torchtitan_rl.algorithm.losses.loss import Source
+    from torchtitan_rl.sync.weight_sync import WeightSync
     from torchtitan_rl.trainer.trainer import Trainer
     from torchtitan_rl.types import IntArray, Prompt
-    from torchtitan_rl.environments.factory import Conversations
-    from torchtitan_rl.data.stream import PromptStream
-    from torchtitan_rl.sync.weight_sync import WeightSync
-    from torchtitan_rl.config import RunConfig
 
 
 PROBE_TOKENS = 128

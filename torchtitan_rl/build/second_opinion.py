@@ -17,14 +17,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from torchtitan_rl.errors import expect
-from torchtitan_rl.models.score import score
-from torchtitan_rl.types import SegmentLayout
-from torchtitan_rl.trainer.build_trainer import load_hf_weights
-from torchtitan_rl.models.hf_decoder import HFDecoder, longest_window
-from torchtitan_rl.run.out_of_memory import usable_bytes
-from torchtitan_rl.trainer.build_trainer import meta_model
 from torchtitan_rl.build.start_checkpoint import START_CHECKPOINTS
+from torchtitan_rl.errors import expect
+from torchtitan_rl.models.hf_decoder import HFDecoder, longest_window
+from torchtitan_rl.models.score import score
+from torchtitan_rl.run.out_of_memory import usable_bytes
+from torchtitan_rl.trainer.build_trainer import load_hf_weights, meta_model
+from torchtitan_rl.types import SegmentLayout
 
 if TYPE_CHECKING:
     from torchtitan.models.common.decoder import Decoder

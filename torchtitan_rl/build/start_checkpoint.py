@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from torchtitan_rl.text import without_code_advice
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
+from torchtitan_rl.text import without_code_advice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,8 +41,8 @@ def prepare_start(config: "RunConfig") -> None:
     Raises:
         UserError: naming `hf_assets_path`.
     """
-    from torchtitan_rl.models import spec_from_folder
     from torchtitan_rl.build.weight_files import check_tensors
+    from torchtitan_rl.models import spec_from_folder
 
     if not config.hf_assets_path:
         from torchtitan_rl.data.starts.warm_start import start_of  # imports transformers' models

@@ -9,12 +9,12 @@ import numpy as np
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl import device
-from torchtitan_rl.types import Prompt
+from torchtitan_rl.build.memory import footprint_of, teacher_spec
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.observe.machine import Speeds, measured_speeds
 from torchtitan_rl.observe.metrics.efficiency import TokenFlops, bound_seconds
 from torchtitan_rl.trainer.build_trainer import meta_model
-from torchtitan_rl.build.memory import footprint_of, teacher_spec
+from torchtitan_rl.types import Prompt
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig

@@ -2,25 +2,25 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchtitan_rl.errors import expect
-from torchtitan_rl.events import progress
-from torchtitan_rl.types import Prompt
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
-from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
-from torchtitan_rl.data.renderer import template_options
-from torchtitan_rl.fields.references import tried
-from torchtitan_rl.data.task import Example, Task
 from torchtitan_rl.build.grader_parts import find_scorers
 from torchtitan_rl.build.start_checkpoint import check_tokenizer, prepare_start, unlike_its_file
 from torchtitan_rl.build.validation import check_model, check_task, validate
+from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
+from torchtitan_rl.data.renderer import template_options
+from torchtitan_rl.data.task import Example, Task
+from torchtitan_rl.errors import expect
+from torchtitan_rl.events import progress
+from torchtitan_rl.fields.references import tried
+from torchtitan_rl.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.rewards.grader import Scorers
-    from torchtitan_rl.environments.factory import Conversations
-    from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.config import RunConfig
+    from torchtitan_rl.data.stream import PromptStream
+    from torchtitan_rl.environments.factory import Conversations
+    from torchtitan_rl.rewards.grader import Scorers
 
 
 class Prepared(NamedTuple):

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtitan_rl.errors import UserError, expect
-from torchtitan_rl.run.hub import folder_of, is_hub_name
 from torchtitan_rl.build.memory import teacher_spec
 from torchtitan_rl.build.start_checkpoint import START_CHECKPOINTS, check_complete, load_tokenizer
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.run.hub import folder_of, is_hub_name
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec

@@ -13,8 +13,11 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.algorithm import Aggregation, Algorithm, LossInputs, TokenLoss
 from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE
 from torchtitan_rl.algorithm.nonfinite import NonFiniteError
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.fields.references import correctable, is_users_class
+from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, episode_rows
 from torchtitan_rl.trainer.packing import pack
 from torchtitan_rl.types import (
     Completion,
@@ -27,9 +30,6 @@ from torchtitan_rl.types import (
     TurnRecord,
     flat,
 )
-from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE
-from torchtitan_rl.fields.references import correctable, is_users_class
-from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, episode_rows
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig

@@ -7,29 +7,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torchtitan.config import Configurable
 
-from torchtitan_rl.fields.field_limits import check_fields, check_number, parts
 from torchtitan_rl.algorithm import NoCorrection
-from torchtitan_rl.fields.number import number
-from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.errors import expect
-from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.algorithm.losses.objectives import Gdpo
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
+from torchtitan_rl.build.lengths import check_lengths
+from torchtitan_rl.build.memory import check_memory, gpu_memory_bytes
+from torchtitan_rl.build.own_sinks import load_own_sinks
+from torchtitan_rl.build.teacher_folder import check_asked
+from torchtitan_rl.data.task import Task
+from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.environments.vllm_parsers import check_parser_name
+from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.field_limits import check_fields, check_number, parts
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.fields.references import correctable, did_you_mean, load_function
 from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.models.mixture_of_experts import check_mixture
-from torchtitan_rl.algorithm.losses.objectives import Gdpo
-from torchtitan_rl.fields.references import correctable, did_you_mean, load_function
-from torchtitan_rl.data.task import Task
 from torchtitan_rl.observe.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.identity import built_by
-from torchtitan_rl.build.lengths import check_lengths
-from torchtitan_rl.build.memory import check_memory, gpu_memory_bytes
-from torchtitan_rl.build.own_sinks import load_own_sinks
-from torchtitan_rl.build.teacher_folder import check_asked
+from torchtitan_rl.sampling import SamplingConfig
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig

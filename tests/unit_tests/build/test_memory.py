@@ -11,8 +11,6 @@ from scripts.make_random_checkpoint import qwen3
 from tests.gpu_rehearsal.shipped import shipped
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl import device
-from torchtitan_rl.errors import UserError
-from torchtitan_rl.trainer.build_trainer import meta_model
 from torchtitan_rl.build.memory import (
     GIB,
     ROOMY,
@@ -24,6 +22,8 @@ from torchtitan_rl.build.memory import (
     teacher_spec,
 )
 from torchtitan_rl.command.registry import config_functions
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.trainer.build_trainer import meta_model
 
 H100 = int(79.2 * GIB)
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.parts.hf_decoders import WINDOW, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint
+from torchtitan_rl.build.second_opinion import compare_start
+from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import spec_from_folder
-from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.build.second_opinion import compare_start
 
 
 def config_of(folder, spec=None):

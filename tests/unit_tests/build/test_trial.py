@@ -6,10 +6,10 @@ import pytest
 
 from tests.parts.wrong_parts import CASES, trial
 from tests.unit_tests.algorithm.test_invariants import ALGORITHMS
+from torchtitan_rl.build.trial import try_objective
+from torchtitan_rl.command.registry import config_functions, load_config
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.types import Prompt
-from torchtitan_rl.command.registry import config_functions, load_config
-from torchtitan_rl.build.trial import try_objective
 
 PROMPT = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1, 2, 3], expected_answer="2")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from torchtitan_rl.build.validation import check_model, validate
+from torchtitan_rl.command.registry import load_config, parse_args
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import small_qwen3
-from torchtitan_rl.command.registry import load_config, parse_args
-from torchtitan_rl.build.validation import check_model, validate
 
 
 def check(*args: str, world_size: int = 1) -> None:
