@@ -98,7 +98,7 @@ def train_step(parts: Parts, step: int, num_prompts: int) -> str:
     parts.generator.sleep()  # on a GPU, the trainer needs the memory of the KV cache
     assign_credit(groups)
     update = parts.trainer.update(groups)
-    parts.push(step=step)  # the engine now samples with the new weights
+    parts.weight_sync.push(policy_version=step)  # the engine now samples with the new weights
     episodes = flat(groups)
     reward = sum(episode.reward for episode in episodes) / len(episodes)
     diff = max(episode.logprob_diff.max for episode in episodes if episode.logprob_diff)
@@ -134,7 +134,7 @@ def main() -> None:
     config = config_of(args)
     try:
         with closing(build_parts(config)) as parts:
-            parts.push(step=0)  # the engine starts with empty weights
+            parts.weight_sync.push(policy_version=0)  # the engine starts with empty weights
             before = correct(sample(parts, parts.held_out, step=0, sampling=GREEDY))
             for step in range(1, args.steps + 1):
                 events.progress(train_step(parts, step, args.prompts))  # printed on rank 0

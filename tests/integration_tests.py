@@ -334,7 +334,7 @@ def build_test_list() -> list[OverrideDefinitions]:
                  "--evaluation.best-by", "evaluation/accuracy", "--evaluation.stop-after", "2")] * 2,
             "the best checkpoint is kept, a run that becomes no better ends, and the same command adds nothing",
             "data_stop_after", 1, [ended_after_the_best(10)],
-            expect_output=["evaluation/accuracy has stopped improving"],
+            expect_output=["evaluation/accuracy stopped improving"],
         ),
         OverrideDefinitions(
             [run("--config", "debug", *SHORT, "--num-steps", "2", *PROBED, "--metrics.select", "random:16"),

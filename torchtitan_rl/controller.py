@@ -1,13 +1,13 @@
-"""The training loop: prompts -> completions -> rewards -> advantages -> update -> weight sync -> log -> checkpoint.
+"""The training loop: sample -> credit -> update -> push -> evaluate -> log -> save.
 
 Every rank runs this program. Small values are equal on every rank: prompts, and episodes, since the replicas' samples and
 their rewards have been gathered. Large ones (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torchtitan.config import Configurable
 
@@ -15,24 +15,84 @@ from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.loss import Source
+from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.errors import SamplerFault
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.replicated import check_replicated
 from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.services import GroupsInFlight, Services, Sync
 from torchtitan_rl.state import RunState
+from torchtitan_rl.trainer.teachers.frozen_models import held_out_measures
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.types import Completion, Episode, Group, IntArray, Prompt, ScoredCompletion
+from torchtitan_rl.types import Completion, Episode, EvaluationPass, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
+    from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
+    from torchtitan_rl.generator.in_flight import InFlight
+    from torchtitan_rl.sync.weight_sync import WeightSync
+    from torchtitan_rl.trainer.optimizer import UpdateReport
     from torchtitan_rl.trainer.trainer import Trainer
 
 
+class Observer(Protocol):
+    """Turns the facts of a step into metrics, tables and files. No method can change training."""
+
+    def keep(
+        self,
+        groups: Sequence[Group[Completion] | Group[ScoredCompletion] | Group[Episode]],
+        *,
+        step: int,
+        split: str,
+    ) -> None:
+        """Called as soon as groups are sampled, graded and credited. `close` writes those of a step that is never
+        whole."""
+
+    def step(
+        self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: RunState
+    ) -> None:
+        """Called after each step; `state` already counts it."""
+
+    def evaluation(
+        self,
+        passes: Mapping[EvaluationPass, Sequence[Group[Episode]]],
+        state: RunState,
+        measured: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Returns the evaluation's metrics by name: those of each pass's held-out groups, and those `measured`."""
+
+    def flush(self, step: int) -> None:
+        """Merge and write the metrics of all ranks. Collective; called once a step."""
+
+    def close(self) -> None:
+        """Write everything that is still pending."""
+
+
+class Checkpoints(Protocol):
+    """Saves the run."""
+
+    def save(self, step: int, *, last_step: bool = False) -> bool:
+        """Save if a checkpoint is due; returns whether the step is saved. Collective."""
+
+    def keep_best(self, step: int) -> None:
+        """Keep the checkpoint of the current `step` as the best so far."""
+
+
+class Stop(Protocol):
+    """A request to end the run after the current step."""
+
+    number: int
+    """The signal that was received; 0 for none."""
+
+    def arm(self) -> None:
+        """Install the signal handlers again, in case a library has replaced them."""
+
+
 class Controller(Configurable):
-    """Owns the parts of a run and calls them in order."""
+    """Owns the parts of a run and calls them in order: `_step` is a training step."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
@@ -68,39 +128,44 @@ class Controller(Configurable):
         self,
         config: Config,
         *,
-        trainer: "Trainer",
-        generator: Generator,
-        in_flight: GroupsInFlight,
+        prompts: PromptStream,
+        held_out: list[Prompt],
+        generator: "Generator | NoEngine",
+        step_sampler: "InFlight | Demonstrations",
         grader: Grader,
-        sources: Sequence[Source],
         algorithm: Algorithm,
+        sources: Sequence[Source],
+        trainer: "Trainer",
+        weight_sync: "WeightSync | None",
         evaluation: Evaluation,
         state: RunState,
-        held_out: list[Prompt],
-        probe: IntArray,
-        services: Services,
+        observer: Observer,
+        checkpoints: Checkpoints,
+        stop: Stop,
     ) -> None:
         """
         Args:
-            in_flight: samples the groups, and carries those that a step has begun and not ended; new or from a checkpoint.
-            sources: the frozen models that the algorithm asks for.
-            state: the progress of the run, new or from a checkpoint.
-            generator: the engine, or what stands for it in a run that samples nothing (generator/demonstrations.py).
             held_out: the prompts of every evaluation, at least one.
-            probe: [L] the tokens by which the weight sync compares trainer and engine.
+            step_sampler: samples the groups of a training step: with the generator, or from demonstrations.
+            sources: the frozen models that score the episodes for the algorithm.
+            weight_sync: copies the policy into the engine; None without one.
+            state: the progress of the run, new or from a checkpoint.
         """
         self.config = config
-        self.trainer = trainer
+        self.prompts = prompts
+        self.held_out = held_out
         self.generator = generator
-        self.in_flight = in_flight
+        self.step_sampler = step_sampler
         self.grader = grader
-        self.sources = sources
         self.algorithm = algorithm
+        self.sources = sources
+        self.trainer = trainer
+        self.weight_sync = weight_sync
         self.evaluation = evaluation
         self.state = state
-        self.held_out = held_out
-        self.probe = probe
-        self.services = services
+        self.observer = observer
+        self.checkpoints = checkpoints
+        self.stop = stop
         self._saved = False
 
     def run(self) -> int:
@@ -116,36 +181,31 @@ class Controller(Configurable):
         while self.state.step < last_step and not (stopped or self.evaluation.gives_up):
             self.state.step += 1
             with heartbeat(f"step {self.state.step}"):
-                self._train_step()
-            stopped = comm.largest(self.services.stop.number)
-        if self.evaluation.gives_up:
-            best_by = self.config.evaluation.best_by
-            progress(
-                f"evaluation.stop_after: {best_by} has stopped improving; raise stop_after to continue"
-            )
-        if stopped or self.evaluation.gives_up:
-            self._stop()
-        self.services.observer.close()
+                self._step()
+            stopped = comm.largest(self.stop.number)
+        if (stopped or self.evaluation.gives_up) and not self._saved:
+            self.checkpoints.save(self.state.step, last_step=True)
+        self.observer.close()
         comm.barrier()  # the other ranks would take an early exit for a failure
         return stopped
 
     def evaluate_only(self) -> None:
         """Evaluate without training."""
         if self.evaluation.passes:
-            self.sync_weights()
+            self.weight_sync.push(policy_version=self.state.step)
         with heartbeat("evaluation"):
-            self._evaluate()
-        self.services.observer.close()
+            self._measure_held_out()
+        self.observer.close()
         comm.barrier()
 
     def _begin(self) -> None:
         """Push the first weights. Evaluate a new run before its first step, or report where a resumed run continues."""
-        self._sync_for_next()
+        self._push()
         if self.state.step == 0:
             with heartbeat("evaluation before the first step"):
-                evaluated = self._evaluate_when_due()
+                evaluated = self._evaluate()
             if evaluated:
-                self.services.observer.flush(0)
+                self.observer.flush(0)
         elif self.state.step >= self.config.num_steps:
             progress(
                 f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on"
@@ -153,94 +213,48 @@ class Controller(Configurable):
         else:
             progress(f"resuming after step {self.state.step}")
 
-    def _stop(self) -> None:
-        """Save the last step if it is not saved yet, and report how to continue."""
-        step = self.state.step
-        if self._saved or self.services.checkpoints.save(step, last_step=True):
-            then = f"start again with --dump-folder {self.services.run_folder} to go on"
-        else:
-            then = "nothing is saved"
-        progress(f"stopped after step {step}; {then}")
-
-    def _train_step(self) -> None:
+    def _step(self) -> None:
         """One training step."""
-        step, services = self.state.step, self.services
         with timed("step"):
-            try:
-                groups = self._collect_episodes()
-                # Reward functions and tools ran since the last step and may have replaced the signal handlers.
-                services.stop.arm()
-                services.check_replicated(step, groups)
-                with timed("train"):
-                    update = self.trainer.update(groups)
-            except SamplerFault as fault:
-                # The sampler's log-probabilities are not the policy's. Say whether the engine has the policy's weights.
-                raise type(fault)(
-                    f"{fault} {services.weight_sync.evidence(self.generator)}"
-                ) from fault
+            groups = self._sample()
+            self._credit(groups)
+            update = self._update(groups)
             with timed("sync"):
-                record_metric("sync/bytes", self._sync_for_next(), "max")
-            self._evaluate_when_due()
-        self.state.count(groups, update)
-        services.observer.step(groups, update, self.state)
-        services.observer.flush(step)
-        # Saved after the flush, so that a resumed run neither repeats nor loses this step's metrics.
-        with timed("checkpoint/save"):
-            self._saved = services.checkpoints.save(step, last_step=step == self.config.num_steps)
+                record_metric("sync/bytes", self._push(), "max")
+            self._evaluate()
+        self._log(groups, update)
+        self._save()  # after the metrics, so that a resumed run neither repeats nor loses this step's
 
-    def _collect_episodes(self) -> list[Group[Episode]]:
-        """Sample, grade and credit the step's prompts."""
-        scored = self._sample_and_refill()
-        self.generator.sleep()  # the engine frees its GPU memory for the update; the push wakes it
-        groups = draft_episodes(scored)
-        for source in self.sources:
-            with timed(source.name):
-                source.add_logprobs(groups)
-        self.algorithm.credit.assign(groups)
-        # A curriculum may choose the next steps' prompts by these groups, and leaves them as they are.
-        self.services.prompts.observe(groups)
-        self.services.observer.keep(groups, step=self.state.step, split="train")
-        return groups
-
-    def _sample_and_refill(self) -> list[Group[ScoredCompletion]]:
+    def _sample(self) -> list[Group[Episode]]:
         """Sample and grade the step's prompts; once, unless with `zero_variance` "refill" new ones replace groups left out."""
+        step = self.state.step
         scored: list[Group[ScoredCompletion]] = []
         missing = self.config.num_prompts_per_step
         for sampling_round in range(1 + self.algorithm.refill_rounds):
-            new = self.services.prompts.next_batch(
-                self.in_flight.num_new(missing), first_idx=len(scored)
-            )
-            prompts = self.in_flight.admit(new)
-            self.services.check_replicated(self.state.step, prompts)
-            # Lazy: they are sampled while `_sample_and_grade` takes them.
-            groups = self.in_flight.sample(
-                self.generator,
-                prompts,
-                needed=missing,
-                step=self.state.step,
-                round=sampling_round,
-            )
-            scored += self._sample_and_grade(groups)
-            self.in_flight.gather(self.generator)
+            with self.step_sampler.step_groups(
+                missing, first_idx=len(scored), step=step, round=sampling_round
+            ) as groups:
+                scored += self._grade(groups)
             kept = [
                 group for group in scored if self.algorithm.credit.group_left_out(group) is None
             ]
             missing = self.config.num_prompts_per_step - len(kept)
             if missing == 0:
                 break
-        return scored
+        self.generator.sleep()  # the engine frees its GPU memory for the update; the push wakes it
+        return draft_episodes(scored)
 
-    def _sample_and_grade(
+    def _grade(
         self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
     ) -> list[Group[ScoredCompletion]]:
-        """Sample this replica's groups and grade each as soon as it is whole.
+        """Grade each of this replica's groups as soon as it is sampled.
 
         Returns the groups of all replicas, in the prompts' order, on every rank.
         """
-        grading = self.grader.round(self.services.reward_state(self.state, self.evaluation))
-        with timed(f"{prefix}generate"), closing(groups):
+        grading = self.grader.round(self._trainer_state())
+        with timed(f"{prefix}generate"):
             for group in groups:
-                self.services.observer.keep([group], step=self.state.step, split=split)
+                self.observer.keep([group], step=self.state.step, split=split)
                 # All ranks of one engine have its completions. One grades them, so that no reward function runs twice.
                 if self.generator.rank_in_replica == 0:
                     grading.begin(group)
@@ -253,76 +267,95 @@ class Controller(Configurable):
         for group in scored:
             rewards = [sample.reward for sample in group.samples if sample.reward is not None]
             self.algorithm.credit.advantage.check_rewards(rewards)
-        self.services.observer.keep(scored, step=self.state.step, split=split)
+        self.observer.keep(scored, step=self.state.step, split=split)
         return sorted(scored, key=lambda group: group.prompt.prompt_idx)
 
-    def _sync_for_next(self) -> int:
-        """Push the policy if the next step or an evaluation samples from it. Returns the number of bytes sent."""
-        evaluates = self.evaluation.passes and self.evaluation.due(
-            self.state.step, self.config.num_steps
-        )
-        return self.sync_weights() if self.in_flight.needs_engine or evaluates else 0
-
-    def sync_weights(self) -> int:
-        """Push the policy into the engine and verify the weights there. Returns the number of bytes sent."""
-        return push_policy(
-            self.services.weight_sync,
-            self.trainer,
-            self.generator,
-            self.probe,
-            policy_version=self.state.step,
+    def _trainer_state(self) -> TrainerState:
+        """What reward functions get to know of the run."""
+        config, state = self.config, self.state
+        return TrainerState(
+            global_step=state.step,
+            max_steps=config.num_steps,
+            epoch=self.prompts.epoch(state.prompts_seen) or 0.0,
+            num_input_tokens_seen=state.tokens_seen,
+            train_batch_size=config.num_prompts_per_step * config.sampling.n,
+            eval_steps=config.evaluation.every,
+            best_metric=self.evaluation.best,
+            best_global_step=self.evaluation.best_step,
         )
 
-    def _evaluate_when_due(self) -> bool:
+    def _credit(self, groups: Sequence[Group[Episode]]) -> None:
+        """Give the episodes the log-probabilities of frozen models and their credit."""
+        for source in self.sources:
+            with timed(source.name):
+                source.add_logprobs(groups)
+        self.algorithm.credit.assign(groups)
+        # A curriculum may choose the next steps' prompts by these groups, and leaves them as they are.
+        self.prompts.observe(groups)
+        self.observer.keep(groups, step=self.state.step, split="train")
+
+    def _update(self, groups: list[Group[Episode]]) -> "UpdateReport":
+        """Train on the groups."""
+        # Reward functions and tools ran since the last step and may have replaced the signal handlers.
+        self.stop.arm()
+        check_replicated(self.state.step, groups)
+        try:
+            with timed("train"):
+                return self.trainer.update(groups)
+        except SamplerFault as fault:
+            # The sampler's log-probabilities are not the policy's. Say whether the engine has the policy's weights.
+            if self.weight_sync:
+                fault.evidence = self.weight_sync.evidence()
+            raise
+
+    def _push(self) -> int:
+        """Push the policy into the engine if the next step or an evaluation samples from it. Returns the bytes sent."""
+        if self.algorithm.policy_loss.from_engine or (self.evaluation.passes and self._evaluates):
+            return self.weight_sync.push(policy_version=self.state.step)
+        return 0
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether an evaluation follows this step."""
+        return self.evaluation.due(self.state.step, self.config.num_steps)
+
+    def _evaluate(self) -> bool:
         """Evaluate if due and act on the results. Returns whether it was due."""
-        if not self.evaluation.due(self.state.step, self.config.num_steps):
+        if not self._evaluates:
             return False
-        self.evaluation.conclude(self._evaluate(), self.state.step)
+        self.evaluation.conclude(self._measure_held_out(), self.state.step)
         if self.evaluation.is_best and self.state.step > 0:
-            self.services.checkpoints.keep_best(self.state.step)
+            self.checkpoints.keep_best(self.state.step)
         return True
 
-    def _evaluate(self) -> dict[str, float]:
+    def _measure_held_out(self) -> dict[str, float]:
         """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
-        self.services.check_replicated(self.state.step, self.held_out)
-        sampled = {}
+        check_replicated(self.state.step, self.held_out)
+        episodes: dict[EvaluationPass, list[Group[Episode]]] = {}
         for its_pass, sampling in self.evaluation.passes.items():
-            with timed("evaluate"):
-                # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of
-                # replicas.
-                groups = self.generator.generate(
-                    self.held_out, sampling_config=sampling, seeded=True
-                )
-                scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
-            sampled[its_pass] = draft_episodes(scored)
+            # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
+            groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
+            with timed("evaluate"), closing(groups):
+                scored = self._grade(groups, f"{its_pass.prefix}/", its_pass.split)
+            episodes[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
-            measured = self.services.measure(sampled)
-        return self.services.observer.evaluation(sampled, self.state, measured)
+            measured = held_out_measures(self.trainer, self.held_out, episodes)
+        return self.observer.evaluation(episodes, self.state, measured)
+
+    def _log(self, groups: list[Group[Episode]], update: "UpdateReport") -> None:
+        """Count the step and write its metrics and tables."""
+        self.state.count(groups, update)
+        self.observer.step(groups, update, self.state)
+        self.observer.flush(self.state.step)
+
+    def _save(self) -> None:
+        """Save a checkpoint if it is due."""
+        step = self.state.step
+        with timed("checkpoint/save"):
+            self._saved = self.checkpoints.save(step, last_step=step == self.config.num_steps)
 
     def close(self) -> None:
         """Stop the engine, then the process group that it uses."""
         self.grader.close()
         self.generator.close()
         comm.close_process_group()
-
-
-def push_policy(
-    weight_sync: Sync,
-    trainer: "Trainer",
-    generator: Generator,
-    probe: IntArray,
-    *,
-    policy_version: int,
-) -> int:
-    """Push the policy into the engine and verify the weights there. Returns the bytes sent. Collective.
-
-    Args:
-        probe: [L] the tokens that both sides score.
-    """
-    return weight_sync.push(
-        trainer.hf_weights(generator.dtype, adapters_only=generator.holds_base),
-        generator,
-        policy_version=policy_version,
-        probe=probe,
-        trainer_logprobs=trainer.token_logprobs,
-    )

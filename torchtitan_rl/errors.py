@@ -14,6 +14,12 @@ class TrainingStopped(Exception):
 class SamplerFault(TrainingStopped):
     """The sampler's log-probabilities are not the policy's. Every rank raises it, so all can compare the weights."""
 
+    evidence = ""
+    """What is known of the engine's weights, as sentences. The loop adds it."""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {self.evidence}".rstrip()
+
 
 class WorkerKilled(RuntimeError):
     """A worker process was killed from outside, by SIGKILL or SIGTERM, before its call ended."""

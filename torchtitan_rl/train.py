@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
     signal.signal(
@@ -36,17 +36,8 @@ from torchtitan_rl.run.run_end import REPORT, Phases, phase_of, write_end
 from torchtitan_rl.run.secrets import masked
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from torchtitan_rl.build.parts import Parts
-    from torchtitan_rl.build.task_parts import Prepared
     from torchtitan_rl.config import RunConfig
     from torchtitan_rl.controller import Controller
-    from torchtitan_rl.observe.recorder import Recorder
-    from torchtitan_rl.run.checkpoint_folder import Resume
-    from torchtitan_rl.run.checkpointer import Checkpointer
-    from torchtitan_rl.services import Services
-    from torchtitan_rl.state import RunState
 
 WRONG_INPUT, STOPPED = 2, 3
 
@@ -146,8 +137,9 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build.parts import prepare
+        from torchtitan_rl.build.run import build_run
         from torchtitan_rl.command.registry import config_file
-        from torchtitan_rl.run.replicated import check_config
+        from torchtitan_rl.replicated import check_config
         from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.run.run_folder import RunFolder
     prepared = prepare(config)
@@ -165,7 +157,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     try:
         controller = build_run(config, folder.path, prepared=prepared, resume=resume)
         folder.begin(name, config, config_file(name))
-        stopped = _carry_out(controller)
+        stopped = _carry_out(controller, folder.path)
     except BaseException as error:
         if (
             isinstance(error, UserError) and not folder.has_begun
@@ -180,13 +172,13 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     status_file.update(
         outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic()
     )
-    controller.services.stop.effect = "training has ended, only the report is being written"
-    write_outcome(controller, stopped)
+    controller.stop.effect = "training has ended, only the report is being written"
+    write_outcome(controller, folder.path, stopped)
     write_run_report(config, folder.path)
     close_parts(controller)
 
 
-def _carry_out(controller: "Controller") -> int:
+def _carry_out(controller: "Controller", run_folder: Path) -> int:
     """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
     from torchtitan_rl.observe.evaluation_results import print_results_of
 
@@ -194,14 +186,14 @@ def _carry_out(controller: "Controller") -> int:
         if not controller.config.eval_only:
             stopped = controller.run()
             if not stopped:
-                controller.services.observer.check_rewarded()
+                controller.observer.check_rewarded()
             return stopped
-        controller.services.stop.effect = "the evaluation goes on to its end"
+        controller.stop.effect = "the evaluation goes on to its end"
         controller.evaluate_only()
-        print_results_of(controller.services.run_folder, controller.state.step)
+        print_results_of(run_folder, controller.state.step)
         return 0
     except BaseException:
-        controller.services.observer.close()  # the metrics recorded so far help to find the cause
+        controller.observer.close()  # the metrics recorded so far help to find the cause
         raise
 
 
@@ -215,171 +207,23 @@ def write_failure(error: BaseException, run_folder: Path) -> None:
         write_end(run_folder, outcome, message, code=code, rank=rank, phase=phase_of(error))
 
 
-def write_outcome(controller: "Controller", stopped: int) -> None:
-    """Write the end of a run without an error to end.json. On rank 0."""
+def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> None:
+    """Report the end of a run without an error, and write it to end.json. On rank 0."""
     if os.environ["RANK"] != "0":
         return
-    folder, config, step = controller.services.run_folder, controller.config, controller.state.step
+    config, step = controller.config, controller.state.step
     outcome, message, code = ("evaluated" if config.eval_only else "done"), "", 0
     if stopped:
         outcome, code = "stopped", 128 + stopped
-        newest = CheckpointFolder(folder).newest()
-        goes_on = (
-            f"start again with --dump-folder {folder} to go on" if newest else "nothing is saved"
-        )
+        goes_on = "nothing is saved"
+        if CheckpointFolder(run_folder).newest():
+            goes_on = f"start again with --dump-folder {run_folder} to go on"
         message = f"{signal.Signals(stopped).name} after step {step}; {goes_on}"
+        events.progress(f"stopped by {message}")
     elif controller.evaluation.gives_up:
         message = f"evaluation.stop_after: {config.evaluation.best_by} stopped improving before step {step}"
-    write_end(folder, outcome, message, code=code)
-
-
-def build_run(
-    config: "RunConfig",
-    run_folder: Path,
-    *,
-    prepared: "Prepared | None" = None,
-    resume: "Resume | None" = None,
-) -> "Controller":
-    """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
-
-    Args:
-        prepared: from `build_parts.prepare`; None: prepared here.
-    """
-    from torchtitan_rl.build.parts import build_parts
-    from torchtitan_rl.controller import Controller
-    from torchtitan_rl.events import phase
-    from torchtitan_rl.generator.demonstrations import Demonstrations
-    from torchtitan_rl.state import RunState
-
-    evaluation = config.evaluation.build()
-    parts = build_parts(config, prepared, folder=run_folder)
-    recorder = build_recorder(config, parts.tokenizer, run_folder)
-    in_flight = (
-        config.in_flight.build(prompt_at=parts.prompts.at)
-        if config.samples_training
-        else Demonstrations()
-    )
-    state = RunState(
-        algorithm=parts.algorithm,
-        recorder=recorder,
-        evaluation=evaluation,
-        in_flight=in_flight,
-        logprob_gate=parts.trainer.checks,
-    )
-    checkpointer = _build_checkpointer(config, parts, state, run_folder)
-    if resume is not None:
-        with phase(f"load {resume.checkpoint}"):
-            checkpointer.load(resume.checkpoint)
-    checkpointer.check_room()
-    parts.trainer.check_loaded()
-    return Controller(
-        config,
-        trainer=parts.trainer,
-        generator=parts.generator,
-        in_flight=in_flight,
-        grader=parts.grader,
-        sources=parts.sources,
-        algorithm=parts.algorithm,
-        evaluation=evaluation,
-        state=state,
-        held_out=parts.held_out,
-        probe=parts.probe,
-        services=_build_services(config, parts, recorder, checkpointer, run_folder),
-    )
-
-
-def build_recorder(
-    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path
-) -> "Recorder":
-    import torch.distributed as dist
-
-    from torchtitan_rl.build.own_sinks import load_own_sinks
-    from torchtitan_rl.run.identity import described
-    from torchtitan_rl.run.run_folder import code_version
-    from torchtitan_rl.run.secrets import without_secrets
-
-    return config.metrics.build(
-        run_folder=run_folder,
-        run_name=run_folder.name,
-        run_config={"code": code_version(), **without_secrets(described(config))},
-        total_steps=config.num_steps,
-        rank=dist.get_rank(),
-        gather=_gather if dist.get_world_size() > 1 else None,
-        decode=tokenizer.decode,
-        mask=masked,
-        own_sinks=load_own_sinks(config.metrics.sinks),
-    )
-
-
-def _gather(value: Any) -> list[Any] | None:
-    """Returns every rank's value on rank 0, None on other ranks."""
-    import torch.distributed as dist
-
-    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(value, values, dst=0)
-    return values
-
-
-def _build_checkpointer(
-    config: "RunConfig", parts: "Parts", state: "RunState", run_folder: Path
-) -> "Checkpointer":
-    from torchtitan_rl.run.checkpointer import Checkpointer
-    from torchtitan_rl.run.resume import config_fields
-    from torchtitan_rl.run.run_folder import RunFolderCheck
-    from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage
-
-    return Checkpointer(
-        config.checkpoint,
-        trainer=parts.trainer,
-        prompts=parts.prompts,
-        run_state=state,
-        run_folder=run_folder,
-        config_fields=config_fields(config),
-        check_folder=RunFolderCheck(run_folder),
-        more_tensors=next(
-            (one.tensors() for one in parts.sources if isinstance(one, PolicyAverage)), None
-        ),
-    )
-
-
-def _build_services(
-    config: "RunConfig",
-    parts: "Parts",
-    recorder: "Recorder",
-    checkpointer: "Checkpointer",
-    run_folder: Path,
-) -> "Services":
-    """The controller's services. From here on a signal lets the step finish."""
-    import torch.distributed as dist
-
-    from torchtitan_rl.build.memory import footprint_of
-    from torchtitan_rl.observe.observer import RunObserver
-    from torchtitan_rl.reward_state import trainer_states
-    from torchtitan_rl.run.rank_output import failure_marker
-    from torchtitan_rl.run.replicated import check_replicated
-    from torchtitan_rl.run.stop_signal import StopSignal
-    from torchtitan_rl.services import Services
-    from torchtitan_rl.trainer.teachers.frozen_models import held_out_measures
-
-    footprint = footprint_of(config, model=parts.trainer.model, world_size=dist.get_world_size())
-    return Services(
-        prompts=parts.prompts,
-        observer=RunObserver(
-            recorder,
-            algorithm=parts.algorithm,
-            prompts=parts.prompts,
-            footprint=footprint,
-            run_folder=run_folder,
-            mask=masked,
-        ),
-        weight_sync=parts.weight_sync,
-        checkpoints=checkpointer,
-        stop=StopSignal(failure_marker=failure_marker(run_folder)),
-        check_replicated=check_replicated,
-        reward_state=trainer_states(config, parts.prompts),
-        measure=held_out_measures(parts.trainer, parts.held_out),
-        run_folder=run_folder,
-    )
+        events.progress(f"{message}; raise stop_after to continue")
+    write_end(run_folder, outcome, message, code=code)
 
 
 def write_run_report(config: "RunConfig", run_folder: Path) -> None:

@@ -16,10 +16,10 @@ from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLL
 import torch  # noqa: E402
 
 from torchtitan_rl.algorithm import Algorithm  # noqa: E402
+from torchtitan_rl.build.run import build_run  # noqa: E402
 from torchtitan_rl.command.registry import load_config  # noqa: E402
 from torchtitan_rl.config import RunConfig  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.train import build_run  # noqa: E402
 
 
 def config_of(job: dict) -> RunConfig:
@@ -54,17 +54,17 @@ def main() -> None:
     torch.set_num_threads(job["threads"])
     config = config_of(job)
     controller = build_run(config, Path(config.dump_folder))
-    controller.sync_weights()
+    controller.weight_sync.push(policy_version=0)
     if not job["ends"]:
         controller.generator.end_token_ids = []  # every completion has the full length
-    recorder, values = controller.services.observer.recorder, {}
+    recorder, values = controller.observer.recorder, {}
     flush = recorder.flush
     recorder.flush = lambda step: values.update(flush(step))
     print("{}", file=answers)  # ready
     for _ in sys.stdin:
         begin, processor = time.perf_counter(), time.process_time()
         controller.state.step += 1
-        controller._train_step()
+        controller._step()
         took, cpu = time.perf_counter() - begin, time.process_time() - processor
         phases = {name: values[f"time/{name}"] for name in ("generate", "grade", "train", "sync")}
         phases["rest"] = took - sum(phases.values())

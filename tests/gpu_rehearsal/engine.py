@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 
 from tests.gpu_rehearsal import machine
+from tests.parts.stream import ListStream
 
 machine.answer_as_cuda()
 from torchtitan_rl import device  # noqa: E402, F401  (before vLLM)
@@ -287,14 +288,15 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
     prompts = [
         Prompt(prompt_idx=0, text="", token_ids=ids, expected_answer="", stream_idx=i) for i, ids in enumerate(begun)
     ]
-    in_flight, faults, cut, seen = InFlight.Config(prompts=9).build(prompt_at=lambda i: prompts[i]), [], 0, 0
+    in_flight = InFlight.Config(prompts=9).build(generator=generator, stream=ListStream(prompts))
+    faults, cut = [], 0
     versions: dict[int, int] = {}  # the policy's -> the worker's
     for step in range(6):
         generator.load_weights(iter(weights.items()), policy_version=step)
-        versions[step], new = worker.version, in_flight.num_new(6)
-        taken = in_flight.admit(prompts[seen : seen + new])
-        seen += new
-        for group in in_flight.sample(generator, taken, needed=6, step=step, round=0):
+        versions[step] = worker.version
+        with in_flight.step_groups(6, step=step) as whole:
+            groups = list(whole)
+        for group in groups:
             for sample in group.samples:
                 of = [step] * len(sample.token_ids) if sample.token_versions is None else sample.token_versions.tolist()
                 ids, context = sample.token_ids.tolist(), group.prompt.token_ids.tolist()
@@ -306,7 +308,6 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
                         )
                     ids, context = ids[number:], context + want
                 cut += len(set(of)) > 1
-        in_flight.gather(generator)
         generator.sleep()
     return faults if cut else [*faults, "in flight: no completion was cut"]
 

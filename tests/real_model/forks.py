@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -18,34 +19,33 @@ import numpy as np
 
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
 from torchtitan_rl.build.rank_variables import be_only_rank
+from torchtitan_rl.build.run import build_run
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.train import build_run
 
 SMALL = [
-    "--num-prompts-per-step", "2", "--sampling.n", "4", "--evaluation.every", "0", "--evaluation.num-prompts", "256",
+    "--num-prompts-per-step", "2", "--sampling.n", "4", "--evaluation.every", "100000", "--evaluation.num-prompts", "256",
     "--checkpoint.no-enable", "--num-steps", "1000", "--metrics.sinks", "--weight-sync.check-interval", "1",
 ]  # fmt: skip
 
 
 def fork(controller: Controller, checkpoint: Path, number: int) -> None:
     """Load a checkpoint, push as a new process does, and take a step. Raises TrainingStopped for a false alarm."""
-    services, config = controller.services, controller.config
-    services.checkpoints.load(checkpoint)
+    config, bound = controller.config, controller.weight_sync
+    controller.checkpoints.load(checkpoint)
     controller.generator.seed = number
-    services.prompts.next_batch(number)  # the step has other prompts
-    controller.probe = np.resize(
-        controller.held_out[number % len(controller.held_out)].token_ids, len(controller.probe)
+    controller.prompts.next_batch(number)  # the step has other prompts
+    held_out = controller.held_out[number % len(controller.held_out)]
+    sync = config.weight_sync.build(
+        proof=bound.sync._proof, policy=controller.trainer.model, dtypes=set(config.dtypes.values())
     )
-    sync = services.weight_sync
-    services.weight_sync = config.weight_sync.build(
-        proof=sync._proof, policy=controller.trainer.model, dtypes=set(config.dtypes.values())
-    )
+    probe = np.resize(held_out.token_ids, len(bound.probe))
+    controller.weight_sync = replace(bound, sync=sync, probe=probe)
     controller._begin()
     controller.state.step += 1
-    controller._train_step()
+    controller._step()
 
 
 def main() -> int:

@@ -8,10 +8,10 @@ import pytest
 
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
 from torchtitan_rl.build.rank_variables import be_only_rank
+from torchtitan_rl.build.run import build_run
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import packaged_model
-from torchtitan_rl.train import build_run
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion
 
@@ -32,13 +32,13 @@ def controller(request, tmp_path_factory):
     dtype = ["--generator.dtype", request.param, "--trainer.mixed-precision-param", request.param]
     _, config = parse_args([*SMALL, *dtype])
     run = build_run(config, tmp_path_factory.mktemp("mismatch"))
-    run.sync_weights()
+    run.weight_sync.push(policy_version=0)
     with closing(run):
         yield run
 
 
 def sampled(controller, *, top_p=1.0, temperature=1.0) -> list[Group[Completion]]:
-    prompts = controller.services.prompts.next_batch(8)
+    prompts = controller.prompts.next_batch(8)
     settings = replace(controller.config.sampling, top_p=top_p, temperature=temperature)
     return list(controller.generator.generate(prompts, step=1, sampling_config=settings))
 

@@ -1,7 +1,7 @@
-"""The controller's order of calls, with fakes of the services, the generator and the trainer that record each call."""
+"""The controller's order of calls, with fakes of its parts that record each call."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +12,6 @@ from torchtitan_rl.algorithm.losses.objectives import MaxRl
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.errors import SamplerFault, UserError
 from torchtitan_rl.evaluation import Evaluation
-from torchtitan_rl.reward_state import trainer_states
-from torchtitan_rl.services import Services
 from torchtitan_rl.state import RunState
 from torchtitan_rl.types import Group
 
@@ -41,41 +39,32 @@ class Run:
     states: list = field(default_factory=list)
     """What the grader was told of the run, for each step."""
 
-    run_folder = Path("runs/mine")
     number = rank_in_replica = optimizer_steps = 0
-    dtype = holds_base = token_logprobs = teacher = None
+    teacher = None
     trained_tokens = 8
-    needs_engine = True
 
     def say(self, *words):
         self.calls.append(" ".join(str(word) for word in words))
 
-    # Prompts and groups in flight (none)
-    def next_batch(self, num_prompts, *, first_idx=0):
-        self.say("prompts", first_idx, "to", first_idx + num_prompts - 1)
-        return [prompt(first_idx + number) for number in range(num_prompts)]
-
+    # Prompts, and the groups of a step
     def observe(self, groups):
         self.say("observe", len(groups), "credited groups")
 
     def epoch(self, num_seen):
         return None
 
-    def num_new(self, needed):
-        return needed
+    @contextmanager
+    def step_groups(self, needed, *, first_idx, step, round):
+        self.say("prompts", first_idx, "to", first_idx + needed - 1)
+        yield self.sample([prompt(first_idx + number) for number in range(needed)], round)
+        self.say("carry the others")
 
-    def admit(self, new):
-        return list(new)
-
-    def sample(self, generator, prompts, *, needed, step, round):
+    def sample(self, prompts, round):
         self.say("sample in round", round)
         for one in prompts:
             rewards = self.rewards.pop(0) if self.rewards else DIFFERENT
             self.given[one.prompt_idx] = rewards
             yield Group(prompt=one, samples=[scored(i, None).completion for i in range(len(rewards))])
-
-    def gather(self, generator):
-        pass
 
     # Generator and trainer
     def generate(self, prompts, *, sampling_config, seeded):
@@ -87,9 +76,6 @@ class Run:
 
     def sleep(self):
         self.say("engine sleeps")
-
-    def hf_weights(self, dtype, *, adapters_only):
-        return iter(())
 
     def update(self, groups):
         self.say("update with", len(groups), "groups")
@@ -113,11 +99,11 @@ class Run:
         return []
 
     # Weight sync, checkpoints, stop, observer
-    def push(self, weights, generator, *, policy_version, probe, trainer_logprobs):
+    def push(self, *, policy_version):
         self.say("push weights of step", policy_version)
         return 0
 
-    def evidence(self, generator):
+    def evidence(self):
         return "The engine holds the policy's weights."
 
     def save(self, step, *, last_step=False):
@@ -155,14 +141,11 @@ def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):
     config = Controller.Config(num_steps=num_steps, num_prompts_per_step=2, algorithm=algorithm, evaluation=evaluation)
     state = RunState()
     state.step = resumed_at
-    services = Services(
-        prompts=run, observer=run, weight_sync=run, checkpoints=run, stop=run, run_folder=run.run_folder,
-        check_replicated=lambda step, values: None, measure=lambda sampled: {}, reward_state=trainer_states(config, run),
-    )  # fmt: skip
     return Controller(
         config,
-        trainer=run, generator=run, in_flight=run, grader=run, sources=[], evaluation=evaluation.build(), state=state,
-        algorithm=algorithm.build(max_completion_tokens=MAX_TOKENS), held_out=[prompt(0)], probe=None, services=services,
+        prompts=run, held_out=[prompt(0)], generator=run, step_sampler=run, grader=run, sources=[], trainer=run, weight_sync=run,
+        evaluation=evaluation.build(), state=state, algorithm=algorithm.build(max_completion_tokens=MAX_TOKENS),
+        observer=run, checkpoints=run, stop=run,
     )  # fmt: skip
 
 
@@ -173,6 +156,7 @@ def test_step_samples_updates_pushes_flushes_and_saves_in_order():
         "push weights of step 0",
         "prompts 0 to 1",
         "sample in round 0",
+        "carry the others",
         "engine sleeps",
         "observe 2 credited groups",
         "update with 2 groups",
@@ -205,11 +189,10 @@ def test_reward_functions_are_told_the_step_the_runs_length_and_the_tokens_so_fa
     assert told == [(1, 2, 16, 0), (2, 2, 16, 8)]
 
 
-def test_stop_signal_ends_the_run_after_its_step_with_a_checkpoint(capsys):
+def test_stop_signal_ends_the_run_after_its_step_with_a_checkpoint():
     run = Run(stop_in_step=2)
     assert controller(run, num_steps=5).run() == SIGTERM
     assert run.calls[-4:] == ["flush step 2", "save step 2", "save step 2 as the last", "close"]
-    assert "stopped after step 2; start again with --dump-folder runs/mine to go on" in capsys.readouterr().out
 
 
 def test_stop_signal_in_the_last_step_saves_it_once():
@@ -269,11 +252,10 @@ def test_best_step_is_kept_before_it_is_saved_and_the_start_is_not_kept():
     assert shown == ["keep step 1 as the best", "save step 1", "save step 2 as the last"]
 
 
-def test_run_stops_and_saves_when_the_evaluation_gives_up(capsys):
+def test_run_stops_and_saves_when_the_evaluation_gives_up():
     run = Run(accuracies=[0.5, 0.4, 0.3])
     assert controller(run, num_steps=9, every=1, best_by="evaluation/accuracy", stop_after=2).run() == 0
     assert run.calls[-3:] == ["save step 2", "save step 2 as the last", "close"]
-    assert "evaluation/accuracy has stopped improving; raise stop_after to continue" in capsys.readouterr().out
 
 
 def test_sampler_fault_has_the_evidence_of_the_weight_sync():

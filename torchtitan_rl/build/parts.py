@@ -1,7 +1,7 @@
 """Builds what a training loop calls, in the order in which the parts need each other.
 
     with closing(build_parts(config)) as parts:
-        parts.push(step=0)
+        parts.weight_sync.push(policy_version=0)
         for group in parts.generator.generate(parts.prompts.next_batch(16), step=1): ...
 
 `train.py` builds a run on these parts; `examples/grpo_minimal.py` is a loop of one's own.
@@ -37,7 +37,6 @@ from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
 from torchtitan_rl.build.teacher_folder import prepare_teacher
 from torchtitan_rl.build.trial import try_objective
 from torchtitan_rl.build.validation import check_model
-from torchtitan_rl.controller import push_policy
 from torchtitan_rl.generator.demonstrations import NoEngine
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
@@ -76,6 +75,32 @@ PROBE_TOKENS = 128
 
 
 @dataclass(kw_only=True, slots=True)
+class PolicySync:
+    """The weight sync of one policy with one engine."""
+
+    sync: "WeightSync"
+    trainer: "Trainer"
+    generator: "Generator"
+    probe: "IntArray"
+    """[L] the tokens by which trainer and engine are compared."""
+
+    def push(self, *, policy_version: int) -> int:
+        """Push the policy after step `policy_version` into the engine, and verify it there. Returns the bytes sent. Collective."""
+        generator = self.generator
+        return self.sync.push(
+            self.trainer.hf_weights(generator.dtype, adapters_only=generator.holds_base),
+            generator,
+            policy_version=policy_version,
+            probe=self.probe,
+            trainer_logprobs=self.trainer.token_logprobs,
+        )
+
+    def evidence(self) -> str:
+        """See `WeightSync.evidence`. Collective."""
+        return self.sync.evidence(self.generator)
+
+
+@dataclass(kw_only=True, slots=True)
 class Parts:
     """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
 
@@ -83,8 +108,6 @@ class Parts:
     prompts: "PromptStream"
     held_out: "list[Prompt]"
     """The prompts of evaluations, at least one."""
-    probe: "IntArray"
-    """[L] the first of them, by which the weight sync compares trainer and engine."""
     grader: "Grader"
     algorithm: "Algorithm"
     trainer: "Trainer"
@@ -92,17 +115,8 @@ class Parts:
     """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
     reads its log-probabilities, and the loss's own."""
     generator: "Generator | NoEngine"
-    weight_sync: "WeightSync | None"
-    """None without an engine."""
-
-    def push(self, *, step: int) -> int:
-        """Push the policy after `step` into the engine, and verify it there. Returns the bytes sent. Collective.
-
-        `generator` needs it before it samples: with step 0 for the start, then after each update.
-        """
-        return push_policy(
-            self.weight_sync, self.trainer, self.generator, self.probe, policy_version=step
-        )
+    weight_sync: "PolicySync | None"
+    """Pushes the policy into the engine, which needs it before it samples; None without an engine."""
 
     def close(self) -> None:
         """Stop the reward functions' workers and the engine, then the process group that it uses."""
@@ -175,15 +189,17 @@ def build_parts(
         with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
         proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
-        weight_sync = config.weight_sync.build(
+        sync = config.weight_sync.build(
             proof=proof, policy=trainer.model, dtypes=set(config.dtypes.values())
+        )
+        weight_sync = PolicySync(
+            sync=sync, trainer=trainer, generator=generator, probe=_probe(config, held_out[0])
         )
         generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
         tokenizer=tokenizer,
         prompts=prompts,
         held_out=held_out,
-        probe=_probe(config, held_out[0]),
         grader=grader,
         algorithm=algorithm,
         trainer=trainer,

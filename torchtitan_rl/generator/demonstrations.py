@@ -1,49 +1,42 @@
-"""Learning from demonstrations (SFT): the loss, and the groups that come from the data in place of the generator."""
+"""Learning from demonstrations (SFT): a step's groups come from the data in place of the engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
-from torchtitan_rl.types import Completion, Group, Prompt
+from torchtitan_rl.data.stream import PromptStream
+from torchtitan_rl.replicated import check_replicated
+from torchtitan_rl.types import Completion, Group
 
 if TYPE_CHECKING:
     from torchtitan_rl.generator.generator import Generator
 
 
 class Demonstrations:
-    """The `services.GroupsInFlight` of demonstrations: a group is a prompt and the data's own completion."""
+    """Stands for `InFlight` where each group is a prompt and the data's own completion."""
 
-    needs_engine = False
+    def __init__(self, generator: "Generator | NoEngine", stream: PromptStream) -> None:
+        self._generator = generator
+        self._stream = stream
 
-    def num_new(self, needed: int) -> int:
-        """Returns `needed`: each prompt is a whole group."""
-        return needed
-
-    def admit(self, new: Sequence[Prompt]) -> list[Prompt]:
-        """Returns the new prompts; none are carried."""
-        return list(new)
-
-    def sample(
-        self,
-        generator: "Generator | NoEngine",
-        prompts: Sequence[Prompt],
-        *,
-        needed: int,
-        step: int,
-        round: int,
-    ) -> Iterator[Group[Completion]]:
-        """Yields this replica's share of the groups."""
-        for prompt in prompts[generator.replica :: generator.num_replicas]:
+    @contextmanager
+    def step_groups(
+        self, needed: int, *, first_idx: int = 0, step: int, round: int = 0
+    ) -> Iterator[Iterator[Group[Completion]]]:
+        """In the context, iterate over this replica's share of a step's `needed` groups."""
+        prompts = self._stream.next_batch(needed, first_idx=first_idx)
+        check_replicated(step, prompts)
+        share = prompts[self._generator.replica :: self._generator.num_replicas]
+        for prompt in share:
             check_demonstrated(prompt)
-            yield Group(
-                prompt=prompt, samples=[replace(prompt.demonstration, policy_version=step - 1)]
-            )
-
-    def gather(self, generator: "Generator | NoEngine") -> None:
-        """Nothing is carried."""
+        yield (
+            Group(prompt=prompt, samples=[replace(prompt.demonstration, policy_version=step - 1)])
+            for prompt in share
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the position in the data is the prompts' own."""

@@ -5,8 +5,8 @@ none is thrown away: a group that has reached the greatest age is waited for.
 """
 
 import base64
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,11 +14,13 @@ import numpy as np
 from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
+from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.events import record_metrics
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.replicated import check_replicated
 from torchtitan_rl.types import Completion, FinishReason, Group, Metric, Prompt, RecordArray
 
 
@@ -118,13 +120,12 @@ class InFlight(Configurable):
         max_age: int = number(4, least=1, remedy="Use 4.")
         """Most updates between a group's first token and the step that trains on it. That step waits for the group."""
 
-    needs_engine = True
-
-    def __init__(self, config: Config, *, prompt_at: Callable[[int], Prompt]) -> None:
-        """`prompt_at`: returns the training prompt of a `stream_idx`, after a resume."""
+    def __init__(self, config: Config, *, generator: Generator, stream: PromptStream) -> None:
+        """`stream`: the training prompts, of which each step takes the next ones."""
         self.config = config
         self.carried: dict[int, Carried] = {}  # by prompt_idx
-        self._prompt_at = prompt_at
+        self._generator = generator
+        self._stream = stream
         self._kept: list[Carried] = []
 
     @property
@@ -132,11 +133,27 @@ class InFlight(Configurable):
         """Whether a step may begin or end with unfinished groups."""
         return bool(self.config.prompts or self.carried)
 
-    def num_new(self, needed: int) -> int:
-        """Returns how many prompts a step of `needed` groups begins."""
-        return max(0, max(needed, self.config.prompts) - len(self.carried))
+    @contextmanager
+    def step_groups(
+        self, needed: int, *, first_idx: int = 0, step: int, round: int = 0
+    ) -> Iterator[Iterator[Group[Completion]]]:
+        """In the context, iterate over this replica's share of a step's `needed` groups, each as soon as it is whole.
 
-    def admit(self, new: Sequence[Prompt]) -> list[Prompt]:
+        When the context ends, the groups that are not whole are carried to the next step, on every rank. Collective.
+
+        Args:
+            first_idx: the prompt_idx of the first new prompt.
+            step, round: see `Generator.begin`.
+        """
+        num_new = max(0, max(needed, self.config.prompts) - len(self.carried))
+        prompts = self._with_carried(self._stream.next_batch(num_new, first_idx=first_idx))
+        check_replicated(step, prompts)
+        with closing(self._sample(prompts, needed=needed, step=step, round=round)) as groups:
+            yield groups
+        if self.active:
+            self._carry()
+
+    def _with_carried(self, new: Sequence[Prompt]) -> list[Prompt]:
         """Returns the carried prompts and the new ones, by prompt_idx. A new prompt gets the smallest index that is free.
 
         Replicas share the prompts by index, so a carried group stays on its replica, and its successor gets its place.
@@ -150,17 +167,18 @@ class InFlight(Configurable):
         prompts += [carried.prompt for carried in self.carried.values()]
         return sorted(prompts, key=lambda prompt: prompt.prompt_idx)
 
-    def sample(
-        self, generator: Generator, prompts: Sequence[Prompt], *, needed: int, step: int, round: int
+    def _sample(
+        self, prompts: Sequence[Prompt], *, needed: int, step: int, round: int
     ) -> Iterator[Group[Completion]]:
         """Yields the first groups that are whole, this replica's share of `needed`. The others are kept for the next step."""
+        generator = self._generator
         if not self.active:
             yield from generator.generate(prompts, step=step, round=round)
             return
         begun = generator.begin(prompts, step=step, round=round)
         self._give_tokens(begun.groups)
         share = len(range(generator.replica, needed, generator.num_replicas))
-        budget, taken = self._budget(begun.prompts, share, version=generator.policy_version), set()
+        budget, taken = self._budget(begun.prompts, share), set()
         with closing(begun.whole_groups()) as whole:
             for group in whole:
                 if budget.takes(group.prompt.prompt_idx):
@@ -171,7 +189,7 @@ class InFlight(Configurable):
             begun.cut()
         for prompt, conversations in zip(begun.prompts, begun.groups, strict=True):
             if prompt.prompt_idx not in taken:
-                self._keep(prompt, conversations, version=generator.policy_version)
+                self._keep(prompt, conversations)
 
     def _give_tokens(self, groups: Sequence[Sequence[Conversation]]) -> None:
         """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
@@ -182,8 +200,9 @@ class InFlight(Configurable):
             ):
                 partial.go_on_in(conversation)
 
-    def _budget(self, mine: Sequence[Prompt], size: int, *, version: int) -> GroupBudget:
-        """Returns the quota of a replica that samples `mine` with the policy `version`."""
+    def _budget(self, mine: Sequence[Prompt], size: int) -> GroupBudget:
+        """Returns the quota of a replica that samples `mine`."""
+        version = self._generator.policy_version
         began = {
             p.prompt_idx: self.carried[p.prompt_idx].since
             for p in mine
@@ -196,19 +215,18 @@ class InFlight(Configurable):
         )
         return GroupBudget(size, [index for _, index in old[:size]])
 
-    def _keep(self, prompt: Prompt, conversations: Sequence[Conversation], *, version: int) -> None:
-        """Carry a group of this replica whose tokens were last sampled with the policy `version`."""
+    def _keep(self, prompt: Prompt, conversations: Sequence[Conversation]) -> None:
+        """Keep a group of this replica for the next step."""
+        version = self._generator.policy_version
         before = self.carried.get(prompt.prompt_idx)
         samples = [Partial.of(conversation, version) for conversation in conversations]
         self._kept.append(
             Carried(prompt=prompt, since=before.since if before else version, samples=samples)
         )
 
-    def gather(self, generator: Generator) -> None:
+    def _carry(self) -> None:
         """Make the kept groups of all replicas the carried ones, on every rank. Collective."""
-        if not self.active:
-            return
-        version = generator.policy_version
+        generator, version = self._generator, self._generator.policy_version
         kept, self._kept = self._kept if generator.rank_in_replica == 0 else [], []
         self.carried = {
             carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)
@@ -238,7 +256,7 @@ class InFlight(Configurable):
         """Restore what `state_dict` returned. Raises UserError if the data have other prompts there now."""
         self.carried = {}
         for index, (place, tokens, since, samples) in state.items():
-            prompt = replace(self._prompt_at(place), prompt_idx=int(index))
+            prompt = replace(self._stream.at(place), prompt_idx=int(index))
             if prompt.token_ids.tolist() != tokens:
                 raise UserError(
                     f"the checkpoint holds unfinished completions of training prompt {place}, whose text is another one now. "

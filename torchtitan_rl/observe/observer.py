@@ -19,7 +19,7 @@ from torchtitan_rl.types import Completion, Episode, EvaluationPass, Group, Scor
 
 if TYPE_CHECKING:
     from torchtitan_rl.algorithm import Algorithm
-    from torchtitan_rl.services import Prompts
+    from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.state import RunState
     from torchtitan_rl.trainer.optimizer import UpdateReport
 
@@ -34,7 +34,7 @@ class RunObserver:
         recorder: Recorder,
         *,
         algorithm: "Algorithm",
-        prompts: "Prompts",
+        prompts: "PromptStream",
         footprint: Footprint,
         run_folder: Path,
         mask: Mask = lambda value: value,

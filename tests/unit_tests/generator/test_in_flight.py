@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import engine, prompts
+from tests.parts.stream import ListStream
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS
 from torchtitan_rl.errors import UserError
@@ -41,7 +42,7 @@ class Stream:
     def at(self, index: int) -> Prompt:
         return replace(self._prompts[index % 7], prompt_idx=0, stream_idx=index)
 
-    def next_batch(self, num: int) -> list[Prompt]:
+    def next_batch(self, num: int, *, first_idx: int = 0) -> list[Prompt]:
         self.seen += num
         return [replace(self.at(self.seen - num + i), prompt_idx=i) for i in range(num)]
 
@@ -51,18 +52,16 @@ class Run:
 
     def __init__(self, generator, made, *, prompts: int, max_age: int = 4, needed: int = 4, sampling=SAMPLING) -> None:
         self.stream, self.needed, self.version = Stream(made), needed, 0
-        self.in_flight = InFlight.Config(prompts=prompts, max_age=max_age).build(prompt_at=self.stream.at)
+        config = InFlight.Config(prompts=prompts, max_age=max_age)
+        self.in_flight = config.build(generator=generator, stream=self.stream)
         self.generator, self.sampling = generator, sampling
 
     def step(self):
         self.generator.policy_version = self.version
         self.generator.llm.reset_prefix_cache()
-        new = self.stream.next_batch(self.in_flight.num_new(self.needed))
         self.generator.sampling = self.sampling
-        prompts = self.in_flight.admit(new)
-        groups = list(self.in_flight.sample(self.generator, prompts, needed=self.needed, step=self.version, round=0))
-        groups.sort(key=lambda group: group.prompt.prompt_idx)
-        self.in_flight.gather(self.generator)
+        with self.in_flight.step_groups(self.needed, step=self.version) as whole:
+            groups = sorted(whole, key=lambda group: group.prompt.prompt_idx)
         self.version += 1
         return groups
 
@@ -83,14 +82,12 @@ def test_oldest_groups_are_finished_first():
 
 def test_new_prompts_fill_the_free_slots(made):
     stream = Stream(made)
-    in_flight = InFlight.Config(prompts=6).build(prompt_at=stream.at)
-    assert in_flight.num_new(4) == 6
-    first = in_flight.admit(stream.next_batch(6))
+    in_flight = InFlight.Config(prompts=6).build(generator=None, stream=stream)
+    first = in_flight._with_carried(stream.next_batch(6))
     assert [p.prompt_idx for p in first] == [0, 1, 2, 3, 4, 5]
     for prompt in (first[1], first[4]):
         in_flight.carried[prompt.prompt_idx] = Carried(prompt=prompt, since=0, samples=[])
-    assert in_flight.num_new(4) == 4
-    then = in_flight.admit(stream.next_batch(4))
+    then = in_flight._with_carried(stream.next_batch(4))
     assert [(p.prompt_idx, p.stream_idx) for p in then] == [(0, 6), (1, 1), (2, 7), (3, 8), (4, 4), (5, 9)]
 
 
@@ -199,6 +196,7 @@ def test_checkpoint_with_changed_prompts_is_refused(generator, made):
     run = Run(generator, made, prompts=8)
     run.step()
     state = json.loads(json.dumps(run.in_flight.state_dict()))
-    changed = InFlight.Config(prompts=8).build(prompt_at=lambda index: replace(run.stream.at(index + 1)))
+    others = ListStream([run.stream.at(index + 1) for index in range(8)])
+    changed = InFlight.Config(prompts=8).build(generator=generator, stream=others)
     with pytest.raises(UserError, match="unfinished completions of training prompt"):
         changed.load_state_dict(state)

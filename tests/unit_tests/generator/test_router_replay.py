@@ -9,6 +9,7 @@ import torch
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from tests.integration.parity import EchoingConversations
+from tests.parts.stream import ListStream
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import DEVICE_TYPE
@@ -162,18 +163,21 @@ def test_conversations_have_records_of_the_environments_tokens_too(pair):
 def test_carried_groups_keep_their_records_through_a_checkpoint_and_a_push(pair):
     generator, short = pair.generator, SamplingConfig(n=3, max_tokens=4)
     prompts = [replace(prompt, sampling=short if i < 2 else LONG, stream_idx=i) for i, prompt in enumerate(PROMPTS[:4])]
-    before = InFlight.Config(prompts=4).build(prompt_at=prompts.__getitem__)
-    list(before.sample(generator, before.admit(prompts), needed=2, step=0, round=0))
-    before.gather(generator)
-    after = InFlight.Config(prompts=4).build(prompt_at=prompts.__getitem__)
+    stream, config = ListStream(prompts), InFlight.Config(prompts=4)
+    before = config.build(generator=generator, stream=stream)
+    with before.step_groups(2, step=0) as groups:
+        list(groups)
+    after = config.build(generator=generator, stream=stream)
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     other_routers(pair)
     pair.sync(version=2)
-    whole = list(after.sample(generator, after.admit([]), needed=2, step=1, round=0))
+    partials_of = {index: carried.samples for index, carried in before.carried.items()}
+    with after.step_groups(2, step=1) as groups:
+        whole = list(groups)
     assert [group.prompt.stream_idx for group in whole] == [2, 3]
     went_on = 0
     for group in whole:
-        partials = before.carried[group.prompt.prompt_idx].samples
+        partials = partials_of[group.prompt.prompt_idx]
         for partial, completion in zip(partials, group.samples, strict=True):
             kept, records = len(partial.records), completion.sampler_records
             assert kept == len(group.prompt.token_ids) + len(partial.token_ids) - 1

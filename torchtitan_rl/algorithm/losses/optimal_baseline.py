@@ -62,7 +62,7 @@ def path_weights(episode: Episode) -> np.ndarray:
 
 
 class Collisions:
-    """Scores a step's episodes by the policy itself, a `services.Source`.
+    """Scores a step's episodes by the policy itself, a `Source`.
 
     At half the temperature the policy is pi'(v) = pi(v)^2 / sum_u pi(u)^2, so log sum_u pi(u)^2 = 2 log pi(v) - log pi'(v) for any token v:
     two forwards, and nothing of [T, V].

@@ -1,6 +1,6 @@
 """Forwards over a step's episodes without an update: the frozen reference's log-probabilities, and measures of held-out ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -22,7 +22,7 @@ from torchtitan_rl.types import (
 
 
 class Reference:
-    """The start of the policy, a `services.Source`. With LoRA it is the policy's base, which takes no second copy."""
+    """The start of the policy, a `Source`. With LoRA it is the policy's base, which takes no second copy."""
 
     name = "reference"
 
@@ -43,7 +43,7 @@ class Reference:
 
 
 class PolicyAverage:
-    """An average of the policy over the steps, a `services.Source`: theta' <- theta' + rate (theta - theta'). It moves once a step,
+    """An average of the policy over the steps, a `Source`: theta' <- theta' + rate (theta - theta'). It moves once a step,
     before it is asked for log-probabilities. With LoRA theta is A and B."""
 
     name = "teacher_average"
@@ -98,11 +98,10 @@ def held_out_teacher(
 
 
 def held_out_measures(
-    trainer: Trainer, prompts: Sequence[Prompt]
-) -> Callable[[Mapping[EvaluationPass, Sequence[Group[Episode]]]], dict[str, float]]:
-    """Returns `Services.measure` of these held-out prompts: the loss of their demonstrations, and what a teacher says."""
-
-    def measure(sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]) -> dict[str, float]:
-        return held_out_loss(trainer, prompts) | held_out_teacher(trainer, sampled)
-
-    return measure
+    trainer: Trainer,
+    prompts: Sequence[Prompt],
+    sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]],
+) -> dict[str, float]:
+    """Returns what is measured of held-out prompts beside their samples: the loss of their demonstrations, and what a
+    teacher says of each pass's samples. Collective."""
+    return held_out_loss(trainer, prompts) | held_out_teacher(trainer, sampled)

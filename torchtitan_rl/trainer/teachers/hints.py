@@ -22,7 +22,7 @@ _TRIED = 8
 
 
 class Hints:
-    """The prompts under which a teacher scores a step's samples, a `services.Source` that is asked before the teacher.
+    """The prompts under which a teacher scores a step's samples, a `Source` that is asked before the teacher.
 
     A sample without a hint, or whose hint leaves no room for it, has the policy's own prompt.
     """

@@ -15,7 +15,7 @@ from torchtitan_rl.types import Episode, Group, flat
 
 
 class Teachers:
-    """Several models, each for the rows that name it in their column `teacher`, a `services.Source`. MOPD, MiMo-V2-Flash,
+    """Several models, each for the rows that name it in their column `teacher`, a `Source`. MOPD, MiMo-V2-Flash,
     arXiv 2601.02780."""
 
     name = "teacher"
@@ -43,7 +43,7 @@ class Teachers:
 
 
 class Teacher:
-    """A model of the policy's vocabulary, a `services.Source`. With LoRA on the same folder it is the base."""
+    """A model of the policy's vocabulary, a `Source`. With LoRA on the same folder it is the base."""
 
     name = "teacher"
 

@@ -116,10 +116,8 @@ def test_completed_run_is_reported_as_completed(run, stopped, eval_only, gives_u
         (folder / "checkpoint" / "step-5").mkdir(parents=True)
     evaluation = SimpleNamespace(gives_up=gives_up)
     config = SimpleNamespace(eval_only=eval_only, evaluation=SimpleNamespace(best_by="evaluation/accuracy"))
-    controller = SimpleNamespace(
-        config=config, evaluation=evaluation, services=SimpleNamespace(run_folder=folder), state=SimpleNamespace(step=5)
-    )
-    train.write_outcome(controller, int(stopped))
+    controller = SimpleNamespace(config=config, evaluation=evaluation, state=SimpleNamespace(step=5))
+    train.write_outcome(controller, folder, int(stopped))
     assert end_of(folder)["outcome"] == outcome
     assert said in end_of(folder)["message"]
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from tests.parts.algorithm import group
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.run.replicated import check_config, check_replicated, checksums_of
+from torchtitan_rl.replicated import check_config, check_replicated, checksums_of
 from torchtitan_rl.trainer.gate import LogprobDiffs
 
 RANKS = 3
