@@ -4,7 +4,7 @@ Every rank runs this program. Small values are equal on every rank: prompts, and
 their rewards have been gathered. Large ones (weights, activations, KV cache) are sharded inside `trainer` and `generator`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +21,7 @@ from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.models.score import Companion
 from torchtitan_rl.replicated import check_replicated
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.trainer_state import TrainerState
@@ -81,16 +82,6 @@ class Checkpoints(Protocol):
         """Keep the checkpoint of the current `step` as the best so far."""
 
 
-class Stop(Protocol):
-    """A request to end the run after the current step."""
-
-    number: int
-    """The signal that was received; 0 for none."""
-
-    def arm(self) -> None:
-        """Install the signal handlers again, in case a library has replaced them."""
-
-
 class Controller(Configurable):
     """Owns the parts of a run and calls them in order: `_step` is a training step."""
 
@@ -136,20 +127,24 @@ class Controller(Configurable):
         algorithm: Algorithm,
         sources: Sequence[Source],
         trainer: "Trainer",
+        teacher: Companion | None,
         weight_sync: "WeightSync | None",
         evaluation: Evaluation,
         state: RunState,
         observer: Observer,
         checkpoints: Checkpoints,
-        stop: Stop,
+        stop_requested: Callable[[], int],
     ) -> None:
         """
         Args:
             held_out: the prompts of every evaluation, at least one.
             step_sampler: samples the groups of a training step: with the generator, or from demonstrations.
             sources: the frozen models that score the episodes for the algorithm.
+            teacher: from which the loss reads a divergence; None for most losses.
             weight_sync: copies the policy into the engine; None without one.
             state: the progress of the run, new or from a checkpoint.
+            stop_requested: returns the number of the signal that asks for the run's end, 0 for none, and makes sure that a
+                signal is noticed.
         """
         self.config = config
         self.prompts = prompts
@@ -160,12 +155,13 @@ class Controller(Configurable):
         self.algorithm = algorithm
         self.sources = sources
         self.trainer = trainer
+        self.teacher = teacher
         self.weight_sync = weight_sync
         self.evaluation = evaluation
         self.state = state
         self.observer = observer
         self.checkpoints = checkpoints
-        self.stop = stop
+        self.stop_requested = stop_requested
         self._saved = False
 
     def run(self) -> int:
@@ -175,14 +171,14 @@ class Controller(Configurable):
 
         Returns: 0 if training is complete, else the number of the signal that stopped it.
         """
+        stopped = self.stop_requested()
         self._begin()
-        stopped = 0
         last_step = self.config.num_steps
         while self.state.step < last_step and not (stopped or self.evaluation.gives_up):
             self.state.step += 1
             with heartbeat(f"step {self.state.step}"):
                 self._step()
-            stopped = comm.largest(self.stop.number)
+            stopped = comm.largest(self.stop_requested())
         if (stopped or self.evaluation.gives_up) and not self._saved:
             self.checkpoints.save(self.state.step, last_step=True)
         self.observer.close()
@@ -191,6 +187,7 @@ class Controller(Configurable):
 
     def evaluate_only(self) -> None:
         """Evaluate without training."""
+        self.stop_requested()
         if self.evaluation.passes:
             self.weight_sync.push(policy_version=self.state.step)
         with heartbeat("evaluation"):
@@ -297,11 +294,11 @@ class Controller(Configurable):
     def _update(self, groups: list[Group[Episode]]) -> "UpdateReport":
         """Train on the groups."""
         # Reward functions and tools ran since the last step and may have replaced the signal handlers.
-        self.stop.arm()
+        self.stop_requested()
         check_replicated(self.state.step, groups)
         try:
             with timed("train"):
-                return self.trainer.update(groups)
+                return self.trainer.update(groups, self.teacher)
         except SamplerFault as fault:
             # The sampler's log-probabilities are not the policy's. Say whether the engine has the policy's weights.
             if self.weight_sync:
@@ -339,7 +336,7 @@ class Controller(Configurable):
                 scored = self._grade(groups, f"{its_pass.prefix}/", its_pass.split)
             episodes[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
-            measured = held_out_measures(self.trainer, self.held_out, episodes)
+            measured = held_out_measures(self.trainer, self.held_out, episodes, self.teacher)
         return self.observer.evaluation(episodes, self.state, measured)
 
     def _log(self, groups: list[Group[Episode]], update: "UpdateReport") -> None:

@@ -30,10 +30,11 @@ from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.job_processes import die_with_parent
 from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY, has_no_memory
-from torchtitan_rl.run.rank_output import RankOutput
+from torchtitan_rl.run.rank_output import RankOutput, failure_marker
 from torchtitan_rl.run.rank_status import StatusFile, heartbeat_text
 from torchtitan_rl.run.run_end import REPORT, Phases, phase_of, write_end
 from torchtitan_rl.run.secrets import masked
+from torchtitan_rl.run.stop_signal import StopSignal
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
@@ -155,9 +156,16 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     if not folder.continues:
         folder.begin(name, config, config_file(name))
     try:
-        controller = build_run(config, folder.path, prepared=prepared, resume=resume)
+        stop = StopSignal(failure_marker=failure_marker(folder.path), armed=False)
+        controller = build_run(
+            config,
+            folder.path,
+            prepared=prepared,
+            resume=resume,
+            stop_requested=stop.requested,
+        )
         folder.begin(name, config, config_file(name))
-        stopped = _carry_out(controller, folder.path)
+        stopped = _carry_out(controller, folder.path, stop)
     except BaseException as error:
         if (
             isinstance(error, UserError) and not folder.has_begun
@@ -172,13 +180,13 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     status_file.update(
         outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic()
     )
-    controller.stop.effect = "training has ended, only the report is being written"
+    stop.effect = "training has ended, only the report is being written"
     write_outcome(controller, folder.path, stopped)
     write_run_report(config, folder.path)
     close_parts(controller)
 
 
-def _carry_out(controller: "Controller", run_folder: Path) -> int:
+def _carry_out(controller: "Controller", run_folder: Path, stop: StopSignal) -> int:
     """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
     from torchtitan_rl.observe.evaluation_results import print_results_of
 
@@ -188,7 +196,7 @@ def _carry_out(controller: "Controller", run_folder: Path) -> int:
             if not stopped:
                 controller.observer.check_rewarded()
             return stopped
-        controller.stop.effect = "the evaluation goes on to its end"
+        stop.effect = "the evaluation goes on to its end"
         controller.evaluate_only()
         print_results_of(run_folder, controller.state.step)
         return 0

@@ -18,7 +18,7 @@ from scripts.make_random_checkpoint import qwen3
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
 from torchtitan_rl.build.step_time import draw_lengths
 from torchtitan_rl.models import hf_architecture
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 
 HOST_MS = (0.2, 0.045)
 """Milliseconds of vLLM's scheduler, its output and our code for a decode step: fixed, and for each sequence. Fitted to 3.1, 11.8 and

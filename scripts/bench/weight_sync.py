@@ -32,7 +32,7 @@ from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
-from torchtitan_rl.trainer.build_trainer import build_policy, load_hf_weights, model_config  # noqa: E402
+from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config  # noqa: E402
 
 SIZES = {
     "debug": lambda: small_qwen3(vocab_size=320),

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from tests.parts.conversations import conversations, prompts
 from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.environments.agents import AgentEnvironment
-from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.generator.rollout import roll_out
 from torchtitan_rl.sampling import SamplingConfig
 
@@ -140,8 +140,8 @@ def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Scr
     )
     limits = {"on_failure": "none", "max_turns": 24, "call_seconds": 240, "max_answer_characters": 100_000}
     environments = conversations(lambda _: agent_of(venvs, name, QUESTION, SCENARIO=scenario), made, **limits)
-    environments.make_grammar = lambda *_, **__: None  # the script follows what it is asked
-    pool = environments.start([one])
+    # The script follows what it is asked: no grammar is needed.
+    pool = environments.start([one], make_grammar=lambda *_, **__: None)
     policy = Script(made, texts)
     try:
         list(roll_out([one], policy, pool, lambda value: value, wait_for_answers=False))

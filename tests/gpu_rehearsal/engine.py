@@ -75,16 +75,16 @@ from tests.gpu_rehearsal.shipped import shipped  # noqa: E402
 from torchtitan_rl import comm, models  # noqa: E402
 from torchtitan_rl.command.registry import config_functions  # noqa: E402
 from torchtitan_rl.generator import start  # noqa: E402
+from torchtitan_rl.generator.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
-from torchtitan_rl.observe.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.lora_engine import EngineAdapter  # noqa: E402
 from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
-from torchtitan_rl.trainer.build_trainer import meta_model  # noqa: E402
+from torchtitan_rl.trainer.model_loader import meta_model  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
 END, LONGEST = 7, 48

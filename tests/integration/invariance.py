@@ -125,8 +125,9 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
         dump_folder="",
         policy_lora=Lora.of(lora),
     )
+    teacher = None
     if algorithm.policy_loss.needs_teacher:
-        trainer.teacher = ExactTeacher(trainer, tiny_spec(), Path(folder, "teacher"))
+        teacher = ExactTeacher(trainer, tiny_spec(), Path(folder, "teacher"))
     change_adapters(trainer.model, 1)
     caught: dict[str, torch.Tensor] = {}
 
@@ -149,7 +150,7 @@ def update(config: Algorithm.Config, folder: str, dims: ParallelDims, parallelis
     if algorithm.needs_reference:  # so that the divergence is not zero everywhere
         for episode in flat(groups):
             episode.reference_logprobs = episode.reference_logprobs - np.float32(0.3)
-    report = trainer.update(groups)
+    report = trainer.update(groups, teacher)
     return {"norms": {"grad_norm": report.grad_norm}, "state": algorithm.state_dict(), "grads": caught}
 
 

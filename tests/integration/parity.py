@@ -38,7 +38,7 @@ from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.sync.weight_sync import WeightSync  # noqa: E402
-from torchtitan_rl.trainer.build_trainer import load_hf_weights  # noqa: E402
+from torchtitan_rl.trainer.model_loader import load_hf_weights  # noqa: E402
 from torchtitan_rl.types import Prompt, SegmentLayout  # noqa: E402
 
 # Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).

@@ -7,13 +7,13 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tests.parts.only_rank import only_rank
+from torchtitan_rl.conversation import Sampled
 from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.factory import Conversations
-from torchtitan_rl.generator.conversation import Sampled
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
-from torchtitan_rl.observe.engine_stats import EngineStats
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 

@@ -27,7 +27,7 @@ from torchtitan_rl.run import safe_load
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.sync.weight_sync import WeightSync
-from torchtitan_rl.trainer.build_trainer import meta_model, model_config
+from torchtitan_rl.trainer.model_loader import meta_model, model_config
 from torchtitan_rl.types import SegmentLayout
 
 WINDOW = 12

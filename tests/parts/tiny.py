@@ -19,7 +19,7 @@ from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.models.hf import local_shard
 from torchtitan_rl.models.lora.adapters import Lora, own_part
-from torchtitan_rl.trainer.build_trainer import build_policy, load_hf_weights, model_config
+from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config
 from torchtitan_rl.types import Completion, Group, Prompt
 
 DIMENSIONS = {

@@ -13,7 +13,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run import packaged_model
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 from torchtitan_rl.types import SegmentLayout
 
 LONG = 640

@@ -39,8 +39,7 @@ class Run:
     states: list = field(default_factory=list)
     """What the grader was told of the run, for each step."""
 
-    number = rank_in_replica = optimizer_steps = 0
-    teacher = None
+    rank_in_replica = optimizer_steps = 0
     trained_tokens = 8
 
     def say(self, *words):
@@ -77,7 +76,7 @@ class Run:
     def sleep(self):
         self.say("engine sleeps")
 
-    def update(self, groups):
+    def update(self, groups, teacher):
         self.say("update with", len(groups), "groups")
         self.optimizer_steps = 1
         if self.fault:
@@ -113,8 +112,8 @@ class Run:
     def keep_best(self, step):
         self.say("keep step", step, "as the best")
 
-    def arm(self):
-        self.number = SIGTERM if f"push weights of step {self.stop_in_step - 1}" in self.calls else 0
+    def stop_requested(self):
+        return SIGTERM if f"push weights of step {self.stop_in_step}" in self.calls else 0
 
     def keep(self, groups, *, step, split):
         pass
@@ -145,7 +144,7 @@ def controller(run, *, num_steps=1, resumed_at=0, algorithm=None, **evaluation):
         config,
         prompts=run, held_out=[prompt(0)], generator=run, step_sampler=run, grader=run, sources=[], trainer=run, weight_sync=run,
         evaluation=evaluation.build(), state=state, algorithm=algorithm.build(max_completion_tokens=MAX_TOKENS),
-        observer=run, checkpoints=run, stop=run,
+        observer=run, checkpoints=run, stop_requested=run.stop_requested, teacher=None,
     )  # fmt: skip
 
 

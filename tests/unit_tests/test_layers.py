@@ -12,6 +12,7 @@ ORDER = [
     {
         "checksum",
         "comm",
+        "conversation",
         "device",
         "errors",
         "events",
@@ -25,8 +26,9 @@ ORDER = [
     },
     {"algorithm", "models"},
     {"data"},
-    {"generator", "rewards", "trainer"},
+    {"rewards", "trainer"},
     {"environments"},
+    {"generator"},
     {"sync"},
     {"controller", "evaluation", "state"},
     {"observe"},
@@ -38,7 +40,7 @@ ORDER = [
 ]
 """Drawers and files of the package, the lowest first. Each imports from its own drawer and from those of lower floors; files of the first
 floor, and of the controller's, also from each other."""
-SHARED_FLOORS = (0, 6)
+SHARED_FLOORS = (0, 7)
 NAMED_FROM_BELOW = {("run", "config")}
 """(drawer, drawer above it that it names for type checkers): what keeps a run reads the fields of its config."""
 

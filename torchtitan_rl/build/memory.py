@@ -18,7 +18,7 @@ from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.observe.metrics.efficiency import Footprint, TokenFlops
 from torchtitan_rl.run.out_of_memory import usable_bytes
 from torchtitan_rl.sync.lora_engine import room_for
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig

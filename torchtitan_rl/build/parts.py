@@ -38,13 +38,13 @@ from torchtitan_rl.build.teacher_folder import prepare_teacher
 from torchtitan_rl.build.trial import try_objective
 from torchtitan_rl.build.validation import check_model
 from torchtitan_rl.generator.demonstrations import NoEngine
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.models.shard_checksums import ShardChecksums
-from torchtitan_rl.observe.engine_stats import EngineStats
 from torchtitan_rl.sync.lora_engine import EngineAdapter
 from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.trainer.build_trainer import build_trainer
@@ -114,6 +114,8 @@ class Parts:
     sources: "list[Source]"
     """What scores episodes before `algorithm.credit.assign`: the reference, if the algorithm needs it, the teacher of a loss that
     reads its log-probabilities, and the loss's own."""
+    teacher: "ExactTeacher | None"
+    """From which the loss reads a divergence: the second argument of `trainer.update`."""
     generator: "Generator | NoEngine"
     weight_sync: "PolicySync | None"
     """Pushes the policy into the engine, which needs it before it samples; None without an engine."""
@@ -182,7 +184,8 @@ def build_parts(
     ):
         trainer = trainer_of_run(config, algorithm, folder)
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
-        sources += _teach(config, trainer, prompts)
+        teaching, teacher = _build_teacher(config, trainer, prompts)
+        sources += teaching
         sources += algorithm.policy_loss.sources(trainer)
     generator, weight_sync = NoEngine(), None
     if config.needs_engine:
@@ -204,16 +207,19 @@ def build_parts(
         algorithm=algorithm,
         trainer=trainer,
         sources=sources,
+        teacher=teacher,
         generator=generator,
         weight_sync=weight_sync,
     )
 
 
-def _teach(config: "RunConfig", trainer: "Trainer", prompts: "PromptStream") -> "list[Source]":
+def _build_teacher(
+    config: "RunConfig", trainer: "Trainer", prompts: "PromptStream"
+) -> "tuple[list[Source], ExactTeacher | None]":
     """Load the teacher that the loss asks for. Returns what scores the episodes for it. Collective."""
     loss = trainer.algorithm.policy_loss
     if not loss.needs_teacher:
-        return []
+        return [], None
     hints = (
         Hints(config.teacher_hint, prompts, config.generator.max_model_len)
         if config.teacher_hint
@@ -231,9 +237,9 @@ def _teach(config: "RunConfig", trainer: "Trainer", prompts: "PromptStream") -> 
         teachers = {"": Teacher(trainer, teacher_spec(config), folder, hints)}
         for name, more in config.more_teachers.items():
             teachers[name] = Teacher(trainer, spec_from_folder(Path(more)), Path(more), hints)
-        return [*sources, Teachers(teachers) if config.more_teachers else teachers[""]]
-    trainer.teacher = ExactTeacher(trainer, teacher_spec(config), folder, hints)
-    return sources
+        sources.append(Teachers(teachers) if config.more_teachers else teachers[""])
+        return sources, None
+    return sources, ExactTeacher(trainer, teacher_spec(config), folder, hints)
 
 
 def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":
@@ -294,13 +300,8 @@ def _build_generator(
             stats=EngineStats(),
             lora=EngineAdapter(lora, **engine) if lora else None,
             records_kept=records_kept,
+            tool_call_parser=config.conversations.tool_call_parser,
         )
-    if records_kept and environments.may_answer:
-        from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
-
-        environments.make_grammar = Grammars(
-            generator.llm, tokenizer, config.conversations.tool_call_parser
-        ).of
     if tp_size > 1:
         from vllm.distributed.parallel_state import get_tp_group
 

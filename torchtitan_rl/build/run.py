@@ -3,6 +3,7 @@
 `build_run(config, folder).run()` trains. `build.parts.build_parts` builds the loop's parts alone.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,9 @@ from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.identity import described
-from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.resume import Resume, config_fields
 from torchtitan_rl.run.run_folder import RunFolderCheck, code_version
 from torchtitan_rl.run.secrets import masked, without_secrets
-from torchtitan_rl.run.stop_signal import StopSignal
 from torchtitan_rl.state import RunState
 from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage
 
@@ -39,12 +38,12 @@ def build_run(
     *,
     prepared: "Prepared | None" = None,
     resume: Resume | None = None,
+    stop_requested: Callable[[], int] = lambda: 0,
 ) -> Controller:
     """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
 
-    From here on a signal lets the step finish.
-
     Args:
+        stop_requested: see `Controller`.
         prepared: from `build.parts.prepare`; None: prepared here.
     """
     parts = build_parts(config, prepared, folder=run_folder)
@@ -76,12 +75,13 @@ def build_run(
         algorithm=parts.algorithm,
         sources=parts.sources,
         trainer=parts.trainer,
+        teacher=parts.teacher,
         weight_sync=parts.weight_sync,
         evaluation=evaluation,
         state=state,
         observer=observer,
         checkpoints=checkpointer,
-        stop=StopSignal(failure_marker=failure_marker(run_folder)),
+        stop_requested=stop_requested,
     )
 
 

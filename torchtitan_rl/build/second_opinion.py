@@ -22,7 +22,7 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.models.hf_decoder import HFDecoder, longest_window
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run.out_of_memory import usable_bytes
-from torchtitan_rl.trainer.build_trainer import load_hf_weights, meta_model
+from torchtitan_rl.trainer.model_loader import load_hf_weights, meta_model
 from torchtitan_rl.types import SegmentLayout
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torchtitan_rl.build.memory import footprint_of, teacher_spec
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.observe.machine import Speeds, measured_speeds
 from torchtitan_rl.observe.metrics.efficiency import TokenFlops, bound_seconds
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 from torchtitan_rl.types import Prompt
 
 if TYPE_CHECKING:

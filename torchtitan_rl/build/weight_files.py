@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from torchtitan_rl.errors import expect
 from torchtitan_rl.models.multimodal import is_text, text_name
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec

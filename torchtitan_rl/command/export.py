@@ -33,7 +33,7 @@ from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.dump_folder import CHECKOUT
 from torchtitan_rl.run.manifest import examine
 from torchtitan_rl.run.safe_load import stored_hf_weights
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 
 ROOT = CHECKOUT if (CHECKOUT / "run_train.sh").is_file() else Path.cwd()
 """The folder in which training runs: the checkout, or with an installed package the current folder."""

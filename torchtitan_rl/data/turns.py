@@ -46,7 +46,7 @@ class Environment(ABC):
     special_tokens: bool = False
     """Whether the policy's messages keep the text of special tokens, other than the end token."""
     grammar: str | None = None
-    """What the policy's next message must be, as in `generator.conversation.Answer`. Read after each call."""
+    """What the policy's next message must be, as in `conversation.Answer`. Read after each call."""
 
     def reset(self) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """Returns messages to append to the prompt before the policy's first turn, the same for all samples of a prompt."""

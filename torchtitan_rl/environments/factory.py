@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.task import Task
 from torchtitan_rl.data.template import ChatTemplate
 from torchtitan_rl.data.tool_schemas import tool_schemas
@@ -23,7 +24,6 @@ from torchtitan_rl.environments.vllm_parsers import call_parser
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import users_line
-from torchtitan_rl.generator.conversation import Conversation
 from torchtitan_rl.types import Prompt
 
 if TYPE_CHECKING:
@@ -120,8 +120,6 @@ class Conversations(Configurable):
             for name, tools in schemas.items()
         }
         self.may_answer = any(map(may_answer, members.values()))
-        self.make_grammar: Callable[..., str] | None = None
-        """See `FittedEnvironment.fit`."""
 
     def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
         """A new environment. Raises RuntimeError, which names the task, if the task raises or returns anything else."""
@@ -148,7 +146,9 @@ class Conversations(Configurable):
             ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
         )
 
-    def _fitted(self, conversation: Conversation) -> Environment | None:
+    def _fitted(
+        self, conversation: Conversation, make_grammar: Callable[..., str] | None
+    ) -> Environment | None:
         """A new environment for the conversation."""
         prompt = conversation.prompt
         environment = self._environment(prompt, conversation.seed)
@@ -160,7 +160,7 @@ class Conversations(Configurable):
                 parser=self._parsers[prompt.task],
                 begins_thinking=self._templates[prompt.task].begins_thinking,
                 in_order=self.config.wait_for_answers,
-                make_grammar=self.make_grammar,
+                make_grammar=make_grammar,
             )
         return environment
 
@@ -206,15 +206,25 @@ class Conversations(Configurable):
                 f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}."
             )
 
-    def start(self, conversations: Sequence[Conversation]) -> EnvironmentPool:
-        """Returns a pool that makes an environment for each conversation that has one; the first ones are under way."""
+    def start(
+        self,
+        conversations: Sequence[Conversation],
+        make_grammar: Callable[..., str] | None = None,
+    ) -> EnvironmentPool:
+        """Returns a pool that makes an environment for each conversation that has one; the first ones are under way.
+
+        Args:
+            make_grammar: see `FittedEnvironment.fit`.
+        """
         pool = EnvironmentPool(self.config)
         for index, conversation in enumerate(conversations):
             if may_answer(self._members[conversation.prompt.task]):
                 template = self._templates[conversation.prompt.task]
                 if conversation.prompt.tools:
                     template = template.with_tools(conversation.prompt.tools)
-                pool.add(index, conversation, partial(self._fitted, conversation), template)
+                pool.add(
+                    index, conversation, partial(self._fitted, conversation, make_grammar), template
+                )
         return pool
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection
 from functools import partial
 
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall, parse_calls, without_thinking
 from torchtitan_rl.data.turns import Environment
 from torchtitan_rl.environments.checks import described
-from torchtitan_rl.generator.conversation import Conversation
 
 
 class FittedEnvironment(Environment):

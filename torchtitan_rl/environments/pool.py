@@ -11,6 +11,7 @@ from typing import Any
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl.conversation import Answer, Conversation
 from torchtitan_rl.data.template import ChatTemplate
 from torchtitan_rl.data.turns import Environment, Message, Turn
 from torchtitan_rl.environments.checks import (
@@ -24,7 +25,6 @@ from torchtitan_rl.environments.checks import (
 from torchtitan_rl.environments.threads import CallResult, Worker, resolve
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.fields.references import users_line
-from torchtitan_rl.generator.conversation import Answer, Conversation
 from torchtitan_rl.text import head_and_tail
 from torchtitan_rl.types import FinishReason, Prompt, Trace, TurnRecord
 

@@ -11,13 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.generator.conversation import Conversation
-from torchtitan_rl.generator.rollout import EnvironmentFactory
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.sampling_round import SamplingRound
 from torchtitan_rl.generator.turn_engine import (
     EngineLora,
-    EngineStatistics,
     TurnEngine,
     WideHead,
 )
@@ -27,6 +26,8 @@ from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from vllm import LLM, RequestOutput
+
+    from torchtitan_rl.environments.factory import Conversations
 
 T = TypeVar("T")
 
@@ -81,9 +82,13 @@ class Generator(Configurable):
         sampling: SamplingConfig,
         seed: int,
         sleeps: bool = False,
-        environments: EnvironmentFactory | None = None,
-        stats: EngineStatistics | None = None,
+        environments: "Conversations | None" = None,
+        make_grammar: Callable[..., str] | None = None,
+        stats: EngineStats | None = None,
         lora: EngineLora | None = None,
+        records: "Callable[[RequestOutput, str], RecordArray | None] | None" = None,
+        wide_head: WideHead | None = None,
+        before_reload: Callable[[nn.Module], None] | None = None,
     ) -> None:
         """`generator.start.start_generator` starts the engine.
 
@@ -94,8 +99,13 @@ class Generator(Configurable):
             sampling: used if neither `generate` nor the prompt has a sampling config.
             sleeps: whether the engine can sleep.
             environments: makes the environments that answer the policy; None if every completion is one turn.
+            make_grammar: see `FittedEnvironment.fit`.
             stats: records the engine's statistics; None records nothing.
             lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
+            records: returns what the engine recorded of a request, by its output and the engine's name of it; None: it records
+                nothing.
+            wide_head: the copy of the output head with which the engine computes; None: it computes with its own.
+            before_reload: called with the engine's model before its weights are replaced.
         """
         self.config = config
         self.llm = llm
@@ -103,6 +113,7 @@ class Generator(Configurable):
         self.sampling = sampling
         self.seed = seed
         self.environments = environments
+        self._make_grammar = make_grammar
         self.end_token_ids = end_token_ids
         self._hidden_token_ids = hidden_token_ids
         self.policy_version = -1
@@ -113,12 +124,9 @@ class Generator(Configurable):
         self.stats = stats
         self._sleeps = sleeps
         self._asleep = False
-        self.before_reload: Callable[[nn.Module], None] | None = None
-        """Called with the engine's model before its weights are replaced."""
-        self.wide_head: WideHead | None = None
-        """The copy of the output head with which the engine computes; None: it computes with its own."""
-        self.records: Callable[[RequestOutput, str], RecordArray | None] | None = None
-        """Returns what the engine recorded of a request, by its output and the engine's name of it; None: it records nothing."""
+        self.before_reload = before_reload
+        self.wide_head = wide_head
+        self.records = records
 
     @property
     def dtype(self) -> torch.dtype:
@@ -174,6 +182,7 @@ class Generator(Configurable):
             groups,
             self._turn_engine(seed_of),
             environments=self.environments,
+            make_grammar=self._make_grammar,
             stats=self.stats,
             share=self.share,
             is_first=self.rank_in_replica == 0,

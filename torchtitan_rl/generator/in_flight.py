@@ -14,11 +14,11 @@ import numpy as np
 from torchtitan.config import Configurable
 
 from torchtitan_rl import comm
+from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.events import record_metrics
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.replicated import check_replicated
 from torchtitan_rl.types import Completion, FinishReason, Group, Metric, Prompt, RecordArray

@@ -15,7 +15,7 @@ def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
     """Replace an engine's tokenizer, which finds stop texts (SamplingConfig.stop), and its statistics.
 
     Args:
-        stats: replaces vLLM's Prometheus histograms (see observe/engine_stats.py). None: no statistics.
+        stats: replaces vLLM's Prometheus histograms (see generator/engine_stats.py). None: no statistics.
     """
     llm.llm_engine.output_processor.tokenizer = tokenizer
     if stats is not None:

@@ -1,51 +1,24 @@
 """The sampling loop. Conversations advance independently, and the engine's batch is refilled as turns end."""
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from torchtitan_rl.conversation import Answer, Conversation
 from torchtitan_rl.events import timed
-from torchtitan_rl.generator.conversation import Answer, Conversation
 from torchtitan_rl.generator.turn_engine import TurnEngine
+
+if TYPE_CHECKING:
+    from torchtitan_rl.environments.pool import EnvironmentPool
 
 Share = Callable[[Any], Any]
 """Returns the value of the engine's first rank on all its ranks, because all must add the same requests in the same
 order."""
 
 
-class Environments(Protocol):
-    """The environments of one call's conversations. Each has its conversation's index in the call."""
-
-    indices: Collection[int]
-    """The conversations that may have an environment. Each of them begins with an answer, that of its reset."""
-
-    def step_async(self, index: int) -> None:
-        """Start the environment's step on the policy's last turn."""
-
-    def answers(self, *, wait: bool, all: bool) -> list[Answer]:
-        """Return the answers that have arrived: at least one with `wait`, every outstanding one with `all`."""
-
-    def close(self) -> None:
-        """Close every environment that is still open."""
-
-
-class EnvironmentFactory(Protocol):
-    """Makes the environments that answer the policy."""
-
-    max_turn_tokens: int | None
-    """Maximum number of tokens in one turn; None if only the completion's limit applies."""
-    max_rollout_tokens: int | None
-    """Maximum number of tokens in all traces of a rollout together; None: no limit."""
-    wait_for_answers: bool
-    """Whether sampling pauses until every outstanding answer has arrived."""
-
-    def start(self, conversations: list[Conversation]) -> Environments:
-        """Return the environments of the conversations; their resets are under way."""
-
-
 def roll_out(
     conversations: list[Conversation],
     engine: TurnEngine,
-    environments: Environments | None,
+    environments: "EnvironmentPool | None",
     share: Share,
     *,
     wait_for_answers: bool,

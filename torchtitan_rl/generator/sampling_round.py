@@ -1,14 +1,19 @@
 """One replica's share of a step's prompts while it is sampled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from itertools import chain
+from typing import TYPE_CHECKING
 
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.events import record_metrics
-from torchtitan_rl.generator.conversation import Conversation
-from torchtitan_rl.generator.rollout import EnvironmentFactory, Share, roll_out
-from torchtitan_rl.generator.turn_engine import EngineStatistics, TurnEngine
+from torchtitan_rl.generator.engine_stats import EngineStats
+from torchtitan_rl.generator.rollout import Share, roll_out
+from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.types import Completion, Group, Prompt
+
+if TYPE_CHECKING:
+    from torchtitan_rl.environments.factory import Conversations
 
 
 class SamplingRound:
@@ -20,8 +25,9 @@ class SamplingRound:
         groups: list[list[Conversation]],
         engine: TurnEngine,
         *,
-        environments: EnvironmentFactory | None,
-        stats: EngineStatistics | None,
+        environments: "Conversations | None",
+        make_grammar: Callable[..., str] | None,
+        stats: EngineStats | None,
         share: Share,
         is_first: bool,
         policy_version: int,
@@ -29,6 +35,7 @@ class SamplingRound:
     ) -> None:
         """
         Args:
+            make_grammar: see `FittedEnvironment.fit`.
             is_first: whether this is the engine's first rank, which calls the environments and records the statistics.
             policy_version: of the engine's weights.
         """
@@ -38,6 +45,7 @@ class SamplingRound:
         self._conversations = list(chain.from_iterable(groups))
         self._engine = engine
         self._environments = environments
+        self._make_grammar = make_grammar
         self._stats = stats
         self._share = share
         self._is_first = is_first
@@ -52,7 +60,7 @@ class SamplingRound:
         if factory is None or not self._is_first:
             pool = nullcontext()
         else:
-            pool = closing(factory.start(self._conversations))
+            pool = closing(factory.start(self._conversations, self._make_grammar))
         try:
             with closing(self._engine), pool as environments:
                 wait = factory is not None and factory.wait_for_answers

@@ -25,8 +25,9 @@ from torchtitan_rl.generator.routing import SlotRecords, output_records
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.generator.rollout import EnvironmentFactory
-    from torchtitan_rl.generator.turn_engine import EngineLora, EngineStatistics
+    from torchtitan_rl.environments.factory import Conversations
+    from torchtitan_rl.generator.engine_stats import EngineStats
+    from torchtitan_rl.generator.turn_engine import EngineLora
     from torchtitan_rl.sampling import SamplingConfig
 
 CPU_BLOCK_TOKENS = 32
@@ -47,10 +48,11 @@ def start_generator(
     tokenizer: "PreTrainedTokenizerBase",
     sampling: "SamplingConfig",
     seed: int,
-    environments: "EnvironmentFactory | None" = None,
-    stats: "EngineStatistics | None" = None,
+    environments: "Conversations | None" = None,
+    stats: "EngineStats | None" = None,
     lora: "EngineLora | None" = None,
     records_kept: bool = False,
+    tool_call_parser: str | None = None,
 ) -> Generator:
     """Returns a generator whose engine has empty weights. `WeightSync.push` must fill them before it samples.
 
@@ -59,6 +61,7 @@ def start_generator(
         sampling, environments, stats: see `Generator`.
         lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
         records_kept: record the tokens that the sampler keeps, for completions to learn from.
+        tool_call_parser: of the environments' conversations. With records, their agents may ask for grammars.
     """
     from vllm import LLM
 
@@ -86,7 +89,18 @@ def start_generator(
         )
     unlink_shared_memory(siblings, rank_in_replica)
     replace_engine_parts(llm, tokenizer, stats)
-    generator = config.build(
+    wide_head = records = make_grammar = None
+    if ON_CPU and config.dtype == "bfloat16":
+        [wide_head] = llm.apply_model(Float32Head)
+    if config.router_replay:
+        records = SlotRecords(llm).of if ON_CPU else output_records
+    elif records_kept:
+        records = KeptTokens(llm).of
+        if environments and environments.may_answer:
+            from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
+
+            make_grammar = Grammars(llm, tokenizer, tool_call_parser).of
+    return config.build(
         llm=llm,
         tokenizer=tokenizer,
         end_token_ids=end_token_ids(hf_assets_path, tokenizer),
@@ -95,18 +109,13 @@ def start_generator(
         seed=seed,
         sleeps=options["enable_sleep_mode"],
         environments=environments,
+        make_grammar=make_grammar,
         stats=stats,
         lora=lora,
+        records=records,
+        wide_head=wide_head,
+        before_reload=repack_experts if ON_CPU else None,
     )
-    if ON_CPU:
-        generator.before_reload = repack_experts
-    if ON_CPU and config.dtype == "bfloat16":
-        generator.wide_head = generator.inspect(Float32Head)
-    if config.router_replay:
-        generator.records = SlotRecords(llm).of if ON_CPU else output_records
-    elif records_kept:
-        generator.records = KeptTokens(llm).of
-    return generator
 
 
 def engine_options(config: Generator.Config) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Adapter to vLLM's engine in this process: requests can be added at any time, and turns are returned when they end."""
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.events import advanced
-from torchtitan_rl.generator.conversation import Conversation, Sampled
-from torchtitan_rl.types import Metric, RecordArray
+from torchtitan_rl.types import RecordArray
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,16 +28,6 @@ class EngineLora(Protocol):
 
     def faults(self, sent: Collection[str]) -> list[str]:
         """One sentence for each way in which the engine's adapters differ from the policy's. Collective."""
-
-
-class EngineStatistics(Protocol):
-    """What the engine reports of its work: `observe.engine_stats.EngineStats`."""
-
-    def begin(self) -> None:
-        """Begin to count, for one call of the generator."""
-
-    def metrics(self, outputs: "Sequence[RequestOutput]") -> dict[str, Metric]:
-        """The metrics since `begin`, with the outputs of all requests."""
 
 
 class WideHead(Protocol):

@@ -117,7 +117,7 @@ HeadReader = Callable[[HeadInput], dict[str, Tensor]]
 
 
 class Companion(Protocol):
-    """A frozen model that each forward of the policy is compared with: `trainer.teachers.exact_teacher.ExactTeacher`."""
+    """A frozen model that each forward of the policy is compared with, such as `trainer.teachers.exact_teacher.ExactTeacher`."""
 
     columns: Sequence[str]
     """Names of what it measures of each token, in `Credit.token_columns`."""

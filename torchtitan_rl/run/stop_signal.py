@@ -17,20 +17,27 @@ class StopSignal:
     launcher for one that was killed, leaves a marker file. If it exists, the signal has its default effect.
     """
 
-    def __init__(self, *, failure_marker: Path) -> None:
+    def __init__(self, *, failure_marker: Path, armed: bool = True) -> None:
+        """`armed`: whether signals are noticed from now on, and not only from the first call of `requested` or `arm`."""
         self.number = 0
         """The first signal that was received; 0 if there was none."""
         self.effect = "saving a checkpoint after this step"
         """The effect of the first signal, for its message."""
         self._at = 0.0
         self._failure_marker = failure_marker
-        self.arm()
+        if armed:
+            self.arm()
         os.register_at_fork(after_in_child=_disarm)
 
     def arm(self) -> None:
         """Install the handlers, again: rewards and tools may have replaced them."""
         for number in job_processes.stop_signals():
             signal.signal(number, self._handle)
+
+    def requested(self) -> int:
+        """Returns the first signal, 0 for none. Installs the handlers again."""
+        self.arm()
+        return self.number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -9,7 +9,7 @@ from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
 
 class StepChecks:
-    """The checks of one trainer's updates: `trainer.trainer.UpdateChecks`."""
+    """The checks of one trainer's updates, and what a resumed run needs to check as this one. Collective."""
 
     def __init__(
         self,

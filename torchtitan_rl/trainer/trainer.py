@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,16 +14,14 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
-from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.algorithm import LossOutput
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.events import advanced
-from torchtitan_rl.fields.lora_config import PolicyLora
 from torchtitan_rl.models.hf import hf_weights
+from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.score import (
     Companion,
     HeadReader,
@@ -43,8 +40,10 @@ from torchtitan_rl.trainer.minibatches import (
     MiniBatch,
     split_groups,
 )
+from torchtitan_rl.trainer.model_loader import ModelLoader
 from torchtitan_rl.trainer.optimizer import UpdateReport
 from torchtitan_rl.trainer.packing import completion_values
+from torchtitan_rl.trainer.step_checks import StepChecks
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import (
     Episode,
@@ -76,54 +75,6 @@ class _Forward(NamedTuple):
     """[T] each; without gradient once the backward is done."""
 
 
-class Models(Protocol):
-    """Loads models, sharded over the ranks: `trainer.build_trainer.ModelLoader`."""
-
-    pad_multiple: int
-    """A micro-batch is padded to a multiple of so many tokens."""
-    folder: str
-    """The start of the policy."""
-    state_dict_adapter: BaseStateDictAdapter
-    """Names the policy's weights as Hugging Face does."""
-
-    def policy(self) -> Decoder:
-        """A model with the start's weights, and with adapters if the policy has them. Collective."""
-
-    def frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
-        """Another model with a folder's weights in the forward's dtype. Collective."""
-
-    def attention_cost(self, model: Decoder) -> float:
-        """The cost of attending to one token, relative to one token's other work."""
-
-
-class UpdateChecks(Protocol):
-    """What may stop an update, and is remembered for that in checkpoints: `trainer.step_checks.StepChecks`. Collective."""
-
-    def check_logprobs(self, differences: Sequence[FloatArray]) -> None:
-        """Raise SamplerFault if trainer and sampler disagree. Called before the first optimizer step.
-
-        Args:
-            differences: of this rank's fresh tokens, by micro-batch: log pi - log mu, log mu, and log pi + entropy,
-                [3, fresh loss tokens] each.
-        """
-
-    def check_update(self, loss: float, grad_norm: float) -> bool:
-        """Whether to apply the update; both values are the same on every rank. Raises TrainingStopped instead of skipping
-        too many."""
-
-    def check_weights(self) -> None:
-        """Raise TrainingStopped if an updated weight is not finite."""
-
-    def check_loaded(self) -> None:
-        """Raise TrainingStopped if loaded weights or moments are not finite."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to check as this one."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-
-
 class Trainer(Configurable):
     """The sharded policy with its optimizer and schedule."""
 
@@ -133,15 +84,15 @@ class Trainer(Configurable):
         self,
         config: TrainerConfig,
         *,
-        models: Models,
+        models: ModelLoader,
         parallel_dims: ParallelDims,
         algorithm: Algorithm,
         num_steps: int,
         temperature: float,
-        checks: Callable[[Decoder, OptimizersContainer], UpdateChecks],
-        policy_lora: PolicyLora | None = None,
+        checks: Callable[[Decoder, OptimizersContainer], StepChecks],
+        policy_lora: Lora | None = None,
     ) -> None:
-        """Load the policy. `trainer.build_trainer.build_trainer` makes `models`.
+        """Load the policy.
 
         Args:
             num_steps: steps of the controller, for the schedule.
@@ -161,8 +112,6 @@ class Trainer(Configurable):
         self.model = models.policy()
         if policy_lora:
             policy_lora.attach(self.model, self.state_dict_adapter)
-        self.teacher: Companion | None = None
-        """Set by whoever builds a loss that reads the divergence from it (`Loss.divergence_beta`)."""
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
         self.checks = checks(self.model, self.optimizer)
@@ -210,9 +159,14 @@ class Trainer(Configurable):
         if self.lora:
             yield from self.lora.weights(dtype)
 
-    def update(self, groups: Sequence[Group[Episode]]) -> UpdateReport:
+    def update(
+        self, groups: Sequence[Group[Episode]], teacher: Companion | None = None
+    ) -> UpdateReport:
         """Take the step's optimizer steps; advance the schedule and the algorithm's controllers (coefficients that adapt; none
         by default).
+
+        Args:
+            teacher: from which a loss with a `divergence_beta` reads the divergence.
 
         Raises:
             SamplerFault: before the first optimizer step, on every rank.
@@ -234,7 +188,7 @@ class Trainer(Configurable):
         for _ in range(config.num_epochs):
             for minibatch in minibatches:
                 check = from_engine and not several_steps
-                step = self._optimizer_step(minibatch, check_logprobs=check)
+                step = self._optimizer_step(minibatch, teacher, check_logprobs=check)
                 metrics += step.metrics
                 norms.append(step.grad_norm)
                 num_clipped += step.grad_norm > config.max_norm
@@ -247,7 +201,7 @@ class Trainer(Configurable):
             metrics.append(self.model.update_metrics(self.dp_group))
         learning_rate = next(iter(self.scheduler.get_metrics().values()))
         self.scheduler.step()
-        columns = self.teacher.columns if self.teacher is not None else ()
+        columns = teacher.columns if teacher else ()
         share_measurements(groups, columns, mine=self.is_tp_leader)
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
@@ -298,13 +252,15 @@ class Trainer(Configurable):
             differences.append(fill_logprob_diff(batch, values[:2].numpy()))
         self.checks.check_logprobs(differences)
 
-    def _optimizer_step(self, minibatch: MiniBatch, *, check_logprobs: bool) -> _Step:
+    def _optimizer_step(
+        self, minibatch: MiniBatch, teacher: Companion | None, *, check_logprobs: bool
+    ) -> _Step:
         """Run forward and backward over a mini-batch, then the optimizer.
 
         Args:
             check_logprobs: fill `logprob_diff` and check it, because the policy is still the one that sampled.
         """
-        forwards = self._forward_backward(minibatch)
+        forwards = self._forward_backward(minibatch, teacher)
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         for forward in forwards:
             loss += forward.out.loss.detach()
@@ -326,9 +282,9 @@ class Trainer(Configurable):
         metrics: list[dict[str, Metric]] = []
         for forward, values in zip(forwards, numbers_on_host, strict=True):
             metrics.append(forward.out.read(values))
-        if self.teacher is not None:
+        if teacher:
             for batch, values in zip(minibatch.batches, rows_on_host, strict=True):
-                self.teacher.keep_columns(batch, values[2:].numpy())
+                teacher.keep_columns(batch, values[2:].numpy())
         if check_logprobs:
             self._check_logprobs(minibatch.batches, rows_on_host)
         applied = self.checks.check_update(total_loss, grad_norm)
@@ -337,31 +293,31 @@ class Trainer(Configurable):
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
         return _Step(grad_norm, applied, metrics)
 
-    def _forward_backward(self, minibatch: MiniBatch) -> list[_Forward]:
+    def _forward_backward(self, minibatch: MiniBatch, teacher: Companion | None) -> list[_Forward]:
         """Run the micro-batches. The host waits for nothing, so a GPU always has work."""
         without_backward = minibatch.batches[: minibatch.num_forward_only]
         with_backward = minibatch.batches[minibatch.num_forward_only :]
         forwards: list[_Forward] = []
         with torch.no_grad():
             for batch in without_backward:
-                forwards.append(self._forward_and_loss(batch))
+                forwards.append(self._forward_and_loss(batch, teacher))
         if without_backward and not self._keeps_weights:
             forget_forwards(self.model)
         for batch in with_backward:
-            forward = self._forward_and_loss(batch)
+            forward = self._forward_and_loss(batch, teacher)
             # If weights stay gathered, gradients are summed over ranks once, in the last backward.
             is_last = batch is with_backward[-1]
             _defer_reduction(self.model, self._keeps_weights and not is_last)
             # FSDP2 sums gradients over ranks (torchtitan sets its divisor to 1), as the shares of a loss add up.
             forward.out.loss.backward()
             forwards.append(_Forward(forward.out, forward.scores.each(Tensor.detach)))
-        if self.teacher is not None:
-            self.teacher.free()
+        if teacher:
+            teacher.free()
         return forwards
 
-    def _forward_and_loss(self, batch: TrainBatch) -> _Forward:
+    def _forward_and_loss(self, batch: TrainBatch, teacher: Companion | None) -> _Forward:
         """The policy's forward over a micro-batch, and the objective's."""
-        reader = None if self.teacher is None else self.teacher.reader(batch)
+        reader = teacher.reader(batch) if teacher else None
         scores = self.score(batch, reader)  # [T] each
         advanced()
         batch = replace(batch, token_columns={**batch.token_columns, **scores.columns})

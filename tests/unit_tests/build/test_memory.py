@@ -23,7 +23,7 @@ from torchtitan_rl.build.memory import (
 )
 from torchtitan_rl.command.registry import config_functions
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 
 H100 = int(79.2 * GIB)
 

@@ -59,8 +59,7 @@ def trainers(one_rank, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
     found = {taught: tiny_trainer(str(folder), num_steps=1000) for taught in (False, True)}
-    found[True].teacher = ExactTeacher(found[True], tiny_spec(), folder)
-    return found
+    return found, ExactTeacher(found[True], tiny_spec(), folder)
 
 
 @pytest.mark.parametrize("row", rows())
@@ -69,7 +68,8 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     objective = config.algorithm.build(max_completion_tokens=MAX_TOKENS)
     if objective.policy_loss.from_engine and not objective.policy_loss.needs_teacher:
         validate(config, world_size=1)
-    trainer = trainers[objective.policy_loss.divergence_beta is not None]
+    taught = objective.policy_loss.divergence_beta is not None
+    trainer, teacher = trainers[0][taught], trainers[1] if taught else None
     trainer.algorithm = trainer.batcher.algorithm = objective
     trainer.config.num_minibatches = config.trainer.num_minibatches
     groups = draft_episodes(scored_step())
@@ -83,7 +83,7 @@ def test_lines_of_a_row_train_one_step(trainers, row):
         source.add_logprobs(groups)
     objective.credit.assign(groups)
     before = weights(trainer)
-    report = trainer.update(groups)
+    report = trainer.update(groups, teacher)
     assert report.optimizer_steps == config.trainer.num_minibatches
     assert math.isfinite(report.grad_norm)
     if config.trainer.num_minibatches == 1 and "Mask" not in str(rows()[row]):

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversations, prompts, said
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.tasks.calculator import multiply
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.pool import ConversationError
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.generator.conversation import Conversation
 from torchtitan_rl.generator.rollout import roll_out
 from torchtitan_rl.sampling import SamplingConfig
 

@@ -12,8 +12,8 @@ from tests.integration.parity import EchoingConversations
 from tests.parts.stream import ListStream
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
+from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.generator.in_flight import InFlight
 from torchtitan_rl.generator.routing import output_records
 from torchtitan_rl.models.experts import mixtures

@@ -38,7 +38,7 @@ from torchtitan_rl.models.hf_decoder import (
 from torchtitan_rl.models.hf_support import Calls, Unsupported
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run.safe_load import stored_hf_weights
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 from torchtitan_rl.trainer.optimizer import AdamW
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.trainer.trainer_config import LRSchedule, TrainerConfig

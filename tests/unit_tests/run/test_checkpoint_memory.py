@@ -14,7 +14,7 @@ from torchtitan_rl.command import export
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.run.safe_load import stored_hf_weights
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 

@@ -7,10 +7,10 @@ from tests.integration.parity import SEQUENCES, TokenizerStandIn
 from tests.parts.tiny import sampled, save_tiny_checkpoint
 from torchtitan_rl import events
 from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import CPU_BLOCK_TOKENS, start_generator
 from torchtitan_rl.generator.turn_engine import TurnEngine
-from torchtitan_rl.observe.engine_stats import EngineStats
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, Prompt, flat
 

@@ -8,18 +8,18 @@ from torch.distributed.tensor import DTensor
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy
 from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.score import score
 from torchtitan_rl.models.shard_checksums import ShardChecksums, unequal_replicas
-from torchtitan_rl.observe.engine_stats import EngineStats
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync import weight_sync
 from torchtitan_rl.sync.probe import DRAWS, LARGEST_RATIO, distance, rounding_noise
 from torchtitan_rl.sync.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
 from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError
-from torchtitan_rl.trainer.build_trainer import load_hf_weights
+from torchtitan_rl.trainer.model_loader import load_hf_weights
 from torchtitan_rl.types import Completion, Prompt, SegmentLayout, flat
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.chat_messages import REASONING
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall, suits
 from torchtitan_rl.data.turns import Message, Turn
@@ -25,7 +26,6 @@ from torchtitan_rl.environments.agents.settings import NotFollowed
 from torchtitan_rl.environments.checks import Context, check_command
 from torchtitan_rl.environments.fitted import FittedEnvironment
 from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
-from torchtitan_rl.generator.conversation import Conversation
 from torchtitan_rl.types import FinishReason
 
 Agent = Sequence[str] | Callable[..., Awaitable[Any]]

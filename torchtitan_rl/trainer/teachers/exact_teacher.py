@@ -20,8 +20,7 @@ from torchtitan_rl.types import Episode, FloatArray, Group, TrainBatch
 
 
 class ExactTeacher:
-    """A model without gradients, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it:
-    `Trainer.teacher`."""
+    """A model without gradients, sharded as the policy, or the policy itself. The policy's forward reads the divergence from it."""
 
     columns = (DIVERGENCE, TEACHER_TOKEN)
     """What it measures of each token: the names of `keep_columns`."""

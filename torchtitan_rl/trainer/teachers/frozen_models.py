@@ -9,6 +9,7 @@ from torch import Tensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
 
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
+from torchtitan_rl.models.score import Companion
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import (
     Episode,
@@ -87,12 +88,12 @@ def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, floa
 
 
 def held_out_teacher(
-    trainer: Trainer, sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]
+    teacher: Companion, sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]
 ) -> dict[str, float]:
-    """Returns what the trainer's teacher measures of each pass's samples; nothing without one. Collective."""
+    """Returns what the teacher measures of each pass's samples. Collective."""
     measured: dict[str, float] = {}
-    for evaluation_pass, groups in sampled.items() if trainer.teacher else ():
-        for name, value in trainer.teacher.measure(groups).items():
+    for evaluation_pass, groups in sampled.items():
+        for name, value in teacher.measure(groups).items():
             measured[f"{evaluation_pass.prefix}/{name}"] = value
     return measured
 
@@ -101,7 +102,11 @@ def held_out_measures(
     trainer: Trainer,
     prompts: Sequence[Prompt],
     sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]],
+    teacher: Companion | None = None,
 ) -> dict[str, float]:
     """Returns what is measured of held-out prompts beside their samples: the loss of their demonstrations, and what a
     teacher says of each pass's samples. Collective."""
-    return held_out_loss(trainer, prompts) | held_out_teacher(trainer, sampled)
+    measured = held_out_loss(trainer, prompts)
+    if teacher:
+        measured |= held_out_teacher(teacher, sampled)
+    return measured

@@ -137,11 +137,11 @@ def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torc
     """Loss, mean divergence and gradients, by their Hugging Face names, of one update over a step of 12 samples."""
     student, teacher, spec = folders
     made = trainer_of(student, ExactDistill.Config(beta=beta), **trainer)
-    made.teacher = ExactTeacher(made, spec, teacher)
+    exact = ExactTeacher(made, spec, teacher)
     caught = catch_gradients(made)
     groups = draft_episodes(scored_step(num_prompts=3))
     made.algorithm.credit.assign(groups)
-    found = [one for one in made.update(groups).metrics if "teacher/divergence" in one]
+    found = [one for one in made.update(groups, exact).metrics if "teacher/divergence" in one]
     means = []
     for key in ("loss/total", "teacher/divergence"):
         weight = sum(one[key].weight for one in found)
@@ -201,9 +201,9 @@ def test_the_exact_loss_and_gradient_are_a_dense_float64_references(folders, bet
 def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_held_out_samples(folders):
     student, teacher, spec = folders
     made = trainer_of(student, ExactDistill.Config(), max_tokens_per_microbatch=40)
-    made.teacher = ExactTeacher(made, spec, teacher)
+    exact = ExactTeacher(made, spec, teacher)
     groups = draft_episodes(scored_step(num_prompts=3))
-    found = made.teacher.measure(groups)[DIVERGENCE]
+    found = exact.measure(groups)[DIVERGENCE]
     assert found == pytest.approx(dense_exact(folders, 1.0)[0], rel=1e-6)
     model, total, count = AutoModelForCausalLM.from_pretrained(teacher).double(), 0.0, 0
     for one in groups:

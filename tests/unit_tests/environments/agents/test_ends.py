@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.parts.conversations import ScriptedEngine, conversations, prompts
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.pool import ConversationError
-from torchtitan_rl.generator.conversation import Conversation
 from torchtitan_rl.generator.rollout import roll_out
 from torchtitan_rl.sampling import SamplingConfig
 

@@ -10,13 +10,13 @@ import httpx
 import openai
 import pytest
 
+from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.data.tool_calls import parse_calls
 from torchtitan_rl.environments import Context
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.agents import gateway as gateways
 from torchtitan_rl.environments.agents.gateway import gateway
 from torchtitan_rl.environments.agents.protocol import AgentError
-from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.parts.conversations import conversations, prompts
 from tests.parts.replay import Exchange, faults, sampled_runs
+from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.environments.agents import AgentEnvironment
-from torchtitan_rl.generator.conversation import Conversation, Sampled
 from torchtitan_rl.generator.rollout import roll_out
 from torchtitan_rl.sampling import SamplingConfig
 

@@ -50,6 +50,7 @@ def pair(one_rank, tmp_path_factory):
     engine_grammars.MOST_SPACES = 1  # a random policy would use them
     pair = Pair(tmp_path_factory.mktemp("pair"), saved, records_kept=True, tokenizer=chat_tokenizer())
     pair.grammars = Grammars(pair.generator.llm, pair.generator.tokenizer, "auto")
+    pair.generator._make_grammar = pair.grammars.of
     yield pair
     pair.generator.close()
 
@@ -60,7 +61,6 @@ def play(pair, agent, **sampling):
         members={"": TaskWith(lambda _: AgentEnvironment(agent, role="tool"))}, tokenizer=pair.generator.tokenizer,
         end_token_ids=pair.generator.end_token_ids, template_options={},
     )  # fmt: skip
-    pair.generator.environments.make_grammar = pair.grammars.of
     config = SamplingConfig(**{"n": 4, "max_tokens": 3000, "temperature": TEMPERATURE, **sampling})
     [group] = sampled(pair.generator, prompts(pair.generator.tokenizer, 1), sampling_config=config)
     members = [

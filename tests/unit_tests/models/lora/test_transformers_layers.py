@@ -14,7 +14,7 @@ from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.lora.folder import write_adapter
-from torchtitan_rl.trainer.build_trainer import meta_model
+from torchtitan_rl.trainer.model_loader import meta_model
 
 FAMILIES = ("gemma3_text", "mistral", "olmo2", "phi3", "smollm3", "granite", "qwen3_5_text")
 CONFIG = LoraConfig(rank=6, alpha=9.0)

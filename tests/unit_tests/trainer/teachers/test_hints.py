@@ -72,12 +72,12 @@ def test_the_policy_teaches_itself_as_dense_float64_does(folder, beta, settings)
     """Divergence and gradient, by enumeration of the vocabulary; the teacher's side has no gradient."""
     made = trainer_of(folder, ExactDistill.Config(beta=beta), **settings)
     of_run = hints()
-    made.teacher = ExactTeacher(made, tiny_spec(), made.model, of_run)
+    teacher = ExactTeacher(made, tiny_spec(), made.model, of_run)
     caught = catch_gradients(made)
     groups = draft_episodes(scored_step(num_prompts=3))
     of_run.add_logprobs(groups)
     made.algorithm.credit.assign(groups)
-    made.update(groups)
+    made.update(groups, teacher)
     model, total, count = AutoModelForCausalLM.from_pretrained(folder).double(), 0.0, 0
     for one in groups:
         for sample, hint in zip(one.samples, some_hints(one), strict=True):
@@ -110,8 +110,8 @@ def test_log_nu_is_transformers_under_the_hint_and_held_out_samples_have_theirs(
             p = (model(ids).logits[0, places] / 0.9).softmax(-1)  # [n, V]
             total, count = total + divergence(p, log_q.exp(), 1.0).sum().item(), count + len(places)
     made = trainer_of(folder, ExactDistill.Config())
-    made.teacher = ExactTeacher(made, tiny_spec(), made.model, hints())
-    assert made.teacher.measure(groups)[DIVERGENCE] == pytest.approx(total / count, rel=1e-5)
+    teacher = ExactTeacher(made, tiny_spec(), made.model, hints())
+    assert teacher.measure(groups)[DIVERGENCE] == pytest.approx(total / count, rel=1e-5)
 
 
 def test_the_average_moves_by_its_rate_once_a_step(folder):

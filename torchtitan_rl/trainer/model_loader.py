@@ -1,0 +1,243 @@
+"""Loads the policy and frozen models: torchtitan's model for this device, sharded over the ranks, with a head that scores tokens."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.sharding import ShardingConfig
+from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
+from torchtitan.tools.utils import set_default_dtype
+
+from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.models.attention import attention_config
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.score import LogprobHead
+from torchtitan_rl.trainer.trainer_config import TrainerConfig
+
+AC_CLASSES = {"none": None, "auto": None, "selective": SelectiveAC, "full": FullAC}
+
+
+class ModelLoader:
+    """Loads the policy and frozen models, sharded alike over the ranks."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        *,
+        model_spec: ModelSpec,
+        folder: str,
+        parallel_dims: ParallelDims,
+        max_model_len: int,
+        dump_folder: str,
+        lora: Lora | None,
+        router_replay: bool,
+    ) -> None:
+        """
+        Args:
+            folder: the start of the policy.
+            lora: the policy's adapters; None for none.
+            router_replay: whether the sampler's records are experts (`Generator.Config`).
+        """
+        self.config = config
+        self.spec = model_spec
+        self.folder = folder
+        self.state_dict_adapter = model_spec.state_dict_adapter(model_spec.model, None)
+        # Kernels are compiled for each shape, so shapes must be few. Sequence parallelism splits the packed tokens.
+        self.pad_multiple = 128 * parallel_dims.tp
+        self._max_positions = -(-max_model_len // self.pad_multiple) * self.pad_multiple
+        self._parallel_dims = parallel_dims
+        self._dump_folder = dump_folder
+        self._lora = lora
+        self._router_replay = router_replay
+
+    def attention_cost(self, model: Decoder) -> float:
+        """The cost of attending to one token, relative to one token's other work, by torchtitan's count of FLOPs."""
+        _, without_attention = self.spec.model.get_nparams_and_flops(model, 0)
+        _, with_attention = self.spec.model.get_nparams_and_flops(model, 1)
+        return with_attention / without_attention - 1
+
+    def policy(self) -> Decoder:
+        """Returns a sharded model with the start's weights, and with adapters if the policy has them. Collective."""
+        model = self._load(self.spec, self.folder, "float32", self._lora)
+        model.lm_head.reads_records = not self._router_replay
+        return model
+
+    def frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
+        """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
+        dtype = self.config.mixed_precision_param
+        model = self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
+        same_rows = model_spec.model.vocab_size == self.spec.model.vocab_size
+        model.lm_head.reads_records = same_rows and not self._router_replay  # a bit for each row
+        return model
+
+    def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: Lora | None) -> Decoder:
+        config = self.config
+        training = TrainingConfig(
+            seq_len=self._max_positions,
+            dtype=dtype,
+            mixed_precision_param=config.mixed_precision_param,
+        )
+        architecture = model_config(
+            model_spec,
+            config.parallelism,
+            training,
+            config.logprob_chunk_tokens,
+            not ON_CPU if config.compile_head == "auto" else config.compile_head,
+        )
+        if lora:
+            architecture = lora.convert(architecture)
+        model = build_policy(
+            model_spec,
+            architecture,
+            parallel_dims=self._parallel_dims,
+            parallelism=config.parallelism,
+            training=training,
+            compile_config=CompileConfig(enable=config.compile, components=["model"]),
+            activation_checkpoint=config.activation_checkpoint,
+            dump_folder=self._dump_folder,
+        )
+        load_hf_weights(model, model_spec.state_dict_adapter(model_spec.model, None), folder)
+        return model
+
+
+def build_policy(
+    model_spec: ModelSpec,
+    config: Decoder.Config,
+    *,
+    parallel_dims: ParallelDims,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    compile_config: CompileConfig,
+    activation_checkpoint: str,
+    dump_folder: str,
+) -> Decoder:
+    """Returns the sharded model with random weights.
+
+    Args:
+        config: of `model_config`, with or without adapters.
+        training: dtype, mixed_precision_param, and seq_len, the longest sequence, which sizes the RoPE cache.
+        compile_config: of the transformer blocks.
+        activation_checkpoint: a key of AC_CLASSES.
+    """
+    with torch.device("meta"), set_default_dtype(TORCH_DTYPE_MAP[training.dtype]):
+        model = config.build()
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            # A base below adapters has the forward's dtype: no optimizer needs more digits of it.
+            parameter.data = parameter.data.to(TORCH_DTYPE_MAP[training.mixed_precision_param])
+    if compile_config.enable:
+        # KL, batches without a backward and selective checkpointing alone make 7 variants of a block; torch allows 8.
+        torch.compiler.config.recompile_limit = 64
+    ac_class = AC_CLASSES[activation_checkpoint]
+    model = model_spec.parallelize_fn(
+        model,
+        parallel_dims=parallel_dims,
+        training=training,
+        parallelism=parallelism,
+        compile_config=compile_config,
+        ac_config=ac_class.Config() if ac_class else None,
+        dump_folder=dump_folder,
+    )
+    adapt_fsdp(model, reduces=parallel_dims.dp_enabled)
+    model.to_empty(device=DEVICE_TYPE)
+    with torch.no_grad():
+        model.init_weights(buffer_device=None)  # also makes the RoPE caches
+    model.train()
+    return model
+
+
+def adapt_fsdp(model: nn.Module, *, reduces: bool) -> None:
+    """Let FSDP2 reduce gradients on gloo, which has no pre-multiplied sum, and not divide them by 1 on a single rank.
+
+    Args:
+        reduces: whether gradients are summed over several ranks.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(ON_CPU)
+            if not reduces:  # torchtitan's factor of 1 would divide, and so copy, every gradient
+                module.set_gradient_divide_factor(None)
+
+
+def model_config(
+    model_spec: ModelSpec,
+    parallelism: ParallelismConfig,
+    training: TrainingConfig,
+    logprob_chunk_tokens: int,
+    compile_head: bool,
+) -> Decoder.Config:
+    """Returns a copy of the model's config with this device's attention, the scoring head and the RoPE length."""
+    layers = [dataclasses.replace(layer) for layer in model_spec.model.layers]
+    config = dataclasses.replace(model_spec.model, layers=layers)
+    inner = attention_config(float32=training.mixed_precision_param == "float32")
+    for layer in layers:
+        rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
+        layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
+    head: dict[str, object] = {}
+    for declared in dataclasses.fields(config.lm_head):
+        head[declared.name] = getattr(config.lm_head, declared.name)
+    config.lm_head = LogprobHead.Config(
+        **head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
+    )
+    config.update_from_config(config=SimpleNamespace(parallelism=parallelism, training=training))
+    # The head reduces over the sharded vocabulary itself and returns plain tensors.
+    sharding = config.lm_head.sharding_config
+    config.lm_head.sharding_config = ShardingConfig(
+        state_shardings=sharding.state_shardings,
+        in_src_shardings=sharding.in_src_shardings,
+        in_dst_shardings=sharding.in_dst_shardings,
+    )
+    return config
+
+
+@torch.no_grad()
+def load_hf_weights(
+    model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str
+) -> None:
+    """Load a folder's safetensors into the sharded model. Each rank reads its shards.
+
+    Raises UserError, with their names, if tensors are missing or have another shape.
+    """
+    state = state_dict_adapter.to_hf(model.state_dict())
+    reader = state_dict_adapter.get_hf_storage_reader(hf_assets_path)
+    stored = reader.read_metadata().state_dict_metadata
+    missing = sorted(set(state) - set(stored))
+    reshaped = [
+        name
+        for name in state.keys() & stored.keys()
+        if tuple(stored[name].size) != tuple(state[name].shape)
+    ]
+    if missing or reshaped:
+        raise UserError(
+            f"hf_assets_path: the safetensors in {hf_assets_path} do not hold this model: "
+            f"{len(missing)} tensors missing {missing[:3]}, {len(reshaped)} of another shape {sorted(reshaped)[:3]}. "
+            "Download the checkpoint again, or pass the folder of the configured model."
+        )
+    dcp.load(state, storage_reader=reader)
+    model.load_state_dict(state_dict_adapter.from_hf(state), strict=False)
+
+
+def meta_model(model_spec: ModelSpec, lora: Lora | None = None, *, seq_len: int = 1) -> Decoder:
+    """Returns the model without weights, in float32 and in one process on no device, for its names, shapes and modules.
+
+    Args:
+        lora: adds adapters.
+        seq_len: the most tokens that it can score.
+    """
+    parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
+    set_spmd_backend(parallelism.spmd_backend)
+    training = TrainingConfig(seq_len=seq_len, mixed_precision_param="float32")
+    config = model_config(model_spec, parallelism, training, seq_len, False)
+    with torch.device("meta"):
+        return (lora.convert(config) if lora else config).build()
