@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts.compare_with_transformers import cpu_policy
 from tests.fault_injection.harness import ROOT
 from torchtitan_rl import device  # noqa: F401
-from torchtitan_rl.build.second_opinion import load_start
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run import packaged_model
-from torchtitan_rl.trainer.model_loader import meta_model
 from torchtitan_rl.types import SegmentLayout
 
 LONG = 640
@@ -51,8 +50,7 @@ def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(nam
     lengths = [len(ids) for ids in sequences]
     assert lengths[-1] == LONG
     tokens = torch.cat(sequences)  # [T]
-    policy = meta_model(spec, seq_len=max(lengths))
-    load_start(policy, spec, folder)
+    policy = cpu_policy(spec, folder, seq_len=max(lengths))
     ours = score(policy, tokens, tokens.roll(-1), SegmentLayout.of(lengths, device="cpu"), 1.0).logprobs  # [T]
     of_texts = torch.cat([of_text[:-1] for of_text in ours.split(lengths)])
     exact, rounded = (transformers_logprobs(folder, dtype, sequences) for dtype in (torch.float64, torch.float32))

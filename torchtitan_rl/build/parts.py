@@ -31,7 +31,6 @@ from torchtitan_rl.build.memory import (
 )
 from torchtitan_rl.build.node import check_environment
 from torchtitan_rl.build.rank_variables import be_only_rank
-from torchtitan_rl.build.second_opinion import compare_start
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
 from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
 from torchtitan_rl.build.teacher_folder import prepare_teacher
@@ -143,13 +142,9 @@ def prepare(config: "RunConfig") -> Prepared:
     if config.teacher:
         prepare_teacher(config, load_tokenizer(config.hf_assets_path))
         check_model(config, world_size=world_size)  # with the teacher's memory
-    with events.heartbeat("compare the policy with transformers"):
-        compared = compare_start(config)
     for estimate in (choose_by_memory, memory_warning):
         if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
             events.progress(said)
-    if compared:
-        events.progress(compared)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
     return prepared

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from torchtitan_rl.build.auto_dtype import choose_dtypes
@@ -21,7 +20,6 @@ from torchtitan_rl.build.memory import (
     memory_warning,
     teacher_spec,
 )
-from torchtitan_rl.build.second_opinion import compare_start, logprobs_at_start
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
 from torchtitan_rl.build.step_time import expected_time
 from torchtitan_rl.build.task_parts import build_prompts, check_parts
@@ -66,8 +64,6 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
     _show("memory", _memory(config, world_size, dtypes))
-    if compared := compare_start(config):
-        _show("model", compared)
     parts = build_prompts(config, task, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
@@ -81,7 +77,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show("prompt 1 as the teacher reads it", _hinted(config, parts.stream, prompts[0]))
     _show("time", expected_time(config, prompts, world_size))
     if not config.samples_training:
-        _show("prompt 1 and its demonstration as tokens", _learned(config, prompts[0], tokenizer))
+        _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
     with closing(build_grader(config.grader, task, scorers)) as grader:
         try_objective(config, prompts[0], grader.reward_names)
         if config.needs_engine:
@@ -101,8 +97,8 @@ def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
     )
 
 
-def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokens of the prompt and its demonstration, those to learn in lines of their own, and the loss of the start."""
+def _learned(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The tokens of the prompt and its demonstration, those to learn in lines of their own."""
     demonstration = prompt.demonstration
     ids = np.concatenate([prompt.token_ids, demonstration.token_ids])  # [L]
     learns = np.concatenate([np.zeros(len(prompt.token_ids), bool), demonstration.loss_mask])  # [L]
@@ -111,10 +107,6 @@ def _learned(config: "RunConfig", prompt: Prompt, tokenizer: PreTrainedTokenizer
         shown = " ".join(map(repr, pieces([token for _, token in run], tokenizer.decode)))
         lines.append(f"{'learned' if learned else 'read   '} {shown}")
     lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
-    logprobs = logprobs_at_start(config, torch.from_numpy(ids).long())
-    if logprobs is not None:
-        loss = -logprobs[torch.from_numpy(learns[1:])].mean()
-        lines.append(f"the start's loss on them: {loss:.4f} a token")
     return "\n".join(lines)
 
 

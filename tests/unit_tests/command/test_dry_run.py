@@ -5,8 +5,7 @@ import json
 import re
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from torchtitan_rl.build.start_checkpoint import prepare_start
 from torchtitan_rl.build.step_time import cpu_shares, two_digits
@@ -64,7 +63,6 @@ def test_a_dry_run_shows_layout_memory_prompts_and_rewards(start, capsys, monkey
     most = re.search(r"what changes it most: --\S+ (\d+), (\S+) s; --\S+ (\d+), (\S+) s\n", shown)
     assert {most[1], most[3]} <= {"4", "8", "16"}  # halves of 8 completions, 16 prompts, 32 tokens
     assert float(most[2]) <= float(most[4]) < float(step[1])
-    assert "--- model\nthe policy's log-probabilities of 31 random tokens are those of transformers to " in shown
     assert shown.count(" of 5: 11 tokens\nWhat is ") == 5
     lines = {line.split()[0]: line for line in shown.partition("--- rewards")[2].splitlines() if "reward " in line}
     assert "reward 1.2 (correct 1, format 0.2); judged True" in lines["right"]
@@ -97,7 +95,7 @@ def test_a_dry_run_shows_what_the_teacher_reads(start, capsys):
         parse_args([*told, "--teacher-hint", "advise"])
 
 
-def test_a_dry_run_of_demonstrations_shows_what_is_learned_and_its_loss(start, tmp_path, capsys):
+def test_a_dry_run_of_demonstrations_shows_what_is_learned(start, tmp_path, capsys):
     """Without samples there is no answer to show, and none to reward."""
     rows = [{"prompt": f"{i} + 1?", "completion": f"It is {i + 1}."} for i in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -116,10 +114,6 @@ def test_a_dry_run_of_demonstrations_shows_what_is_learned_and_its_loss(start, t
     tokenizer = AutoTokenizer.from_pretrained(start)
     read, learned = (tokenizer(texts[kind], return_tensors="pt")["input_ids"][0] for kind in ("read", "learned"))
     assert shown[2] == f"{len(learned)} tokens to learn of {len(read) + len(learned)}"
-    ids = torch.cat([read, learned])
-    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
-    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(-1, ids[1:, None])[-len(learned) :]
-    assert float(shown[3].split()[-3]) == pytest.approx(-logprobs.mean().item(), abs=1e-3)
 
 
 @pytest.mark.parametrize(("weight", "said"), [("1", False), ("-1", True)])
