@@ -16,7 +16,6 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from scripts.make_random_checkpoint import qwen3
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
-from torchtitan_rl.build.step_time import draw_lengths
 from torchtitan_rl.models import hf_architecture
 from torchtitan_rl.trainer.model_loader import meta_model
 
@@ -37,6 +36,12 @@ ENGINE_SHARE, MOST_SEQUENCES = 0.4, 512
 """Share of a GPU's memory that the engine has, and the most sequences that it decodes together."""
 REDUCE_S = 12e-6
 """Seconds of a small all-reduce over NVLink in the engine, twice a layer with tensor parallelism."""
+
+
+def draw_lengths(num: int, *, mean: float, longest: int, spread: float = 0.8) -> np.ndarray:
+    """Returns lengths of completions, [num] int, log-normal with this mean before the cut at `longest`."""
+    drawn = np.random.default_rng(0).lognormal(np.log(mean) - spread**2 / 2, spread, num)
+    return np.clip(np.rint(drawn), 1, longest).astype(int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from torchtitan_rl.build.memory import (
     teacher_spec,
 )
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
-from torchtitan_rl.build.step_time import expected_time
 from torchtitan_rl.build.task_parts import build_prompts, check_parts
 from torchtitan_rl.build.teacher_folder import prepare_teacher
 from torchtitan_rl.build.trial import try_objective
@@ -75,7 +74,6 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show(title, shown)
     if config.teacher_hint:
         _show("prompt 1 as the teacher reads it", _hinted(config, parts.stream, prompts[0]))
-    _show("time", expected_time(config, prompts, world_size))
     if not config.samples_training:
         _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
     with closing(build_grader(config.grader, task, scorers)) as grader:
