@@ -19,6 +19,7 @@ class RunState:
     def __init__(self, **parts: Any) -> None:
         self.step = self.optimizer_steps = self.prompts_seen = self.tokens_seen = 0
         self.parts = parts
+        self.state_dict()  # a part whose state is no JSON would otherwise end the run at a checkpoint
 
     def count(self, groups: Sequence[Group[Episode]], update: UpdateReport) -> None:
         """Add a step to the counters."""

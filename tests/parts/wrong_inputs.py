@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.parts import wrong_files, wrong_parts
+from tests.parts import wrong_files
 from tests.parts.faults import section
 from torchtitan_rl.build.task_parts import build_task
 from torchtitan_rl.build.validation import check_model, validate
@@ -61,14 +61,6 @@ def _own_task(given: str, says: str, **methods: Callable) -> WrongInput:
 def _option(name: str, value: str, says: str, ranks: int = 1) -> WrongInput:
     """A command-line option whose message begins with the field and the value."""
     return WrongInput(f"--{name} {value}", f"{name.replace('-', '_')} = {says}", ranks=ranks)
-
-
-def _part(given: str, field: str, part: type, says: str, before: str = "", between: str = "") -> WrongInput:
-    """A faulty part of the objective. The message names the field and the class."""
-    name = f"{before}{part.__name__}"
-    between = between or ("" if says[0] in ".," else " ")
-    says = f"algorithm{field and '.'}{field}: {name}{between}{says}"
-    return WrongInput(given, says, lambda folder: wrong_parts.trial(**{field or "loss": part}))
 
 
 SECTIONS: dict[str, list[WrongInput]] = {
@@ -186,59 +178,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
     "Metrics": [
         WrongInput("--metrics.sinks consol", "metrics.sinks = 'consol': expected one of console, jsonl"),
         WrongInput("--metrics.select tpo:1", "metrics.select = 'tpo:1': expected one of top"),
-    ],
-    "Parts of your own, tried on a synthetic step": [
-        _part(
-            "a loss that returns its mean",
-            "loss",
-            wrong_parts.ScalarLoss,
-            "returned a tensor of shape []: expected a tensor of",
-        ),
-        _part(
-            "a loss without a gradient",
-            "loss",
-            wrong_parts.DetachedLoss,
-            "returned a loss without a gradient, so nothing would",
-        ),
-        _part(
-            "a loss with a gradient of NaN",
-            "loss",
-            wrong_parts.LogLoss,
-            "is NaN or infinite on a synthetic step",
-            "the gradient of ",
-        ),
-        _part(
-            "masses that do not sum to 1",
-            "loss",
-            wrong_parts.UnscaledListwise,
-            ".weigh set masses that sum to 3.5: expected 1",
-        ),
-        _part(
-            "a loss whose __init__ does not call that of its base",
-            "",
-            wrong_parts.ForgetsSuper,
-            "raised AttributeError: 'ForgetsSuper' object has no attribute 'config'. Correct it.",
-            "on a synthetic step of two groups ",
-        ),
-        _part(
-            "a loss whose group_metrics has plain numbers",
-            "loss",
-            wrong_parts.PlainMetrics,
-            "group_metrics returned 1.0: expected a dict with a Metric by each name. Return one.",
-            between=".",
-        ),
-        *(
-            _part(given, "", part, f"raised {error}", "on a synthetic step of two groups ")
-            for given, part, error in (
-                ("a loss whose after_update raises", wrong_parts.FailsAfterUpdate, "KeyError: 'tau' ("),
-                ("a loss that exits", wrong_parts.Exits, "SystemExit, as it calls sys.exit(3) ("),
-            )
-        ),
-        WrongInput(
-            "a group filter that raises",
-            "algorithm: on a synthetic step of two groups FailingFilter raised AttributeError: 'Group' object has no",
-            lambda folder: wrong_parts.trial(group_filter=wrong_parts.FailingFilter),
-        ),
     ],
     "Own tasks": [
         _own_task(

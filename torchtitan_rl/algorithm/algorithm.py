@@ -24,11 +24,12 @@ from torchtitan_rl.algorithm.losses.loss import (
     LossInputs,
     Sequences,
     TokenMean,
+    check_values,
 )
 from torchtitan_rl.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.algorithm.nonfinite import finite_tokens, raise_for_token
 from torchtitan_rl.algorithm.truncation import Truncation
-from torchtitan_rl.errors import expect
+from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import (
@@ -209,6 +210,7 @@ class Algorithm(OwnConfig):
             every rank can run its backward; without loss tokens it is 0 with zero gradient.
 
         Raises:
+            UserError: a part of the objective returned another shape, or a loss without a gradient.
             ValueError: a KL term without `batch.reference_logprobs`, or a batch that is not packed as the loss asks.
         """
         self._check(batch)
@@ -225,6 +227,7 @@ class Algorithm(OwnConfig):
         log_pi_old = usable["pi_old_logprobs"]  # [T]
         log_mu = usable["sampler_logprobs"]  # [T]
         correction = self.mismatch(log_pi_old - log_mu, sequences)
+        check_values("algorithm.mismatch", self.mismatch, correction.weight, mask.shape)
         inputs = LossInputs(
             logprobs=usable["logprobs"],
             old_logprobs=log_mu if self.config.old_logprobs == "sampler" else log_pi_old,
@@ -282,6 +285,11 @@ class Algorithm(OwnConfig):
         """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
         total = terms["policy"]
+        if inputs.logprobs.requires_grad and not total.requires_grad:
+            raise UserError(
+                f"algorithm.loss: {type(self.policy_loss).__qualname__} returned a loss without a gradient, so nothing would be "
+                "learned. Compute it from inputs.logprobs, without detach(), item(), numpy() or torch.no_grad()."
+            )
         if self.kl.in_loss and inputs.reference_logprobs is not None:
             kl = self.kl(inputs.logprobs, inputs.reference_logprobs)  # [T]
             terms["kl"] = self.aggregation(kl, inputs)

@@ -63,9 +63,7 @@ class CreditAssignment:
         for group in groups:
             for episode in group.samples:
                 if not math.isfinite(episode.credit.advantage):
-                    fault = (
-                        f"the advantage is {episode.credit.advantage}, because the rewards overflow"
-                    )
+                    fault = f"the advantage is {episode.credit.advantage}"
                     leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _screen(self, member: Member) -> None:

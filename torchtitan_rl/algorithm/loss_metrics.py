@@ -12,6 +12,7 @@ from torchtitan_rl.algorithm.losses.loss import (
     Loss,
     LossInputs,
     TokenLoss,
+    check_values,
     safe_exp,
 )
 from torchtitan_rl.algorithm.mismatch import Correction
@@ -183,6 +184,7 @@ def _record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> N
         ratio = safe_exp(inputs.log_ratio)  # [T]
     else:
         ratio = loss.ratio(inputs)  # [T]
+        check_values("algorithm.loss", loss, ratio, inputs.mask.shape)
     tally.mean("ratio/mean", ratio, inputs.mask)
     tally.extremes("ratio/", ratio, inputs.mask)
     if loss is None or not loss.uses_ratio:

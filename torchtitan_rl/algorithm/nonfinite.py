@@ -22,7 +22,7 @@ MASK = (
     'algorithm.nonfinite "mask" leaves such completions and tokens out of the loss and counts them.'
 )
 ADVICE = {
-    "advantage": f"Rewards of this size overflow: scale them down. {MASK}",
+    "advantage": f"Rewards of this size overflow, or algorithm.advantage divides by 0. {MASK}",
     "reward": f"Correct the reward functions, or grader.weights. {MASK}",
     "sampler": "The engine computed it.",
     "reference": "The reference computed it: the checkpoint in hf_assets_path contains numbers that are not finite.",

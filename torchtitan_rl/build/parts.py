@@ -34,7 +34,6 @@ from torchtitan_rl.build.rank_variables import be_only_rank
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
 from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
 from torchtitan_rl.build.teacher_folder import prepare_teacher
-from torchtitan_rl.build.trial import try_objective
 from torchtitan_rl.build.validation import check_model
 from torchtitan_rl.generator.demonstrations import NoEngine
 from torchtitan_rl.generator.engine_stats import EngineStats
@@ -173,7 +172,6 @@ def build_parts(
     )  # first of all: it forks, and the others start threads
     prompts, held_out, environments = build_prompts(config, task, tokenizer)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    try_objective(config, held_out[0], grader.reward_names)
     with events.phase(
         f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"
     ):

@@ -23,7 +23,6 @@ from torchtitan_rl.build.memory import (
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
 from torchtitan_rl.build.task_parts import build_prompts, check_parts
 from torchtitan_rl.build.teacher_folder import prepare_teacher
-from torchtitan_rl.build.trial import try_objective
 from torchtitan_rl.build.validation import check_model
 from torchtitan_rl.data.end_tokens import THINKING_TAGS
 from torchtitan_rl.data.stream import PromptStream
@@ -76,9 +75,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show("prompt 1 as the teacher reads it", _hinted(config, parts.stream, prompts[0]))
     if not config.samples_training:
         _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
-    with closing(build_grader(config.grader, task, scorers)) as grader:
-        try_objective(config, prompts[0], grader.reward_names)
-        if config.needs_engine:
+    if config.needs_engine:
+        with closing(build_grader(config.grader, task, scorers)) as grader:
             _show(
                 "rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer)
             )

@@ -27,7 +27,6 @@ from tests.unit_tests.observe.report.test_page import data_of
 from torchtitan_rl.algorithm import Algorithm, Sequences
 from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.build.own_sinks import load_own_sinks
-from torchtitan_rl.build.trial import try_objective
 from torchtitan_rl.build.validation import validate
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
@@ -37,11 +36,9 @@ from torchtitan_rl.observe import Recorder, record_metric
 from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics
 from torchtitan_rl.observe.report import write_report
 from torchtitan_rl.trainer import packing
-from torchtitan_rl.types import Prompt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL))
-PROMPT = Prompt(prompt_idx=0, text="1 + 1 =", token_ids=[1, 2, 3], expected_answer="2")
 MASSES = [1 / 3] * 3 + [1 / 2] * 2
 TESTED = {
     *("kl_cov.py", "opo.py", "discounted.py", "only_close.py", "not_too_easy.py", "replay.py"),
@@ -79,11 +76,10 @@ def test_every_block_is_tested_and_at_most_30_lines():
     assert {name: len(code.splitlines()) for name, code in BLOCKS.items() if len(code.splitlines()) > 30} == {}
 
 
-def test_loss_has_its_limits_and_passes_the_trial():
+def test_loss_has_its_limits():
     config = load_config("debug")
     config.algorithm.loss = part("kl_cov.KlCov").Config(eps_high=0.28)
     validate(config, world_size=1)
-    try_objective(config, PROMPT, ["correct"])
     assert (config.algorithm.loss.fraction, config.algorithm.loss.eps_high) == (0.002, 0.28)
     config.algorithm.loss.fraction = 2.0
     with pytest.raises(UserError, match=r"algorithm\.loss\.fraction = 2\.0: expected"):
@@ -111,7 +107,6 @@ def test_pairwise_regression_equals_its_equation_pair_by_pair():
     config = load_config("debug")
     config.algorithm = Algorithm.Config(loss=part("rebel.Rebel").Config())
     validate(config, world_size=1)
-    try_objective(config, PROMPT, ["correct"])
     eta, lengths, rewards, groups = 0.5, [3, 1, 2, 2, 1], [1.0, 0.0, 0.25, -1.0, 0.5], [0, 0, 0, 1, 1]
     ids = [i for i, length in enumerate(lengths) for _ in range(length)]  # [T]
     generator = torch.Generator().manual_seed(0)

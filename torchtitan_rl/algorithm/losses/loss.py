@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group, Metric, Normalizers, TrainBatch
@@ -117,6 +118,25 @@ class LossInputs:
 def safe_exp(log_ratio: Tensor) -> Tensor:
     """exp with the exponent clamped to +-LOG_RATIO_LIMIT. Any shape."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def check_values(field: str, part: OwnConfig, values: Tensor, shape: torch.Size) -> None:
+    """Raise UserError unless a part returned a number for each token [T], or each sequence [S].
+
+    PyTorch would broadcast another shape, and multiply by a mask, in silence.
+
+    Args:
+        field: the part's field. Example: "algorithm.loss"
+    """
+    if isinstance(values, Tensor) and values.shape == shape and values.is_floating_point():
+        return
+    returned = type(values).__name__
+    if isinstance(values, Tensor):
+        returned = f"a {values.dtype} tensor of shape {list(values.shape)}"
+    raise UserError(
+        f"{field}: {type(part).__qualname__} returned {returned}: expected floats of shape {list(shape)}, one for each token "
+        "of the micro-batch, or each sequence for a loss of groups. Leave sums and means to algorithm.aggregation."
+    )
 
 
 class Aggregation(OwnConfig, ABC):
@@ -252,8 +272,9 @@ class TokenLoss(Loss):
         """[T] the loss of each token; values outside `inputs.mask` are ignored."""
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        losses = self(inputs) * inputs.correction  # [T]
-        return {"policy": aggregation(losses, inputs)}
+        losses = self(inputs)  # [T]
+        check_values("algorithm.loss", self, losses, inputs.mask.shape)
+        return {"policy": aggregation(losses * inputs.correction, inputs)}
 
     def log_ratio(self, inputs: LossInputs) -> Tensor:
         """[T] the log of the ratio that the loss uses, before clamping; by default log rho_t = log pi - log pi_old."""

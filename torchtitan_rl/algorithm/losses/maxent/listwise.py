@@ -10,7 +10,14 @@ from torch import Tensor
 
 from torchtitan_rl.algorithm.advantages import Grpo
 from torchtitan_rl.algorithm.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.loss import Aggregation, Loss, LossInputs, Sequences, TokenMean
+from torchtitan_rl.algorithm.losses.loss import (
+    Aggregation,
+    Loss,
+    LossInputs,
+    Sequences,
+    TokenMean,
+    check_values,
+)
 from torchtitan_rl.algorithm.mismatch import NoCorrection
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.types import Episode, Group, TrainBatch
@@ -119,6 +126,7 @@ class ListwiseLoss(Loss):
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
         losses = self(inputs)  # [S]
+        check_values("algorithm.loss", self, losses, inputs.sequences.present.shape)
         return {"policy": losses.sum() / max(inputs.normalizers.num_groups, 1)}
 
 
