@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from torchtitan_rl.build.memory import footprint_of
-from torchtitan_rl.build.own_sinks import load_own_sinks
 from torchtitan_rl.build.parts import Parts, build_parts
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.events import phase
@@ -98,7 +97,6 @@ def build_recorder(
         gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
         mask=masked,
-        own_sinks=load_own_sinks(config.metrics.sinks),
     )
 
 

@@ -12,7 +12,6 @@ from torchtitan_rl.algorithm.losses.objectives import Gdpo
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
 from torchtitan_rl.build.lengths import check_lengths
 from torchtitan_rl.build.memory import check_memory, gpu_memory_bytes
-from torchtitan_rl.build.own_sinks import load_own_sinks
 from torchtitan_rl.build.teacher_folder import check_asked
 from torchtitan_rl.data.task import Task
 from torchtitan_rl.device import ON_CPU
@@ -70,7 +69,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
             "1, as it is not supported",
             "Use FSDP, HSDP and TP.",
         )
-    chosen_sinks(config.metrics.sinks, load_own_sinks(config.metrics.sinks))
+    chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
     for chart in config.metrics.charts:
         title, _, keys = chart.partition("=")

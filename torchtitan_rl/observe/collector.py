@@ -70,8 +70,8 @@ class Collection:
         return {key: values for key, values in numbers.items() if len(values)}
 
 
-class Collector:
-    """Accepts values from any thread. `drain` reduces the waiting values to a Collection and starts the next one."""
+class Collector(Listener):
+    """Keeps what this rank records, from any thread. `drain` reduces it to a Collection and starts the next one."""
 
     def __init__(
         self,
@@ -93,8 +93,6 @@ class Collector:
         self._seconds = 0.0
         self.rejected = 0
         """Count of values that were not a number (or not a row)."""
-        self.listeners: list[Callable[[str, Any], None]] = []
-        """Called immediately with each key and value, for sinks that stream unreduced values."""
 
     def record(
         self, key: str, value: Any, reduction: Reduce | str = Reduce.MEAN, weight: float = 1.0
@@ -105,30 +103,33 @@ class Collector:
             first, _ = self._first_use.get(key, (None, ""))
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
-            value = (
-                _checked(self.plain_rows(value))
-                if first is Reduce.TABLE
-                else _as_recorded(value, first)
-            )
+            if first is Reduce.TABLE:
+                value = _checked(self.plain_rows(value))
+            else:
+                value = _as_recorded(value, first)
             with self._lock:
                 self._waiting.append((key, first, value, weight))
                 if len(self._waiting) > _MAX_WAITING:
                     self._fold()
                 self._seconds += time.perf_counter() - started
-            for listener in self.listeners:
-                listener(key, value)
         except Exception as error:
             self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
 
-    def add_seconds(self, phase: str, seconds: float) -> None:
-        """Adds to this rank's `time/{phase}`. Ranks merge by maximum, because a step waits for the slowest rank."""
-        with self._lock:
-            self._phase_seconds[phase] += seconds
+    @contextmanager
+    def during(self, kind: Kind, name: str) -> Iterator[None]:
+        """Adds the seconds of a timed context to this rank's `time/{name}`. A step waits for the slowest rank: ranks merge by maximum."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            if kind == "timed":
+                with self._lock:
+                    self._phase_seconds[name] += time.perf_counter() - started
 
-    def elapsed(self, phase: str) -> float:
-        """This rank's seconds in `phase` since the last drain."""
+    def elapsed(self, name: str) -> float:
+        """This rank's seconds in `timed(name)` since the last drain."""
         with self._lock:
-            return self._phase_seconds[phase]
+            return self._phase_seconds[name]
 
     def drain(self) -> tuple[Collection, float]:
         """Returns this rank's collection since the last drain, and the seconds spent recording it."""
@@ -181,15 +182,15 @@ class Collector:
 
     def _fold(self) -> None:
         waiting, self._waiting = self._waiting, []
-        found = self._collection.series
+        series = self._collection.series
         for key, reduction, value, weight in waiting:
             try:
                 if reduction is Reduce.TABLE:
                     self._fold_rows(key, value)
                     continue
-                if key not in found:
-                    found[key] = new_series(*self._first_use[key])
-                found[key].append(value, weight)
+                if key not in series:
+                    series[key] = new_series(*self._first_use[key])
+                series[key].append(value, weight)
             except Exception as error:
                 self._reject(key, type(value).__name__, error)
 
@@ -270,56 +271,3 @@ def _call_site() -> str:
     while frame.f_back is not None and _is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-_active: Collector | None = None
-"""The collector that receives the values of `events.record_metric`."""
-
-
-class Recording(Listener):
-    """Passes recorded values and the seconds of timed contexts to the active collector."""
-
-    def record(self, key: str, value: Any, reduction: Reduce | str, weight: float) -> None:
-        """See Listener. Without an active collector the value is dropped, with one warning."""
-        if _active is None:
-            warn_inactive()
-        else:
-            _active.record(key, value, reduction, weight)
-
-    @contextmanager
-    def during(self, kind: Kind, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            if kind == "timed" and _active is not None:
-                _active.add_seconds(name, time.perf_counter() - started)
-
-
-def activate(collector: Collector | None) -> None:
-    """Sends the values of `record_metric` to `collector`. None: they are dropped, with one warning."""
-    global _active
-    _active = collector
-    _listen_once()
-
-
-@functools.cache
-def _listen_once() -> None:
-    events.listen(Recording())
-
-
-def active() -> Collector | None:
-    """The collector that currently receives the values of `record_metric`, if any."""
-    return _active
-
-
-def elapsed(name: str) -> float:
-    """This rank's seconds in `timed(name)` since the last flush; 0 if metrics are off."""
-    return 0.0 if _active is None else _active.elapsed(name)
-
-
-@functools.cache
-def warn_inactive() -> None:
-    logger.warning(
-        "metrics recorded from now on are dropped: no Recorder is running, or metrics are off"
-    )

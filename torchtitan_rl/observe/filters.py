@@ -1,11 +1,10 @@
 """Filters: the series and tables that each sink gets, from the entries of `metrics.filters`."""
 
 import fnmatch
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.sinks import StepRecord
 
 
@@ -17,9 +16,7 @@ class Filter:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._takes_others = patterns[0].startswith("!")
-        self._rules: list[
-            tuple[str, int]
-        ] = []  # pattern, and the steps between two values; 0: never
+        self._rules: list[tuple[str, int]] = []  # pattern, steps between two values; 0: never
         for pattern in patterns:
             start, _, every = pattern.rpartition(":")
             rule = (start, int(every)) if start and every.isdigit() else (pattern, 1)
@@ -32,35 +29,32 @@ class Filter:
                 every = steps
         return every > 0 and step % every == 0
 
-    def part(self, record: StepRecord, traces: Mapping[str, list[Row]]) -> StepRecord:
-        """The part of the record that the sink gets. `traces`: those of each table; they follow it."""
+    def part(self, record: StepRecord) -> StepRecord:
+        """The part of the record that the sink gets."""
         parts = {
             name: {
                 key: value
                 for key, value in getattr(record, name).items()
                 if self.takes(key, record.step)
             }
-            for name in ("values", "tables", "kept", "distributions")
+            for name in ("values", "tables", "kept", "traces", "distributions")
         }
-        followed = [
-            row for key, rows in traces.items() if self.takes(key, record.step) for row in rows
-        ]
-        return replace(record, traces=followed, **parts)
+        return replace(record, **parts)
 
 
 def sink_filters(entries: Sequence[str], sinks: Collection[str]) -> dict[str, Filter]:
     """The filter of each sink that has one. Raises UserError for an entry without patterns or of an unknown sink."""
-    found: dict[str, Filter] = {}
+    filters: dict[str, Filter] = {}
     for entry in entries:
         sink, _, patterns = entry.rpartition("=")
         expected = f"sink=pattern,pattern, once for a sink of this run: {', '.join(sinks)}"
         remedy = "Example: wandb=!*/samples,!*/p05"
         expect(
-            sink in sinks and sink not in found and all(patterns.split(",")),
+            sink in sinks and sink not in filters and all(patterns.split(",")),
             "metrics.filters",
             entry,
             expected,
             remedy,
         )
-        found[sink] = Filter(patterns.split(","))
-    return found
+        filters[sink] = Filter(patterns.split(","))
+    return filters

@@ -68,6 +68,7 @@ class RunObserver:
             algorithm=self._algorithm,
             footprint=self._footprint,
             data=data,
+            elapsed=self.recorder.collector.elapsed,
         )
         if self._algorithm.policy_loss.uses_rewards:
             self._idle_notice.see(groups)

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +14,15 @@ from typing import Any, Literal
 
 from torchtitan.config import Configurable
 
+from torchtitan_rl import events
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.observe import collector as collecting
 from torchtitan_rl.observe.collector import Collection, Collector
 from torchtitan_rl.observe.filters import sink_filters
 from torchtitan_rl.observe.line_file import LineFile
 from torchtitan_rl.observe.sample_rows import Row, Schema
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sink_thread import SinkThread
-from torchtitan_rl.observe.sinks import Mode, Sink, SinkContext, StepRecord, chosen_sinks
+from torchtitan_rl.observe.sinks import SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observe.store import END_OF_BATCH, UNFINISHED_FILE
 from torchtitan_rl.observe.tokens import Decode, with_special_tokens, with_written_tokens
 from torchtitan_rl.observe.unfinished import UnfinishedStep
@@ -31,18 +31,15 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED_BYTES = 64 * 1024**2
 """Size limit of the samples of a step that failed."""
-CLOSE_SECONDS = 30.0
-"""Time limit of `close` for the last writes of all sinks together."""
 CHECKPOINT_SECONDS = 5.0
 """Time limit of `state_dict` for each file to contain every step so far."""
-VALUES_A_STEP = 256
-"""A streaming sink receives values instead of steps: this many may wait for each step of `queue_size`."""
-
+CLOSE_SECONDS = 30.0
+"""Time limit of `close` for the last writes of all sinks together."""
 CONSOLE_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
     "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
-    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "time/[!e]*", "time/evaluate", "perf/*",
+    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "share/*", "time/[!e]*", "time/evaluate", "perf/*",
     "obs/overhead_ms",
 )  # fmt: skip
 """About 35 numbers in a typical step. Those of an evaluation have their own line."""
@@ -63,9 +60,8 @@ class Recorder(Configurable):
         """Record metrics and sample tables."""
 
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
-        """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store (samples.jsonl) is always written.
-        A mode may follow a colon, as in "jsonl:per_rank_reduce": global_reduce (default: one value, merged over all
-        ranks, from rank 0), per_rank_reduce (one value per rank), per_rank_no_reduce (each value as it is recorded)."""
+        """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store
+        (samples.jsonl) is always written."""
 
         filters: list[str] = field(default_factory=list)
         """Series and tables of a sink, as "sink=pattern,pattern". The last pattern that matches decides: "x" takes, "!x"
@@ -125,53 +121,54 @@ class Recorder(Configurable):
         gather: Gather | None = None,
         decode: Decode | None = None,
         mask: Mask = lambda value: value,
-        own_sinks: Mapping[str, type[Sink]] | None = None,
     ) -> None:
-        """Starts the sinks' threads and directs the values of `record_metric` to this recorder.
+        """Starts the sinks' threads on rank 0, and listens to `record_metric` and `timed`.
 
         Args:
             gather: takes this rank's object; returns all ranks' objects, in rank order, on rank 0 and None elsewhere.
                 Called exactly once per flush on every rank. None: there is only one process.
             decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
             mask: takes and returns the rows of tables, for example without secrets.
-            own_sinks: the user's sinks by their place, as in `config.sinks`.
 
-        Raises: UserError, on every rank, for an invalid sink, mode or selector; OSError, on ranks that have sinks, if
-        the run folder cannot be written.
+        Raises: UserError, on every rank, for an invalid sink, filter or selector; OSError, on rank 0, if the run folder
+        cannot be written.
         """
         self.config = config
         self._rank = rank
-        self._decode = decode
         self._gather = gather
+        self._decode = decode
+        self._mask = mask
         self._run_folder = run_folder
-        self._next_step = 0
         self._closed = False
         self._failed: set[str] = set()
-        names = config.sinks if "local" in config.sinks else [*config.sinks, "local"]
-        chosen = chosen_sinks(names, own_sinks)
-        self._filters = sink_filters(config.filters, chosen)
-        num_traces = config.max_traces_per_step if "trackio" in chosen else 0
-
-        def complete(row: Row) -> Row:
-            [found] = mask([with_special_tokens(row, decode)]) if decode else [row]
-            return found
-
+        classes = chosen_sinks(config.sinks)
+        self._filters = sink_filters(config.filters, classes)
+        num_traces = config.max_traces_per_step if "trackio" in classes else 0
         self._selection = Selection(
-            config.select, config.seed, config.keep_all_rows, num_traces, complete
+            config.select, config.seed, config.keep_all_rows, num_traces, self._with_special_tokens
         )
         self.collector = Collector(self._selection, config.leave_out_columns, mask)
         self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}
-        """This rank's sinks by name."""
-        if config.enabled:
-            self._start(
-                chosen,
-                run_folder,
+        """The running sinks by name, on rank 0."""
+        self._stop_listening: Callable[[], None] = lambda: None
+        if not config.enabled:
+            logger.warning("metrics are off (metrics.enabled): recorded values are dropped")
+            return
+        if rank == 0:
+            context = SinkContext(
+                config=config,
+                run_folder=run_folder,
+                run_id=_run_id(run_folder),
                 run_name=run_name,
                 run_config=run_config,
                 total_steps=total_steps,
+                decode=decode,
             )
-        collecting.activate(self.collector if self.config.enabled else None)
+            for name, sink in classes.items():
+                build = functools.partial(sink, context)
+                self.sinks[name] = SinkThread(name, build, config.queue_size)
+        self._stop_listening = events.listen(self.collector)
         atexit.register(self.close)
 
     def flush(self, step: int) -> dict[str, float]:
@@ -180,39 +177,31 @@ class Recorder(Configurable):
         Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
         """
         started = time.perf_counter()
-        collection, seconds = self._or_after_error(
+        collection, recording_s = self._or_after_error(
             "collecting", self.collector.drain, (Collection(), 0.0)
         )
-        started -= seconds
-        if any(sink_thread.mode == "per_rank_reduce" for sink_thread in self.sinks.values()):
-            self._or_after_error(
-                "reducing", lambda: self._write(step, [collection], "per_rank_reduce", started), {}
-            )
-        waiting = time.perf_counter()
+        drained = time.perf_counter()
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
             gathered = self._or_after_error(
                 "gathering", lambda: self._gather(collection), [collection]
             )
-        started += time.perf_counter() - waiting
-        values: dict[str, float] = {}
-        if self.config.enabled and gathered is not None and self._rank == 0:
-            values = self._or_after_error(
-                "merging", lambda: self._write(step, gathered, "global_reduce", started), {}
-            )
-        self._next_step = step + 1
-        return values
+        if not self.config.enabled or gathered is None or self._rank != 0:
+            return {}
+        waited_s = time.perf_counter() - drained
+        return self._or_after_error(
+            "merging", lambda: self._write(step, gathered, started - recording_s + waited_s), {}
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """The recorder's state for the checkpoint. First waits, at most 5 s a file, until all steps are written."""
+        """Nothing: a resumed run cuts the files where it goes on. First waits, at most 5 s a file, until all steps are in them."""
         for name in ("jsonl", "local"):
             if name in self.sinks and not self.sinks[name].drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
-        return {"next_step": self._next_step}
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes after the checkpoint's step. With the first step, sinks remove later ones, so that no step appears twice."""
-        self._next_step = state["next_step"]
+        """Nothing to restore: at its first step a sink removes that step and later ones."""
 
     def write_unfinished(self, step: UnfinishedStep) -> None:
         """Writes the samples of a step that is never flushed, because the run fails. Never raises.
@@ -224,27 +213,6 @@ class Recorder(Configurable):
                 "writing a failed step's samples", lambda: self._write_first(step.rows()), None
             )
 
-    def _write_first(self, rows: list[Row]) -> None:
-        target = self._run_folder / UNFINISHED_FILE
-        if not rows or target.exists():
-            return
-        path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
-        file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
-        kept = self._filters.get("local")
-        for row in self.collector.plain_rows(rows):
-            if kept is not None and not kept.takes(
-                row["table"], 0
-            ):  # 0: a failed step is never between two
-                continue
-            if file.size < min(self.config.store_bytes, UNFINISHED_BYTES):
-                file.append(
-                    row["step"], [{"run_id": run_id, **with_written_tokens(row, self._decode)}]
-                )
-        file.close()
-        with suppress(FileExistsError):
-            os.link(path, target)  # fails if another rank was first
-        path.unlink()
-
     def close(self) -> None:
         """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.
 
@@ -254,61 +222,33 @@ class Recorder(Configurable):
             return
         self._closed = True
         atexit.unregister(self.close)
-        if collecting.active() is self.collector:
-            collecting.activate(None)
+        self._stop_listening()
         deadline = time.monotonic() + CLOSE_SECONDS
         for sink_thread in self.sinks.values():
             sink_thread.finish()
         for sink_thread in self.sinks.values():
             sink_thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _start(
-        self, chosen: dict[str, tuple[type[Sink], Mode]], run_folder: Path, **run: Any
-    ) -> None:
-        """Builds this rank's sinks, each in its own thread."""
-        mine = {
-            name: pair
-            for name, pair in chosen.items()
-            if self._rank == 0 or pair[1] != "global_reduce"
-        }
-        run_id = _run_id(run_folder) if mine else ""
-        for name, (sink, mode) in mine.items():
-            context = SinkContext(
-                config=self.config, mode=mode, run_folder=run_folder, run_id=run_id, rank=self._rank,
-                decode=self._decode, **run,
-            )  # fmt: skip
-            streams = mode == "per_rank_no_reduce"
-            most = self.config.queue_size * (VALUES_A_STEP if streams else 1)
-            sink_thread = self.sinks[name] = SinkThread(
-                name, functools.partial(sink, context), most, mode
-            )
-            if streams:
-                self.collector.listeners.append(functools.partial(self._stream, sink_thread))
-
-    def _stream(self, sink_thread: SinkThread, key: str, value: Any) -> None:
-        found = self._filters.get(sink_thread.name)
-        if found is None or found.takes(key, self._next_step):
-            sink_thread.stream(key, value, self._next_step)
-
     def _write(
-        self, step: int, collections: list[Collection], mode: Mode, started: float
+        self, step: int, collections: list[Collection], overhead_from: float
     ) -> dict[str, float]:
-        """Merges the collections, passes the step to the sinks of `mode`, and returns the step's values.
+        """Merges the ranks' collections, passes the step to the sinks, and returns the step's values.
 
-        `started`: perf_counter time from which obs/overhead_ms is counted.
+        Args:
+            overhead_from: perf_counter time from which obs/overhead_ms is counted.
         """
         collection, *others = collections
         for other in others:
             collection.merge(other, self.collector.warn)
-        sinks = self.sinks.values()
         selected = {
             key: self._selection.select(rows, step) for key, rows in collection.tables.items()
         }
+        sinks = self.sinks.values()
         values = collection.values()
         values["obs/dropped_rows"] = float(sum(sink_thread.dropped_rows for sink_thread in sinks))
         values["obs/sink_errors"] = float(sum(sink_thread.disabled for sink_thread in sinks))
         values["obs/rejected_values"] = float(self.collector.rejected)
-        values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - started)
+        values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - overhead_from)
         record = StepRecord(
             step=step,
             time_s=time.time(),
@@ -319,17 +259,40 @@ class Recorder(Configurable):
                 if table.shown
             },
             kept={key: table.kept for key, table in selected.items()},
-            traces=[row for table in selected.values() for row in table.traces],
+            traces={key: table.traces for key, table in selected.items()},
             distributions=collection.distributions(),
         )
-        traces = {key: table.traces for key, table in selected.items()}
         for name, sink_thread in self.sinks.items():
-            if sink_thread.mode == mode:
-                sink_thread.begin(step)
-                sink_thread.submit(
-                    self._filters[name].part(record, traces) if name in self._filters else record
-                )
+            part = self._filters[name].part(record) if name in self._filters else record
+            sink_thread.submit(part)
         return dict(values)
+
+    def _with_special_tokens(self, row: Row) -> Row:
+        """A row that a selector has chosen, with its special tokens, without secrets."""
+        if self._decode is None:
+            return row
+        [masked] = self._mask([with_special_tokens(row, self._decode)])
+        return masked
+
+    def _write_first(self, rows: list[Row]) -> None:
+        """Writes the rows of a step that failed, unless another rank has written its own."""
+        target = self._run_folder / UNFINISHED_FILE
+        if not rows or target.exists():
+            return
+        path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
+        file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
+        budget = min(self.config.store_bytes, UNFINISHED_BYTES)
+        store_filter = self._filters.get("local")
+        for row in self.collector.plain_rows(rows):
+            # Step 0: a filter that takes every n-th step takes a step that failed.
+            stored = store_filter is None or store_filter.takes(row["table"], 0)
+            if stored and file.size < budget:
+                row = {"run_id": run_id, **with_written_tokens(row, self._decode)}
+                file.append(row["step"], [row])
+        file.close()
+        with suppress(FileExistsError):
+            os.link(path, target)  # fails if another rank was first
+        path.unlink()
 
     def _or_after_error(self, doing: str, call: Callable[[], Any], otherwise: Any) -> Any:
         """Returns the call's result, or `otherwise` after an error. The first error is logged with its traceback."""
@@ -337,8 +300,8 @@ class Recorder(Configurable):
             return call()
         except Exception:
             self.collector.rejected += 1
-            if f"flush {doing}" not in self._failed:
-                self._failed.add(f"flush {doing}")
+            if doing not in self._failed:
+                self._failed.add(doing)
                 logger.exception(
                     f"metrics: {doing} failed; this step's metrics are incomplete; training continues"
                 )

@@ -6,66 +6,47 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
-from torchtitan_rl.observe.sinks.base import Mode, Sink, StepRecord
+from torchtitan_rl.observe.sinks.base import Sink, StepRecord
 
 logger = logging.getLogger(__name__)
-
-
-class Job(NamedTuple):
-    """One operation on the sink, and the number of table rows lost if it is dropped."""
-
-    run: Callable[[Sink], int | None] | None
-    """Returns the number of rows that the sink left out. None instead of a function: close the sink."""
-    rows: int = 0
 
 
 class SinkThread:
     """Builds a sink and writes to it on a background thread.
 
-    The training thread only puts jobs on a bounded queue. When `most` jobs are waiting, the next one is dropped and its
+    The training thread only puts steps on a bounded queue. When `most` steps are waiting, the next one is dropped and its
     rows are counted. An exception in the sink's constructor or in a write disables the sink and logs one error. A
     sink with `waits_for_disk` survives an OSError: its failed writes are retried, in order, at each new write.
     """
 
-    def __init__(
-        self, name: str, build: Callable[[], Sink], most: int, mode: Mode = "global_reduce"
-    ) -> None:
-        self.name, self.mode = name, mode
+    def __init__(self, name: str, build: Callable[[], Sink], most: int) -> None:
+        self.name = name
         self.dropped_rows = 0
         """Table rows that the sink did not write, because it was too slow, full or disabled."""
-        self.dropped_writes = 0
-        """Steps, or streamed values, that the sink did not write."""
+        self.dropped_steps = 0
+        """Steps that the sink did not write."""
         self.disabled = False
         """True after an error that ended the sink."""
         self._build, self._most = build, most
-        self._refused: deque[Job] = deque()  # failed with an OSError, to be retried; oldest first
-        self._queue: queue.Queue[Job] = queue.Queue()
-        self._positioned = False
+        self._queue: queue.Queue[StepRecord | None] = queue.Queue()  # None: close the sink
+        self._refused: deque[StepRecord] = deque()  # failed with an OSError; oldest first
+        self._has_rewound = False
         self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
 
     def submit(self, record: StepRecord) -> None:
-        """Queues one step for the sink. Returns immediately; never raises."""
-        self.put(Job(lambda sink: sink.write(record), record.num_rows))
-
-    def stream(self, key: str, value: Any, step: int) -> None:
-        """Queues one unreduced value for the sink. Returns immediately; never raises."""
-        self.begin(step)
-        self.put(
-            Job(
-                lambda sink: sink.stream(key, value, step),
-                len(value) if isinstance(value, list) else 0,
+        """Queues one step, or drops it if the queue is full or the sink disabled. Returns immediately; never raises."""
+        if not self.disabled and self._queue.qsize() < self._most:
+            self._queue.put(record)
+            return
+        self._drop(record)
+        if self.dropped_steps == 1 and not self.disabled:
+            logger.warning(
+                f"sink {self.name}: too slow, {self._most} steps are waiting; new steps are dropped until it catches "
+                "up. Lost rows are counted in obs/dropped_rows."
             )
-        )
-
-    def begin(self, step: int) -> None:
-        """Before the session's first step: queues the removal of what earlier sessions wrote for `step` and later steps."""
-        if not self._positioned:
-            self._positioned = True
-            self._queue.put(Job(lambda sink: sink.rewind(step)))
 
     def drain(self, timeout_s: float) -> bool:
         """Waits until the queue is written, at most `timeout_s` seconds. Returns whether it is."""
@@ -78,7 +59,7 @@ class SinkThread:
 
     def finish(self) -> None:
         """Queues the sink's close, after all waiting writes. Returns immediately."""
-        self._queue.put(Job(None))
+        self._queue.put(None)
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread to end after `finish`; gives up on a sink that takes longer than `timeout_s` seconds."""
@@ -86,32 +67,20 @@ class SinkThread:
         if self._thread.is_alive() and not self.disabled:
             waiting = self._queue.unfinished_tasks - 1
             logger.error(
-                f"sink {self.name}: still busy at the end of the run; {waiting} waiting writes are lost"
+                f"sink {self.name}: still busy at the end of the run; {waiting} waiting steps are lost"
             )
 
-    def put(self, job: Job) -> None:
-        """Queues one operation, or drops it if the queue is full or the sink disabled. Returns immediately; never raises."""
-        if not self.disabled and self._queue.qsize() < self._most:
-            self._queue.put(job)
-            return
-        self._drop(job.rows)
-        if self.dropped_writes == 1 and not self.disabled:
-            logger.warning(
-                f"sink {self.name}: too slow, {self._most} writes are waiting; new writes are dropped until it catches "
-                "up. Lost rows are counted in obs/dropped_rows."
-            )
-
-    def _drop(self, rows: int) -> None:
+    def _drop(self, record: StepRecord) -> None:
         with self._counting:
-            self.dropped_writes += 1
-            self.dropped_rows += rows
+            self.dropped_steps += 1
+            self.dropped_rows += record.num_rows
 
     def _run(self) -> None:
-        job = Job(None)
+        record: StepRecord | None = None
         try:
             sink = self._build()
-            while (job := self._queue.get()).run is not None:
-                self._write(sink, job)
+            while (record := self._queue.get()) is not None:
+                self._write(sink, record)
                 self._queue.task_done()
             if self._refused:
                 self._write(sink)
@@ -124,36 +93,41 @@ class SinkThread:
                 f"{type(error).__name__}: {error}",
                 exc_info=None if isinstance(error, OSError) else error,
             )
-            self._drop(job.rows)
+            waiting = [record]
             while not self._queue.empty():
-                self._drop(self._queue.get().rows)
+                waiting.append(self._queue.get())
+            for lost in filter(None, waiting):
+                self._drop(lost)
         if self._refused:
             logger.error(
-                f"sink {self.name}: {len(self._refused)} writes are lost: none of the attempts succeeded"
+                f"sink {self.name}: {len(self._refused)} steps are lost: none of the attempts to write succeeded"
             )
 
-    def _write(self, sink: Sink, *new: Job) -> None:
-        """Retries the failed jobs, then runs the new one."""
-        was_refused = len(self._refused)
+    def _write(self, sink: Sink, *new: StepRecord) -> None:
+        """Writes the refused steps again, then the new one. Before its first step a sink removes later ones of earlier sessions."""
+        num_refused = len(self._refused)
         self._refused += new
         try:
+            if not self._has_rewound:
+                sink.rewind(self._refused[0].step)
+                self._has_rewound = True
             while self._refused:
-                left_out = self._refused[0].run(sink)
+                rows_left_out = sink.write(self._refused[0])
                 self._refused.popleft()
                 with self._counting:
-                    self.dropped_rows += left_out or 0
+                    self.dropped_rows += rows_left_out or 0
         except OSError as error:
             if not sink.waits_for_disk:
                 self._refused.clear()
                 raise
-            if not was_refused:
+            if not num_refused:
                 logger.warning(
-                    f"sink {self.name}: {error}. Up to {self._most} writes wait to be retried"
+                    f"sink {self.name}: {error}. Up to {self._most} steps wait to be written again"
                 )
             if len(self._refused) > self._most:
-                self._drop(self._refused.popleft().rows)
+                self._drop(self._refused.popleft())
             return
-        if was_refused:
+        if num_refused:
             logger.warning(
-                f"sink {self.name} writes again: {was_refused} writes were retried, {self.dropped_writes} are lost"
+                f"sink {self.name} writes again: {num_refused} steps were written late, {self.dropped_steps} are lost"
             )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.fields.field_limits import parts
 from torchtitan_rl.fields.references import is_users_file, module_name, module_of_reference
-from torchtitan_rl.observe.sinks import name_and_mode
 from torchtitan_rl.run.secrets import source_without_secrets
 
 if TYPE_CHECKING:
@@ -104,10 +103,9 @@ def source_files(config: "RunConfig", config_file: Path | None = None) -> list[P
     modules = {
         sys.modules.get(cls.__module__) for part in _parts(config) for cls in built_by(part).__mro__
     }
-    sinks = [name_and_mode(text)[0] for text in config.metrics.sinks]
     references = [
         *config.grader.rewards,
-        *sinks,
+        *config.metrics.sinks,
         config.prompts.demonstrate,
         getattr(config.task, "warm_start", ""),
     ]

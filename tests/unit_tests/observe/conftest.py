@@ -5,17 +5,13 @@ import pickle
 
 import pytest
 
-from torchtitan_rl.observe import Recorder, collector, record_metric
+from torchtitan_rl.events import recorded_by
+from torchtitan_rl.observe import Recorder, record_metric
 
 
 @pytest.fixture(autouse=True)
-def fresh_collector():
-    """No recorder, and every one-time warning still to come."""
-    collector.activate(None)
-    collector.warn_inactive.cache_clear()
+def logs_reach_pytest():
     logging.getLogger("torchtitan_rl").propagate = True
-    yield
-    collector.activate(None)
 
 
 @pytest.fixture
@@ -62,8 +58,8 @@ class Ranks:
 
     def record(self, rank, *args, **kwargs):
         """record_metric as called on `rank`."""
-        collector.activate(self.recorders[rank].collector)
-        record_metric(*args, **kwargs)
+        with recorded_by(self.recorders[rank].collector):
+            record_metric(*args, **kwargs)
 
     def flush(self, step):
         """Flushes all ranks; returns what rank 0 does."""

@@ -17,33 +17,6 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_per_rank_reduce_writes_each_rank_s_own_value(ranks, tmp_path):
-    world = ranks(2, sinks=["jsonl:per_rank_reduce"])
-    for value in (1.0, 2.0):
-        world.record(0, "x", value)
-        world.record(1, "x", 10 * value)
-    assert world.flush(1)["x"] == 8.25
-    for one in world.recorders:
-        one.close()
-    assert [line["x"] for line in lines(tmp_path / "metrics.rank0.jsonl")] == [1.5]
-    assert [line["x"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [15.0]
-
-
-def test_per_rank_no_reduce_streams_each_value_immediately_in_order(ranks, tmp_path):
-    world = ranks(2, sinks=["jsonl:per_rank_no_reduce"])
-    for value in range(5):
-        world.record(1, "x", value)
-    world.recorders[1].sinks["jsonl"].drain(5)
-    assert [line["value"] for line in lines(tmp_path / "metrics.rank1.jsonl")] == [0, 1, 2, 3, 4]
-    world.flush(0)
-    world.record(1, "x", 9.0)
-    world.record(1, "t", {"score": 1}, Reduce.TABLE)
-    world.recorders[1].close()
-    found = lines(tmp_path / "metrics.rank1.jsonl")
-    assert [line["step"] for line in found] == [0] * 5 + [1, 1]
-    assert found[-1]["value"] == [{"score": 1}]
-
-
 def test_a_missing_library_is_a_clear_message_with_the_install_command(recorder, monkeypatch):
     from torchtitan_rl.observe.sinks.wandb import WandbSink
 
@@ -103,14 +76,6 @@ def test_filters_thin_the_series_and_keep_sample_texts_off_one_sink_alone(record
         ["mine", "reward/mean"],
     ]
     assert {row["table"] for row in read_rows(tmp_path)} == {"other/samples"}
-
-
-def test_a_filter_governs_streamed_values_too(ranks, tmp_path):
-    world = ranks(1, sinks=["jsonl:per_rank_no_reduce"], filters=["jsonl=x"])
-    for key in ("x", "y"):
-        world.record(0, key, 1.0)
-    world.recorders[0].close()
-    assert [line["key"] for line in lines(tmp_path / "metrics.rank0.jsonl")] == ["x"]
 
 
 @pytest.mark.parametrize("entry", ["wandb=x", "jsonl", "jsonl=", "jsonl=x,,y"])

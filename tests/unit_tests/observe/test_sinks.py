@@ -41,8 +41,6 @@ def test_tensorboard_holds_scalars_histograms_and_a_markdown_table(recorder, tmp
 def test_tensorboard_shows_each_step_once_after_a_resumption(recorder, tmp_path):
     for steps in ((1, 2, 3, 4), (3, 4, 5)):
         run = recorder(sinks=["tensorboard"])
-        if steps[0] > 1:
-            run.load_state_dict({"next_step": steps[0]})
         for step in steps:
             record_metric("x", step * len(steps))
             run.flush(step)
@@ -155,14 +153,14 @@ def test_disabled_wandb_writes_nothing_and_is_no_error(mode, config, recorder, t
     assert not (tmp_path / "wandb").exists()
 
 
-def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorder, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
+def resumed_tables(recorder, tmp_path, **config):
+    """The final tables of a W&B run of two sessions by key, as rows of cells, and all of its history."""
     for steps in ((1, 2, 3), (3, 4)):  # step 3 is taken again from the checkpoint of step 2
-        time.sleep(1.1 * (steps[0] > 1))  # a second offline run of the same second would take the first one's folder
-        run = recorder(sinks=["wandb"], wandb_mode="offline", select=["top:1", "bottom:1"], keep_all_rows=True)
         if steps[0] > 1:
-            run.load_state_dict({"next_step": steps[0]})
+            time.sleep(1.1)  # a second offline run of the same second would take the first one's folder
+        run = recorder(
+            sinks=["wandb"], wandb_mode="offline", select=["top:1", "bottom:1"], keep_all_rows=True, **config
+        )
         for step in steps:
             rows = [{"prompt": f"{step}", "score": score, "note": f"{steps[0]}"} for score in range(6)]
             record_metric("own", rows, Reduce.TABLE)
@@ -172,15 +170,22 @@ def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorde
         run.close()
     files, _, history = wandb_records(tmp_path)
     finals = {key: line[key] for line in history for key in line if key.endswith("/final")}
-    table = json.loads((files / finals["own/final"]["path"]).read_text())
-    cells = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert "run_id" not in table["columns"]
-    assert Counter((row["step"], row["note"]) for row in cells) == {(1, "1"): 2, (2, "1"): 2, (3, "3"): 2, (4, "3"): 2}
-    assert {row["select_reason"] for row in cells} == {"top", "bottom"}
+    tables = {key: json.loads((files / entry["path"]).read_text()) for key, entry in finals.items()}
+    rows = {key: [dict(zip(table["columns"], row)) for row in table["data"]] for key, table in tables.items()}
+    return files, history, rows
+
+
+def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    files, history, finals = resumed_tables(recorder, tmp_path)
+    rows = finals["own/final"]
+    assert Counter((row["step"], row["note"]) for row in rows) == {(1, "1"): 2, (2, "1"): 2, (3, "3"): 2, (4, "3"): 2}
+    assert {row["select_reason"] for row in rows} == {"top", "bottom"}
+    assert "run_id" not in rows[0]
     increments = [json.loads((files / line["own"]["path"]).read_text()) for line in history if "own" in line]
-    steps = [{row[one["columns"].index("step")] for row in one["data"]} for one in increments]
+    steps = [{row[table["columns"].index("step")] for row in table["data"]} for table in increments]
     assert steps == [{3}, {4}]
-    assert len(json.loads((files / finals["rare/final"]["path"]).read_text())["data"]) == 1
+    assert len(finals["rare/final"]) == 1
 
 
 def trackio_run(tmp_path, n, calls, config):

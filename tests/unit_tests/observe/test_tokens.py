@@ -22,7 +22,7 @@ def stored(tmp_path):
 
     def make(*groups, decode=decode, **config):
         recorder = Recorder(
-            Recorder.Config(sinks=["jsonl:per_rank_no_reduce"], report=False, select=["top:1"], **config),
+            Recorder.Config(sinks=["jsonl"], report=False, select=["top:1"], **config),
             run_folder=tmp_path, run_name="a", run_config={}, total_steps=1, decode=decode,
         )  # fmt: skip
         record_metric("rollout/samples", rows_of(*groups), Reduce.TABLE)

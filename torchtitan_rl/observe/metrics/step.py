@@ -4,12 +4,12 @@ Every rank holds the same groups. Metrics are equal on every rank; all ranks rec
 used. Rows and distributions are divided: each rank records those of its own share of the groups.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from torchtitan_rl.events import record_metric, record_metrics
-from torchtitan_rl.observe.collector import elapsed
 from torchtitan_rl.observe.machine import measured_speeds, peak_flops_per_s, peak_memory_bytes
 from torchtitan_rl.observe.metrics import completions as of_completions
 from torchtitan_rl.observe.metrics import efficiency, reward_stats
@@ -33,6 +33,7 @@ def record_step(
     algorithm: "Algorithm",
     footprint: efficiency.Footprint,
     data: dict[str, Metric],
+    elapsed: Callable[[str], float],
 ) -> None:
     """Records a step's metrics and samples. Called on every rank.
 
@@ -40,6 +41,7 @@ def record_step(
         groups: all groups of the step, equal on every rank.
         state: the state after the step; the weights of step `state.step - 1` sampled the completions.
         data: metrics of the prompts.
+        elapsed: this rank's seconds in a timed phase of the step.
     """
     for metrics in (*update.metrics, data):
         record_metrics(metrics)

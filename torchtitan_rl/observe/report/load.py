@@ -12,7 +12,6 @@ Row = dict[str, Any]
 
 FILES = (
     "metrics.jsonl",
-    "metrics.rank0.jsonl",
     "samples.jsonl",
     "samples.unfinished.jsonl",
     "end.json",
@@ -205,20 +204,9 @@ def _object(line: bytes) -> dict[str, Any] | None:
 def _read_metrics(run: Run) -> None:
     path = run.folder / "metrics.jsonl"
     if not path.is_file():
-        path = run.folder / "metrics.rank0.jsonl"
-        run.notes.append(
-            "metrics.jsonl is missing"
-            + ("; rank 0's own metrics are shown" if path.is_file() else "")
-        )
-    if not path.is_file():
+        run.notes.append("metrics.jsonl is missing")
         return
-    by_step: dict[int, dict[str, Any]] = {}
-    for line in _lines(path, run):
-        step = line.pop("step")
-        if "key" in line and "value" in line:  # a stream: one value per line
-            by_step.setdefault(step, {})[str(line["key"])] = line["value"]
-        else:
-            by_step[step] = line
+    by_step = {line.pop("step"): line for line in _lines(path, run)}
     run.steps = sorted(by_step)
     run.times = [number(by_step[step].get("time")) for step in run.steps]
     keys = dict.fromkeys(key for step in run.steps for key in by_step[step] if key != "time")

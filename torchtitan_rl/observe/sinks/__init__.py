@@ -3,11 +3,11 @@
 import difflib
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
-from typing import get_args
+from collections.abc import Sequence
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.observe.sinks.base import Mode, Sink, SinkContext, StepRecord
+from torchtitan_rl.fields.references import load_class
+from torchtitan_rl.observe.sinks.base import Sink, SinkContext, StepRecord
 from torchtitan_rl.text import with_spaces
 
 SINKS = {
@@ -21,54 +21,30 @@ SINKS = {
 """Module and class of each sink, imported only when the sink is used."""
 
 
-def name_and_mode(text: str) -> tuple[str, str]:
-    """Splits an entry of `metrics.sinks`.
+def chosen_sinks(names: Sequence[str]) -> dict[str, type[Sink]]:
+    """The classes of the sinks in a config, such as ["console", "my_sink.py:Csv"], and of "local", by their names.
 
-    Examples: "jsonl" -> ("jsonl", "global_reduce"), "my_sink.py:Csv:per_rank_reduce" -> ("my_sink.py:Csv", "per_rank_reduce")
+    Raises: UserError for an unknown sink, one that is named twice, or a library that is not installed.
     """
-    name, _, mode = text.rpartition(":")
-    if mode in get_args(Mode) or name in SINKS:
-        return name, mode
-    return text, "global_reduce"
+    chosen: dict[str, type[Sink]] = {}
+    for name in names:
+        expect(name not in chosen, "metrics.sinks", name, "each sink once", "Name it once.")
+        chosen[name] = _sink_class(name)
+    return {**chosen, "local": _sink_class("local")}
 
 
-def chosen_sinks(
-    names: Sequence[str], own: Mapping[str, type[Sink]] | None = None
-) -> dict[str, tuple[type[Sink], Mode]]:
-    """The classes and modes for the names in a config, such as ["console", "jsonl:per_rank_reduce"].
-
-    Args:
-        own: the user's sinks by their place, as in `names`.
-
-    Raises: UserError for an unknown sink, a mode it does not support, or a library that is not installed.
-    """
-    chosen: dict[str, tuple[type[Sink], Mode]] = {}
-    for text in names:
-        name, mode = name_and_mode(text)
-        near = difflib.get_close_matches(name, SINKS, 1)
-        hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
-        hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
-        known = {**SINKS, **(own or {})}
-        expect(
-            name in known,
-            "metrics.sinks",
-            text,
-            f"one of {', '.join(SINKS)}, or path/to/file.py:Class",
-            hint,
-        )
-        expect(
-            name not in chosen, "metrics.sinks", text, "each sink once", "A sink runs in one mode."
-        )
-        sink = known[name]
-        if isinstance(sink, str):
-            module, _, class_name = sink.partition(":")
-            sink = getattr(importlib.import_module(module), class_name)
-        modes = f"a mode of {name}: {', '.join(sink.modes)}"
-        expect(
-            mode in sink.modes, "metrics.sinks", text, modes, "Without a mode it is global_reduce."
-        )
-        there = sink.requires is None or importlib.util.find_spec(sink.requires) is not None
-        install = f"Install it with: pip install {sink.requires}"
-        expect(there, "metrics.sinks", text, f"the library {sink.requires}", install)
-        chosen[name] = (sink, mode)
-    return chosen
+def _sink_class(name: str) -> type[Sink]:
+    if name not in SINKS and ":" in name:
+        return load_class(name, "metrics.sinks", Sink)
+    near = difflib.get_close_matches(name, SINKS, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
+    if "," in name:
+        hint = f"Put spaces between them: {with_spaces(name)}"
+    forms = f"one of {', '.join(SINKS)}, or path/to/file.py:Class"
+    expect(name in SINKS, "metrics.sinks", name, forms, hint)
+    module, _, class_name = SINKS[name].partition(":")
+    sink = getattr(importlib.import_module(module), class_name)
+    installed = sink.requires is None or importlib.util.find_spec(sink.requires) is not None
+    install = f"Install it with: pip install {sink.requires}"
+    expect(installed, "metrics.sinks", name, f"the library {sink.requires}", install)
+    return sink

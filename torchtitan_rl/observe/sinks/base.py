@@ -1,12 +1,12 @@
 """The base class of sinks. A sink is a class of about 60 lines that writes the steps passed to it.
 
-A SinkThread runs it. It may block or raise without affecting training.
+A SinkThread of rank 0 runs it. It may block or raise without affecting training.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from torchtitan_rl.observe.tokens import Decode
 
 PROJECT = "torchtitan_rl"
 """The project on W&B and Trackio if nothing names one."""
-Mode = Literal["global_reduce", "per_rank_reduce", "per_rank_no_reduce"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +32,8 @@ class StepRecord:
     """The selected rows of each non-empty table, each with its `select_reason`."""
     kept: dict[str, list[Row]] = field(default_factory=dict)
     """The rows for the local store: every row with `keep_all_rows`, else the selected rows with their siblings."""
-    traces: list[Row] = field(default_factory=list)
-    """Rollouts to show as conversations."""
+    traces: dict[str, list[Row]] = field(default_factory=dict)
+    """The rollouts of each table to show as conversations."""
     distributions: dict[str, np.ndarray] = field(default_factory=dict)
     """The values, or a sample of them, of each key recorded with Reduce.DISTRIBUTION; not empty."""
 
@@ -49,28 +48,19 @@ class SinkContext:
 
     config: Any
     """The Recorder.Config."""
-    mode: Mode
     run_folder: Path
     run_name: str
     run_id: str
     """Eight hex digits, unchanged when the run resumes."""
     run_config: dict[str, Any]
     total_steps: int
-    rank: int
     decode: Decode | None = None
     """Converts token ids to text; None: tokens are not stored."""
-
-    @property
-    def suffix(self) -> str:
-        """Suffix of this rank's file names; empty if rank 0 writes for all ranks."""
-        return "" if self.mode == "global_reduce" else f".rank{self.rank}"
 
 
 class Sink(ABC):
     """Base class of all sinks. A subclass defines `write`, and `rewind` if what it has written can be removed again."""
 
-    modes: tuple[Mode, ...] = ("global_reduce",)
-    """The supported modes."""
     requires: str | None = None
     """An optional library that the sink imports."""
     waits_for_disk: bool = False
@@ -82,9 +72,6 @@ class Sink(ABC):
     @abstractmethod
     def write(self, record: StepRecord) -> int | None:
         """Writes one step. Returns the number of rows left out, if any. An exception disables only this sink."""
-
-    def stream(self, key: str, value: Any, step: int) -> None:
-        """Writes one value (or the rows) of `key` as recorded during `step`, in order."""
 
     def rewind(self, step: int) -> None:
         """Removes the output of earlier sessions of this run from `step` on. Called once, before the first write.

@@ -26,10 +26,9 @@ READ_FIRST = (
 class TensorboardSink(Sink):
     """Writes scalars, histograms, sample tables as markdown, and at the end the configuration as hyper-parameters.
 
-    When streaming, it writes only scalars. After a resume, TensorBoard itself purges repeated steps when it reads them.
+    After a resume, TensorBoard itself purges repeated steps when it reads them.
     """
 
-    modes = ("global_reduce", "per_rank_reduce", "per_rank_no_reduce")
     requires = "tensorboard"
 
     def __init__(self, context: SinkContext) -> None:
@@ -53,11 +52,6 @@ class TensorboardSink(Sink):
         self._last |= record.values
         writer.flush()
 
-    def stream(self, key: str, value: Any, step: int) -> None:
-        """Adds a scalar; other values are ignored."""
-        if not isinstance(value, list) and getattr(value, "ndim", 0) == 0:
-            self._open(step).add_scalar(key, float(value), step)
-
     def rewind(self, step: int) -> None:
         """Hides what was written after `step`."""
         self._open(step)
@@ -72,7 +66,7 @@ class TensorboardSink(Sink):
 
     def _open(self, step: int) -> Any:
         if self._writer is None:
-            folder = self.context.run_folder / f"tensorboard{self.context.suffix}"
+            folder = self.context.run_folder / "tensorboard"
             self._writer = self._new_writer(str(folder), purge_step=step)
         return self._writer
 

@@ -18,7 +18,6 @@ class TrackioSink(Sink):
     The database is in TRACKIO_DIR, by default in the Hugging Face cache.
     """
 
-    modes = ("global_reduce", "per_rank_reduce")
     requires = "trackio"
 
     def __init__(self, context: SinkContext) -> None:
@@ -28,8 +27,7 @@ class TrackioSink(Sink):
         self._trackio = trackio
         self._run = trackio.init(
             project=context.config.project or PROJECT,
-            name=f"{context.run_name}-{context.run_id}{context.suffix}",
-            group=context.run_name if context.suffix else None,
+            name=f"{context.run_name}-{context.run_id}",
             config=context.run_config,
             resume="allow",
             embed=False,
@@ -45,8 +43,9 @@ class TrackioSink(Sink):
         for key, rows in record.tables.items():
             data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
             logged[key] = self._trackio.Table(data=data)
-        if record.traces:
-            logged[TRACES] = [self._trace(row, record.step) for row in record.traces]
+        rollouts = [row for rows in record.traces.values() for row in rows]
+        if rollouts:
+            logged[TRACES] = [self._trace(row, record.step) for row in rollouts]
         self._run.log(logged, step=record.step)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from torchtitan_rl.observe.line_file import read_lines
 from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.select import SIBLING
 from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRecord
-from torchtitan_rl.observe.store import END_OF_BATCH
+from torchtitan_rl.observe.store import END_OF_BATCH, STORE_FILE
 from torchtitan_rl.observe.tokens import TOKENS
 
 
@@ -22,7 +22,6 @@ class WandbSink(Sink):
     own counter would drop the steps that a resumed run repeats.
     """
 
-    modes = ("global_reduce", "per_rank_reduce")
     requires = "wandb"
 
     def __init__(self, context: SinkContext) -> None:
@@ -30,17 +29,14 @@ class WandbSink(Sink):
         import wandb
 
         self._wandb = wandb
-        rank, config, theirs = context.suffix.removeprefix("."), context.config, os.environ
-        mode = (
-            theirs.get("WANDB_MODE") or "online"
-            if config.wandb_mode == "auto"
-            else config.wandb_mode
-        )
+        config, theirs = context.config, os.environ
+        mode = config.wandb_mode
+        if mode == "auto":
+            mode = theirs.get("WANDB_MODE") or "online"
         self._run = wandb.init(
             project=config.project or theirs.get("WANDB_PROJECT") or PROJECT,
-            name=f"{theirs.get('WANDB_NAME') or context.run_name} {rank}".strip(),
-            group=theirs.get("WANDB_RUN_GROUP") or (context.run_name if rank else None),
-            id=f"{context.run_id}{rank}",
+            name=theirs.get("WANDB_NAME") or context.run_name,
+            id=context.run_id,
             resume="allow",
             mode=mode,
             dir=theirs.get("WANDB_DIR") or str(context.run_folder),
@@ -57,10 +53,9 @@ class WandbSink(Sink):
 
     def rewind(self, step: int) -> None:
         """Reads the rows that earlier sessions have shown before `step`."""
-        for row in read_lines(
-            self.context.run_folder / f"samples{self.context.suffix}.jsonl", END_OF_BATCH
-        ):
-            if row["step"] < step and row["select_reason"] not in ("", SIBLING):
+        for row in read_lines(self.context.run_folder / STORE_FILE, END_OF_BATCH):
+            shown = row["select_reason"] not in ("", SIBLING)
+            if row["step"] < step and shown:
                 cells = {
                     column: cell
                     for column, cell in row.items()

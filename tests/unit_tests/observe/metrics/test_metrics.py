@@ -8,6 +8,7 @@ import pytest
 
 from tests.parts.observability import group, sample
 from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.events import recorded_by
 from torchtitan_rl.observe import read_rows
 from torchtitan_rl.observe.machine import Speeds
 from torchtitan_rl.observe.metrics.completions import completion_metrics, diversity_metrics, staleness_metrics
@@ -275,15 +276,16 @@ def a_step():
 
 def of_all_ranks(ranks, count, monkeypatch, groups):
     """What rank 0's flush returns after every one of `count` ranks recorded the same step."""
-    from torchtitan_rl.observe import collector
     from torchtitan_rl.observe.metrics import step as module
 
     world = ranks(count)
     for rank, recorder in enumerate(world.recorders):
-        collector.activate(recorder.collector)
         monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, count))
-        record_step(groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT, data={})
-        record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
+        with recorded_by(recorder.collector):
+            record_step(
+                groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT, data={}, elapsed=SECONDS.get
+            )
+            record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)
     world.recorders[0].close()
     varying = ("obs/", "perf/peak_memory")

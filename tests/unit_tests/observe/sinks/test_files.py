@@ -26,7 +26,6 @@ def train(folder, pipe):
     first = 1
     if checkpoint.exists():
         state = json.loads(checkpoint.read_text())
-        run.load_state_dict(state["recorder"])
         first = state["step"] + 1
     for step in range(first, STEPS + 1):
         record_metric("loss", step)
