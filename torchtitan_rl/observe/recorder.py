@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -166,7 +166,10 @@ class Recorder(Configurable):
                 decode=decode,
             )
             for name, sink in classes.items():
-                build = functools.partial(sink, context)
+                its_context = context
+                if name in self._filters:
+                    its_context = replace(context, takes=self._filters[name].takes)
+                build = functools.partial(sink, its_context)
                 self.sinks[name] = SinkThread(name, build, config.queue_size)
         self._stop_listening = events.listen(self.collector)
         atexit.register(self.close)

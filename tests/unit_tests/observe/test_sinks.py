@@ -188,6 +188,13 @@ def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorde
     assert len(finals["rare/final"]) == 1
 
 
+def test_a_filter_keeps_a_table_off_wandb_also_in_the_final_table_of_a_resumed_run(recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    _, history, finals = resumed_tables(recorder, tmp_path, filters=["wandb=!own"])
+    assert list(finals) == ["rare/final"]
+    assert not any("own" in line for line in history)
+
+
 def trackio_run(tmp_path, n, calls, config):
     """A run in a process of its own: Trackio reads its folder when it is imported."""
     os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")
@@ -231,6 +238,14 @@ def test_trackio_has_scalars_tables_and_16_traces_per_split_and_step(trackio_row
     splits = Counter((step, metadata["split"]) for step, *_, metadata in traces)
     assert splits == {(step, split): 16 for step in (1, 2, 3) for split in ("train", "eval")}
     assert {key for _, key, *_ in traces} == {"rollout/traces"}
+
+
+def test_a_filter_keeps_a_table_and_its_traces_off_trackio(trackio_rows):
+    metrics, traces = trackio_rows(filters=["trackio=!rollout/*"])
+    assert {metadata["split"] for *_, metadata in traces} == {"eval"}
+    keys = {key for _, values in metrics for key in values}
+    assert "evaluation/samples" in keys
+    assert not any(key.startswith("rollout/samples") for key in keys)
 
 
 def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadata(trackio_rows):

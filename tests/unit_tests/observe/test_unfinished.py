@@ -80,3 +80,16 @@ def test_secrets_and_columns_that_are_left_out_are_not_written_and_the_budget_ho
     assert len(rows) == 2
     assert not any("expected_answer" in row for row in rows)
     assert len(list(read_rows(tmp_path / "b"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tables"), [("!rollout/*", {"evaluation/samples"}), ("*:10", {"rollout/samples", "evaluation/samples"})]
+)
+def test_the_store_s_filter_holds_for_a_failed_step_which_is_never_between_two(tmp_path, full, pattern, tables):
+    step = UnfinishedStep()
+    step.keep([full], step=3, split="train")
+    step.keep([full], step=3, split="eval_greedy")
+    run = recorder(tmp_path, filters=[f"local={pattern}"])
+    run.write_unfinished(step)
+    run.close()
+    assert {row["table"] for row in read_rows(tmp_path)} == tables

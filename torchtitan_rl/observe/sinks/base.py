@@ -4,6 +4,7 @@ A SinkThread of rank 0 runs it. It may block or raise without affecting training
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ class SinkContext:
     total_steps: int
     decode: Decode | None = None
     """Converts token ids to text; None: tokens are not stored."""
+    takes: Callable[[str, int], bool] = lambda key, step: True
+    """Whether the sink gets a series or table in a step (`metrics.filters`). Steps that are written have been filtered."""
 
 
 class Sink(ABC):

@@ -55,7 +55,7 @@ class WandbSink(Sink):
         """Reads the rows that earlier sessions have shown before `step`."""
         for row in read_lines(self.context.run_folder / STORE_FILE, END_OF_BATCH):
             shown = row["select_reason"] not in ("", SIBLING)
-            if row["step"] < step and shown:
+            if row["step"] < step and shown and self.context.takes(row["table"], row["step"]):
                 cells = {
                     column: cell
                     for column, cell in row.items()
