@@ -4,7 +4,7 @@ from tests.parts.grading import group
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.observe.evaluation_results import failures_of, print_results, write_results
-from torchtitan_rl.observe.metrics.step import record_evaluation
+from torchtitan_rl.observe.observer import record_evaluation
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import EvaluationPass, Group, ScoredCompletion
 

@@ -15,7 +15,8 @@ from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.models import hf_architecture, spec_from_folder
 from torchtitan_rl.models.logprobs import GPU_TILE
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.observe.metrics.efficiency import Footprint, TokenFlops
+from torchtitan_rl.observe.metrics.efficiency import Footprint
+from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.run.out_of_memory import usable_bytes
 from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.trainer.model_loader import meta_model

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from torchtitan_rl.build.memory import footprint_of
 from torchtitan_rl.build.parts import Parts, build_parts
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.events import phase
 from torchtitan_rl.generator.demonstrations import Demonstrations
+from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.run.checkpointer import Checkpointer
@@ -112,7 +112,7 @@ def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunO
         build_recorder(config, parts.tokenizer, run_folder),
         algorithm=parts.algorithm,
         prompts=parts.prompts,
-        footprint=footprint_of(config, model=parts.trainer.model, world_size=dist.get_world_size()),
+        token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),
         run_folder=run_folder,
         mask=masked,
     )

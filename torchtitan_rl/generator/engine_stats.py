@@ -23,10 +23,7 @@ class EngineStats:
     def begin(self) -> None:
         """Forget what was recorded so far."""
         self._queries = self._hits = self._preemptions = 0
-        self._last, self._prompts_s = time.perf_counter(), 0.0
-        self._steps: list[
-            tuple[float, int]
-        ] = []  # when each ended, in seconds, and the sequences that it left running
+        self._steps: list[tuple[float, int]] = []  # (seconds at its end, sequences still running)
 
     def record(
         self,
@@ -37,12 +34,7 @@ class EngineStats:
         self._queries += scheduler_stats.prefix_cache_stats.queries
         self._hits += scheduler_stats.prefix_cache_stats.hits
         self._preemptions += iteration_stats.num_preempted_reqs if iteration_stats else 0
-        now = time.perf_counter()
-        if iteration_stats:
-            share = _share_of_prompts(iteration_stats, scheduler_stats.num_running_reqs)
-            self._prompts_s += (now - self._last) * share
-        self._last = now
-        self._steps.append((now, scheduler_stats.num_running_reqs))
+        self._steps.append((time.perf_counter(), scheduler_stats.num_running_reqs))
 
     def log(self) -> None:
         """Asked for by the engine every few seconds: nothing is printed."""
@@ -62,20 +54,12 @@ class EngineStats:
             "generator/preemptions": Metric(self._preemptions, "sum"),
             "generator/longest_request_s": Metric(longest_s, "max"),
             "generator/tail_s": Metric(tail_seconds(self._steps), "max"),
-            "generator/prompts_s": Metric(self._prompts_s, "max"),
         }
         if self._queries:
             metrics["generator/prefix_cache_hit_rate"] = Metric(
                 self._hits / self._queries, weight=self._queries
             )
         return metrics
-
-
-def _share_of_prompts(stats: "IterationStats", running: int) -> float:
-    """The share of an engine step's tokens that are prompt tokens and not sampled ones, of which each of the `running`
-    sequences has one."""
-    read = stats.prompt_token_stats.computed
-    return read / max(read + running, 1)
 
 
 def tail_seconds(steps: Sequence[tuple[float, int]]) -> float:

@@ -1,21 +1,55 @@
-"""`RunObserver`: turns a run's steps and evaluations into metrics, sample tables and files."""
+"""`RunObserver`: turns a run's steps and evaluations into metrics, sample tables and files.
+
+Every rank holds the same groups. Metrics are equal on every rank; all ranks record them and the lowest rank's value is
+used. Rows and distributions are divided: each rank records those of its own share of the groups.
+"""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from torchtitan_rl import comm
-from torchtitan_rl.events import record_metrics
+from torchtitan_rl.events import record_metric, record_metrics
 from torchtitan_rl.observe.evaluation_results import failures_of, write_results
-from torchtitan_rl.observe.metrics.efficiency import Footprint
+from torchtitan_rl.observe.machine import peak_flops_per_s, peak_memory_bytes
+from torchtitan_rl.observe.metrics.completions import (
+    completion_metrics,
+    conversation_metrics,
+    diversity_metrics,
+    staleness_metrics,
+)
+from torchtitan_rl.observe.metrics.evaluation_stats import evaluation_metrics
 from torchtitan_rl.observe.metrics.idle import IdleNotice
-from torchtitan_rl.observe.metrics.step import record_evaluation, record_step
+from torchtitan_rl.observe.metrics.reward_stats import (
+    Groups,
+    advantage_metrics,
+    finite_rewards,
+    group_metrics,
+    groups_by_task,
+    has_quantiles,
+    participation_metrics,
+    reward_metrics,
+    task_metrics,
+)
+from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics
+from torchtitan_rl.observe.metrics.time_shares import time_shares
 from torchtitan_rl.observe.recorder import Mask, Recorder
-from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT
+from torchtitan_rl.observe.reduce import Reduce
+from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, episode_rows
 from torchtitan_rl.observe.unfinished import UnfinishedStep
 from torchtitan_rl.summary import same_everywhere
-from torchtitan_rl.types import Completion, Episode, EvaluationPass, Group, ScoredCompletion
+from torchtitan_rl.types import (
+    Completion,
+    Episode,
+    EvaluationPass,
+    Group,
+    Metric,
+    ScoredCompletion,
+    flat,
+)
 
 if TYPE_CHECKING:
     from torchtitan_rl.algorithm import Algorithm
@@ -35,7 +69,7 @@ class RunObserver:
         *,
         algorithm: "Algorithm",
         prompts: "PromptStream",
-        footprint: Footprint,
+        token_flops: TokenFlops,
         run_folder: Path,
         mask: Mask = lambda value: value,
     ) -> None:
@@ -43,7 +77,7 @@ class RunObserver:
         self._algorithm = algorithm
         self._prompts = prompts
         self._mask = mask
-        self._footprint = footprint
+        self._token_flops = token_flops
         self._folder = run_folder / "evaluation"
         self._idle_notice = IdleNotice()
         self._unfinished = UnfinishedStep()
@@ -66,7 +100,7 @@ class RunObserver:
             update,
             state=state,
             algorithm=self._algorithm,
-            footprint=self._footprint,
+            token_flops=self._token_flops,
             data=data,
             elapsed=self.recorder.collector.elapsed,
         )
@@ -114,3 +148,87 @@ class RunObserver:
     def close(self) -> None:
         self.recorder.write_unfinished(self._unfinished)
         self.recorder.close()
+
+
+def record_step(
+    groups: Groups,
+    update: "UpdateReport",
+    *,
+    state: "RunState",
+    algorithm: "Algorithm",
+    token_flops: TokenFlops,
+    data: dict[str, Metric],
+    elapsed: Callable[[str], float],
+) -> None:
+    """Records a step's metrics and samples. Called on every rank.
+
+    Args:
+        groups: all groups of the step, equal on every rank.
+        state: the state after the step; the weights of step `state.step - 1` sampled the completions.
+        data: metrics of the prompts.
+        elapsed: this rank's seconds in a timed phase of the step.
+    """
+    for metrics in (*update.metrics, data):
+        record_metrics(metrics)
+    rank, world_size = rank_and_size()
+    record_metrics(reward_metrics(groups) | group_metrics(groups, algorithm))
+    record_metrics(advantage_metrics(groups) | participation_metrics(groups))
+    for task, its_groups in groups_by_task(groups).items():
+        record_metrics(task_metrics(its_groups, f"train/{task}", algorithm))
+    completions = completion_metrics(groups)
+    record_metrics(
+        completions
+        | diversity_metrics(groups)
+        | optimizer_metrics(update, state)
+        | staleness_metrics(groups)
+    )
+    conversations = conversation_metrics(groups)
+    if conversations and elapsed("step"):
+        waited = elapsed("generate/environments") / elapsed("step")
+        conversations["conversations/environment_share"] = Metric(waited, "max")
+    record_metrics(conversations)
+    record_metrics(time_shares(elapsed))
+    peak_flops = peak_flops_per_s()
+    record_metrics(
+        perf_metrics(
+            update,
+            generated_tokens=completions["completions/tokens"].value if completions else 0,
+            sampled=any(episode.completion.sampler_logprobs.any() for episode in flat(groups)),
+            seconds={name: elapsed(name) for name in ("generate", "train", "step")},
+            token_flops=token_flops,
+            peak_flops=peak_flops and peak_flops * world_size,
+            peak_memory_bytes=peak_memory_bytes(),
+        )
+    )
+    mine = groups[rank::world_size]
+    episodes = flat(mine)
+    if has_quantiles(finite_rewards(flat(groups))):  # of all groups: each rank decides alike
+        record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
+    record_metric(
+        "completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION
+    )
+    rows = episode_rows(mine, step=state.step, split="train", policy_step=state.step - 1)
+    record_metric("rollout/samples", rows, Reduce.TABLE)
+
+
+def record_evaluation(
+    groups: Groups, evaluation_pass: EvaluationPass, *, step: int
+) -> dict[str, float]:
+    """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank.
+
+    Returns: the metrics, over all tasks and of each task.
+    """
+    rank, world_size = rank_and_size()
+    metrics = evaluation_metrics(groups, evaluation_pass.prefix)
+    for task, its_groups in groups_by_task(groups).items():
+        metrics |= evaluation_metrics(its_groups, f"{evaluation_pass.prefix}/{task}")
+    record_metrics(metrics)
+    rows = episode_rows(
+        groups[rank::world_size], step=step, split=evaluation_pass.split, policy_step=step
+    )
+    record_metric(f"{evaluation_pass.prefix}/samples", rows, Reduce.TABLE)
+    return {name: float(metric.value) for name, metric in metrics.items()}
+
+
+def rank_and_size() -> tuple[int, int]:
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -222,7 +222,8 @@ def metric_lines(values: dict[str, float], console: Console) -> list[Text]:
     groups: dict[str, list[Text]] = {}
     for key, value in values.items():
         group, _, name = key.partition("/")
-        groups.setdefault(group, []).append(_named(name, compact_number(value), console))
+        shown = f"{value:.1%}" if group == "share" else compact_number(value)
+        groups.setdefault(group, []).append(_named(name, shown, console))
     indent = GAP + max((len(group) for group in groups), default=0) + GAP
     found: list[Text] = []
     for group, parts in groups.items():

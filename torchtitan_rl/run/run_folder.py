@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.events import progress
 from torchtitan_rl.fields.references import caller_folder
-from torchtitan_rl.observe.machine import measured_speeds
 from torchtitan_rl.observe.store import UNFINISHED_FILE
 from torchtitan_rl.run.dump_folder import (
     CHECKOUT,
@@ -119,7 +117,6 @@ class RunFolder:
         if self.has_begun:
             return
         self.has_begun = True
-        speeds = measured_speeds(*config.dtypes.values())  # by all ranks at once, as in training
         if dist.get_rank() != 0:
             return
         started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
@@ -132,7 +129,6 @@ class RunFolder:
             "device": torch.cuda.get_device_name() if DEVICE_TYPE == "cuda" else "cpu",
             "cpu_count": os.cpu_count(),
             "world_size": dist.get_world_size(),
-            "measured_speeds_of_a_rank": asdict(speeds),
         }
         with explained(self.path):
             forget_earlier_end(self.path)

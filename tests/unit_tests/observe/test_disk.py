@@ -48,6 +48,7 @@ def test_steps_wait_for_disk_space_and_are_written_in_order(recorder, tmp_path, 
         with no_space_over((tmp_path / "metrics.jsonl").stat().st_size + 20):
             for number in (2, 3, 4):
                 step(run, number)
+            assert not run.sinks["jsonl"].drain(0.01)  # a checkpoint says that steps are not written
         step(run, 5)
     assert steps_of(tmp_path) == [1, 2, 3, 4, 5]
     said = [r for r in caplog.records if "sink jsonl" in r.getMessage()]
@@ -57,7 +58,7 @@ def test_steps_wait_for_disk_space_and_are_written_in_order(recorder, tmp_path, 
 
 
 def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):
-    observer = RunObserver(None, algorithm=None, prompts=None, footprint=None, run_folder=tmp_path)
+    observer = RunObserver(None, algorithm=None, prompts=None, token_flops=None, run_folder=tmp_path)
     observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
     with no_space_over(10):
         observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.7}, "failures": {}})

@@ -19,7 +19,7 @@ from torchtitan_rl.algorithm import KL, Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.maxent import MaxEnt
 from torchtitan_rl.algorithm.losses.modifiers import TargetEntropy
-from torchtitan_rl.observe.metrics.efficiency import TokenFlops
+from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.trainer import Trainer

@@ -61,26 +61,11 @@ STEP_LINE = (
     ),
 )
 """In 80 characters, the three of highest priority fit; in 120, all but tok/s."""
-LOST = {
-    "lost/padding_s": "padding",
-    "lost/imbalance_s": "uneven ranks",
-    "lost/waiting_s": "waiting for replicas",
-    "generator/tail_s": "last completions",
-    "generator/prompts_s": "reading prompts",
-    "time/generate/environments": "environments",
-    "time/grade": "rewards",
-    "time/sync": "weight sync",
-    "time/unaccounted": "unaccounted",
-}
-"""Metrics of avoidable seconds in a step, and their names in the step line."""
-REMEDIES = {"last completions": "in_flight.prompts carries them over"}
-"""Settings against a loss, by its name."""
-
 EVALUATION_PREFIX = "evaluation/"
 BUILT_IN_GROUPS = (
-    "advantage", "completions", "conversations", "diversity", "efficiency", "entropy", "entropy_bonus", "evaluation",
-    "generator", "groups", "in_flight", "loss", "lost", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
-    "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "sync",
+    "advantage", "completions", "conversations", "diversity", "entropy", "entropy_bonus", "evaluation",
+    "generator", "groups", "in_flight", "loss", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
+    "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "share", "sync",
     "teacher", "time", "top_entropy", "train",
 )  # fmt: skip
 """First parts of the built-in keys. A key of another group is a user's own, `extra/*` too."""
@@ -88,13 +73,6 @@ SHARES = ("accuracy", "format_rate", "clipped_fraction")
 """Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
 MAX_SAMPLES = 6
 """Samples of one table printed in a step."""
-
-
-def lost(values: dict[str, float]) -> str:
-    """The largest avoidable share of a step, such as "32% lost to last completions"; "" if it is below 10 %."""
-    seconds, name = max((values.get(key, 0.0), name) for key, name in LOST.items())
-    share = seconds / values["time/step"] if values.get("time/step") else 0.0
-    return f"{share:.0%} lost to {name}" if share >= 0.1 else ""
 
 
 def _fitting(characters: int) -> list[Column]:
@@ -118,14 +96,12 @@ class ConsoleSink(Sink):
         super().__init__(context)
         self._console = plain_console()
         self._first: tuple[int, float] | None = None
-        self._lost = ""
         start = len(self._step_of(context.total_steps)) + len(self._end_of("", ""))
         self._columns = _fitting(self._console.width - start)
 
     def write(self, record: StepRecord) -> None:
         """Prints the step's line, an evaluation's line, and every `console_every` steps some samples."""
         self._console.print(self._step_line(record), soft_wrap=True)
-        self._print_lost(record.values)
         for line in self._evaluation_lines(record.values):
             self._console.print(line, soft_wrap=True)
         every = self.context.config.console_every
@@ -157,19 +133,6 @@ class ConsoleSink(Sink):
         if len(rows) > MAX_SAMPLES:
             left_out = f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: torchtitan-rl report {self.context.run_folder}"
             self._console.print(Text(left_out, style="dim"), soft_wrap=True)
-
-    def _print_lost(self, values: dict[str, float]) -> None:
-        """Prints the largest time loss of a step if it is another one than before."""
-        hint = lost(values)
-        name = hint.partition(" lost to ")[2]
-        if name and name != self._lost:
-            remedy = (
-                f"; {REMEDIES[name]}"
-                if name in REMEDIES and not values.get("in_flight/groups")
-                else ""
-            )
-            self._console.print(Text(f"  {hint} in this step{remedy}", style="dim"), soft_wrap=True)
-        self._lost = name or self._lost
 
     def _step_of(self, step: int) -> str:
         width = len(str(self.context.total_steps))

@@ -10,15 +10,7 @@ from tests.parts.observability import group, sample
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.events import recorded_by
 from torchtitan_rl.observe import read_rows
-from torchtitan_rl.observe.machine import Speeds
 from torchtitan_rl.observe.metrics.completions import completion_metrics, diversity_metrics, staleness_metrics
-from torchtitan_rl.observe.metrics.efficiency import (
-    Footprint,
-    TokenFlops,
-    efficiency_metrics,
-    optimizer_metrics,
-    perf_metrics,
-)
 from torchtitan_rl.observe.metrics.evaluation_stats import evaluation_metrics
 from torchtitan_rl.observe.metrics.reward_stats import (
     advantage_metrics,
@@ -26,7 +18,9 @@ from torchtitan_rl.observe.metrics.reward_stats import (
     participation_metrics,
     reward_metrics,
 )
-from torchtitan_rl.observe.metrics.step import record_evaluation, record_step
+from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics
+from torchtitan_rl.observe.metrics.time_shares import time_shares
+from torchtitan_rl.observe.observer import record_evaluation, record_step
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
@@ -35,17 +29,7 @@ UPDATE = SimpleNamespace(
 STATE = SimpleNamespace(step=4, optimizer_steps=7, prompts_seen=9, tokens_seen=100)
 SECONDS = {"generate": 2.0, "gather": 0.25, "train": 3.0, "sync": 0.5, "step": 5.0}
 ALGORITHM = Algorithm.Config().build(max_completion_tokens=16)
-FOOTPRINT = Footprint(
-    weights=100,
-    kv_per_token=3,
-    pushed=60,
-    ranks=2,
-    engine_ranks=2,
-    train_dtype="float32",
-    engine_dtype="bfloat16",
-    flops=TokenFlops(4.0, 0.5, 2.0, frozen_layers=3.0, frozen_head=1.0),
-)
-SPEEDS = Speeds(flops_per_s={"float32": 4000.0, "bfloat16": 9000.0}, memory_bytes_per_s=1000.0)
+FLOPS = TokenFlops(4.0, 0.5, 2.0, frozen_layers=3.0, frozen_head=1.0)
 
 
 def values(metrics):
@@ -222,9 +206,7 @@ def test_evaluation_accuracy_mean_and_unbiased_pass_at_k():
 
 
 def perf(update=UPDATE, seconds=SECONDS, sampled=True, **known):
-    found = perf_metrics(
-        update, generated_tokens=1000, sampled=sampled, seconds=seconds, token_flops=FOOTPRINT.flops, **known
-    )
+    found = perf_metrics(update, generated_tokens=1000, sampled=sampled, seconds=seconds, token_flops=FLOPS, **known)
     return values(found)
 
 
@@ -249,20 +231,14 @@ def test_optimizer_and_perf_metrics_follow_their_formulas():
     }
 
 
-def test_efficiency_is_minimum_time_over_measured_time():
-    groups = [tokens([1, 2, 3, 4], [5, 6])]
-    prompt = len(groups[0].prompt.token_ids)
-    found = values(efficiency_metrics(groups, UPDATE, seconds=SECONDS, speeds=SPEEDS, footprint=FOOTPRINT))
-    cached = 4 * prompt + 0 + 1 + 2 + 3 + 2 * prompt + 0 + 1
-    assert found == {
-        "efficiency/decode": pytest.approx((100 * 4 / 2 + 3 * cached / 2) / 1000 / 2.0),
-        "efficiency/train": pytest.approx(13_750 / 2 / 4000 / 3.0),
-        "efficiency/sync": pytest.approx(2 * 60 / 2 / 1000 / 0.5),
-    }
-    assert (
-        efficiency_metrics(groups, UPDATE, seconds=dict.fromkeys(SECONDS, 0.0), speeds=SPEEDS, footprint=FOOTPRINT)
-        == {}
-    )
+def test_shares_of_a_step_and_of_the_save_before_it_sum_to_1():
+    seconds = {"step": 9.0, "checkpoint/save": 1.0, "generate": 4.0, "generate/environments": 1.0, "train": 2.0}
+    seconds |= {"reference": 0.5, "gather": 0.5, "sync": 1.0, "evaluate": 0.5, "evaluation/generate": 0.4}
+    found = values(time_shares(lambda phase: seconds.get(phase, 0.0)))
+    expected = {"generate": 0.4, "grade": 0.0, "train": 0.25, "sync": 0.1, "evaluate": 0.05, "checkpoint": 0.1}
+    expected |= {"wait": 0.05, "other": 0.05}
+    assert found == pytest.approx({f"share/{part}": share for part, share in expected.items()})
+    assert time_shares(lambda phase: 0.0) == {}
 
 
 def a_step():
@@ -276,14 +252,20 @@ def a_step():
 
 def of_all_ranks(ranks, count, monkeypatch, groups):
     """What rank 0's flush returns after every one of `count` ranks recorded the same step."""
-    from torchtitan_rl.observe.metrics import step as module
+    from torchtitan_rl.observe import observer as module
 
     world = ranks(count)
     for rank, recorder in enumerate(world.recorders):
         monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, count))
         with recorded_by(recorder.collector):
             record_step(
-                groups, UPDATE, state=STATE, algorithm=ALGORITHM, footprint=FOOTPRINT, data={}, elapsed=SECONDS.get
+                groups,
+                UPDATE,
+                state=STATE,
+                algorithm=ALGORITHM,
+                token_flops=FLOPS,
+                data={},
+                elapsed=lambda phase: SECONDS.get(phase, 0.0),
             )
             record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)

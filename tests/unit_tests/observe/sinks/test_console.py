@@ -10,7 +10,7 @@ import pytest
 from tests.parts.metric_pages import RUN, documented_keys
 from tests.parts.observability import record_run
 from torchtitan_rl.observe import record_metric
-from torchtitan_rl.observe.sinks.console import BUILT_IN_GROUPS, lost
+from torchtitan_rl.observe.sinks.console import BUILT_IN_GROUPS
 
 
 def console_output(recorder, monkeypatch, stream=None, **config):
@@ -31,14 +31,9 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert len(output) == 6
 
 
-def test_step_line_names_the_largest_time_loss_above_a_tenth_of_the_step():
-    assert lost({"time/step": 4.0, "generator/tail_s": 1.0, "lost/padding_s": 0.9}) == "25% lost to last completions"
-    assert lost({"time/step": 4.0, "generator/tail_s": 0.3}) == lost({"generator/tail_s": 1.0}) == ""
-
-
 LINE = {
     "reward/mean": -12.345, "evaluation/accuracy": 1.0, "loss/total": -0.0264, "policy/entropy": 0.023, "time/step": 1234.5,
-    "optimizer/grad_norm": 0.316, "sampler/logprob_diff/max": 1.3e-06, "perf/step_tokens_per_s": 123456.0, "generator/tail_s": 400.0,
+    "optimizer/grad_norm": 0.316, "sampler/logprob_diff/max": 1.3e-06, "perf/step_tokens_per_s": 123456.0,
 }  # fmt: skip
 
 
@@ -62,9 +57,6 @@ def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_labe
     shown = [line for line in lines if line.startswith("step ")]
     assert [len(line) <= columns for line in lines] == [True] * len(lines), max(lines, key=len)
     assert last_label in shown[0]
-    assert [line.strip() for line in lines if "lost to" in line] == [
-        "32% lost to last completions in this step; in_flight.prompts carries them over"
-    ]  # once
 
 
 def test_console_with_a_closed_pipe_stops_writing(tmp_path):

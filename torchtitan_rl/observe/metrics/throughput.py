@@ -1,0 +1,124 @@
+"""Optimizer and throughput metrics of a step. Values that are None or unknown on this machine are absent."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchtitan_rl.summary import same_everywhere
+from torchtitan_rl.types import Metric
+
+if TYPE_CHECKING:
+    from torchtitan.models.common.decoder import Decoder
+
+    from torchtitan_rl.state import RunState
+    from torchtitan_rl.trainer.optimizer import UpdateReport
+
+
+class TokenFlops(NamedTuple):
+    """Floating-point operations of one token's forward. Its backward has twice as many, without those for frozen weights."""
+
+    layers: float
+    """Two for each weight outside embedding and head."""
+    attention: float
+    """For each token that it attends to, itself included."""
+    head: float
+    """Two for each weight of the head, if the token is scored."""
+    frozen_layers: float = 0.0
+    """The part of `layers` whose weights have no gradient: the backward has these operations once, for the inputs."""
+    frozen_head: float = 0.0
+    """The same part of `head`."""
+
+    @classmethod
+    def of(cls, config: "Decoder.Config", model: "Decoder") -> "TokenFlops":
+        """torchtitan's count in three parts. A third of it is the forward."""
+        alone, with_one = (config.get_nparams_and_flops(model, length)[1] / 3 for length in (0, 1))
+        head = model.lm_head.weight
+        apart = {id(head), id(model.tok_embeddings.weight)}
+        frozen = sum(
+            p.numel() for p in model.parameters() if not p.requires_grad and id(p) not in apart
+        )
+        head_flops = 2.0 * head.numel()
+        return cls(
+            layers=alone - head_flops,
+            attention=with_one - alone,
+            head=head_flops,
+            frozen_layers=2.0 * frozen,
+            frozen_head=0.0 if head.requires_grad else head_flops,
+        )
+
+    def forward(self, work: Sequence[float]) -> float:
+        """The operations of the forward over (tokens, attended pairs of tokens, scored tokens)."""
+        tokens, attended, scored = work
+        return float(self.layers * tokens + self.attention * attended + self.head * scored)
+
+    def total(self, work: Sequence[Sequence[float]]) -> float:
+        """The operations of both passes. `work` has one line for the forward and one for the backward, as `UpdateReport.work`."""
+        forward, (tokens, _, scored) = work
+        saved = self.frozen_layers * tokens + self.frozen_head * scored
+        return self.forward(forward) + 2 * self.forward(work[1]) - float(saved)
+
+
+def optimizer_metrics(update: "UpdateReport", state: "RunState") -> dict[str, Metric]:
+    """`optimizer/...`: the optimizer's values in this step, and counts since the start of the run."""
+    values = {
+        "grad_norm": update.grad_norm,
+        "clipped_fraction": update.clipped_fraction,
+        "learning_rate": update.learning_rate,
+        "step": state.optimizer_steps,
+        "prompts_seen": state.prompts_seen,
+        "tokens_seen": state.tokens_seen,
+    }
+    return {
+        f"optimizer/{key}": same_everywhere(float(value))
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def perf_metrics(
+    update: "UpdateReport",
+    *,
+    generated_tokens: int,
+    sampled: bool,
+    seconds: Mapping[str, float],
+    token_flops: TokenFlops,
+    peak_flops: float | None = None,
+    peak_memory_bytes: int = 0,
+) -> dict[str, Metric]:
+    """`perf/...`: throughput and waste of one step.
+
+    Token counts are totals over all ranks; seconds are this rank's. The minimum rate over ranks is therefore that of
+    the slowest rank, which the step waits for.
+
+    Args:
+        generated_tokens: tokens of the step's completions.
+        sampled: whether they were sampled; demonstrations are not, and have no rate of generation.
+        seconds: seconds in "generate", "train" and "step" on this rank.
+        token_flops: floating-point operations of one token's forward and backward.
+        peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
+        peak_memory_bytes: memory in use at the end of the fullest phase (`peak_memory_bytes` of machine.py).
+    """
+    rates = {
+        "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"])
+        if sampled
+        else None,
+        "perf/trained_tokens_per_s": _rate(update.trained_tokens, seconds["train"]),
+        "perf/step_tokens_per_s": _rate(generated_tokens, seconds["step"]),
+    }
+    if peak_flops:
+        rates["perf/mfu"] = _rate(token_flops.total(update.work) / peak_flops, seconds["train"])
+    metrics = {key: Metric(rate, "min") for key, rate in rates.items() if rate is not None}
+    if total := sum(update.rank_tokens):
+        metrics["perf/rank_imbalance"] = same_everywhere(
+            max(update.rank_tokens) * len(update.rank_tokens) / total - 1.0
+        )
+        metrics["perf/forward_only_fraction"] = same_everywhere(
+            update.forward_only_tokens / update.trained_tokens
+        )
+    if update.packed_tokens:
+        share = update.padding_tokens / update.packed_tokens
+        metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)
+    return metrics | {"perf/peak_memory_gib": Metric(peak_memory_bytes / 2**30, "max")}
+
+
+def _rate(amount: float, seconds: float) -> float | None:
+    return amount / seconds if seconds > 0 else None
