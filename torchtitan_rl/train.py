@@ -211,8 +211,19 @@ def write_failure(error: BaseException, run_folder: Path) -> None:
         message, code = _message_and_code(error)
         message = masked(message)
         outcome = "stopped" if code == STOPPED else "failed"
-        rank = int(os.environ["RANK"])
-        write_end(run_folder, outcome, message, code=code, rank=rank, phase=phase_of(error))
+        rank, brief = int(os.environ["RANK"]), masked(_brief(error))
+        phase = phase_of(error)
+        write_end(run_folder, outcome, message, error=brief, code=code, rank=rank, phase=phase)
+
+
+def _brief(error: BaseException) -> str:
+    """The error without a traceback, and what else to read first."""
+    if isinstance(error, (UserError, TrainingStopped)):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return ""
+    lines = [line.rstrip() for line in traceback.format_exception_only(error)]
+    return "\n".join([*lines, *_users_line(error), *_memory_line(error)])
 
 
 def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> None:

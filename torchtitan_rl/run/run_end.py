@@ -64,6 +64,7 @@ def write_end(
     outcome: Outcome,
     message: str = "",
     *,
+    error: str = "",
     code: int = 0,
     rank: int | None = None,
     phase: str = "",
@@ -72,12 +73,13 @@ def write_end(
 
     Args:
         message: why, for a person; the error with its traceback if it was unforeseen.
+        error: the same without the traceback, to be read first.
         code: the exit code.
         rank: the rank that failed.
         phase: where it failed, such as "step 3: grade".
     """
     content = {
-        "outcome": outcome, "message": head_and_tail(message, MOST_CHARACTERS), "code": code, "rank": rank, "phase": phase,
+        "outcome": outcome, "error": head_and_tail(error, MOST_CHARACTERS), "message": head_and_tail(message, MOST_CHARACTERS), "code": code, "rank": rank, "phase": phase,
         "time": time.time(),
     }  # fmt: skip
     forget_earlier_end(folder)

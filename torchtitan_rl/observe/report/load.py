@@ -50,12 +50,16 @@ class Warned:
 class End:
     """How a run ended, as its end.json says.
 
-    Example: End(outcome="failed", message="Traceback ...", rank=1, phase="step 3: grade")
+    Example: End(outcome="failed", error="KeyError: 3", message="Traceback ...", code=1, rank=1, phase="step 3: grade")
     """
 
     outcome: str
     """done, evaluated, stopped, failed, killed or hung."""
+    error: str = ""
+    """The error without its traceback; "" if the message is no traceback."""
     message: str = ""
+    code: int = 0
+    """The exit code: 128 and the signal's number for a run that a signal stopped."""
     rank: int | None = None
     phase: str = ""
 
@@ -83,6 +87,8 @@ class Run:
     warnings: list[Warned] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Sentences about data that could not be read properly."""
+    part_note: str = ""
+    """Says which part of a large samples.jsonl was read; "" if all of it was."""
 
     @property
     def total_steps(self) -> int | None:
@@ -96,14 +102,6 @@ class Run:
         for name in path.split("."):
             found = found.get(name) if isinstance(found, dict) else None
         return found
-
-    @property
-    def learns_from_rewards(self) -> bool:
-        """Whether the loss reads the advantages: that of demonstrations and the exact divergence from a teacher do not."""
-        loss = "algorithm.loss"
-        while self.setting(f"{loss}.loss.class"):  # a modifier's
-            loss += ".loss"
-        return not str(self.setting(f"{loss}.class")).endswith((":Nll", ":ExactDistill"))
 
     def worked_s(self) -> float | None:
         """Seconds of training up to the last step, without the time in which the run was stopped; None if fewer than two steps have
@@ -174,7 +172,9 @@ def _end(path: Path, notes: list[str]) -> End | None:
         return None
     return End(
         outcome=found["outcome"],
+        error=str(found.get("error") or ""),
         message=str(found.get("message") or ""),
+        code=found["code"] if isinstance(found.get("code"), int) else 0,
         rank=found["rank"] if isinstance(found.get("rank"), int) else None,
         phase=str(found.get("phase") or ""),
     )
@@ -235,7 +235,7 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
             row["episode_id"] = _identity(row, place)
             latest[row["episode_id"]] = row
     if is_large:
-        run.notes.append(
+        run.part_note = (
             f"samples.jsonl is large: {len(latest):,} of its {place + 1:,} rows were read, the selected rows and those "
             "of the greedy evaluation"
         )

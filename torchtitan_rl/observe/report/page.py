@@ -14,9 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.observe.report.ending import ending
 from torchtitan_rl.observe.report.load import Row, Run, load_run
-from torchtitan_rl.observe.report.verdicts import verdicts
+from torchtitan_rl.observe.report.overview import ending, lines
 
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
@@ -134,9 +133,10 @@ def _described(run: Run) -> dict[str, Any]:
             key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())
         },
         "ending": _plain(ending(run)),
-        "verdicts": [line._asdict() for line in verdicts(run)],
+        "lines": [line._asdict() for line in lines(run)],
         "notes": _plain(run.notes),
-        "warnings": [_plain(asdict(one)) for one in run.warnings],
+        "part_note": run.part_note,
+        "warnings": [_plain(asdict(warning)) for warning in run.warnings],
         "config": {key: _plain(value) for key, value in flat(run.config).items()},
         "environment": {key: _plain(value) for key, value in flat(run.environment).items()},
     }

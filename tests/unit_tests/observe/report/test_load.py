@@ -4,7 +4,7 @@ import pytest
 
 from tests.parts.report_runs import write_run
 from torchtitan_rl.observe.report import load_run
-from torchtitan_rl.observe.report.ending import ending
+from torchtitan_rl.observe.report.overview import ending
 
 
 def test_metrics_come_as_series_with_gaps_where_a_step_has_no_value(tmp_path):
@@ -38,11 +38,3 @@ def test_run_without_a_recorded_end_says_how_far_it_has_come(tmp_path):
     said = ending(load_run(folder))["text"]
     assert said.startswith("7 of 50 steps in 14 s, the last at 2023")
     assert "no end is recorded" in said
-
-
-@pytest.mark.parametrize(("name", "learns"), [("Clip", True), ("Nll", False), ("ExactDistill", False)])
-def test_loss_inside_modifiers_decides_whether_a_run_learns_from_rewards(tmp_path, name, learns):
-    inner = {"class": f"torchtitan_rl:{name}"}
-    loss = {"class": "torchtitan_rl.algorithm.losses.modifiers:TopEntropy", "loss": inner}
-    run = load_run(write_run(tmp_path / "a", steps=2, algorithm={"loss": loss}))
-    assert run.learns_from_rewards is learns

@@ -50,8 +50,8 @@ const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])
 
 /** A note that the page has not all samples; null if it has. */
 const moreNote = () => (data.left ? h('p', { class: 'note', 'data-more': '' }, `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`) : null);
-/** Notes that only a part of the run's samples was read. */
-const partNotes = () => run.notes.filter((note) => note.startsWith('samples.jsonl is large')).map((note) => h('p', { class: 'note' }, visible(note)));
+/** A note that only a part of the run's samples was read; null if all were. */
+const partNote = () => (run.part_note ? h('p', { class: 'note' }, run.part_note) : null);
 
 /** The text of a role's last message in a column of messages, else that of another column. */
 function lastOf(row, column, role, otherwise) {
@@ -138,7 +138,7 @@ function figure(value) {
   if (size >= 1e6 || size < 1e-3) return value.toExponential(1);
   return size >= 1000 ? Math.round(value).toLocaleString('en') : String(Number(value.toPrecision(3)));
 }
-const percent = (value) => (none(value) ? '–' : `${(100 * value - ((100 * value) % 1 === 0.25 ? 0.01 : 0)).toFixed(1)} %`); // 56.25 is 56.2, as in the verdicts
+const percent = (value) => (none(value) ? '–' : `${(100 * value - ((100 * value) % 1 === 0.25 ? 0.01 : 0)).toFixed(1)} %`); // 56.25 is 56.2, as in the lines of the overview
 /** A name that may be broken after its separators. */
 const breakable = (name) => h('span', {}, visible(name).split(/(?<=[._/])/).flatMap((part) => [part, h('wbr', {})]));
 /** A duration. Example: 0.00584 as "6 ms". */

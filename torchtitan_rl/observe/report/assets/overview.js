@@ -1,4 +1,4 @@
-// The overview: verdicts, then the most important curves, then a search over all series.
+// The overview: how the run ended and its figures, then the most important curves, then a search over all series.
 
 const FIRST = [
   { title: 'Reward', keys: [['reward/mean', 'mean']], note: 'mean of rollouts' },
@@ -32,7 +32,7 @@ function overview(main) {
   const search = () => { remember(); searchSeries(found, status); };
   const log = h('input', { type: 'checkbox', checked: state.log, 'data-field': 'log', onchange: (event) => { state.log = event.target.checked; redraw(); } });
   replace(main,
-    verdictCard(),
+    headline(),
     h('div', { class: 'bar' }, h('h2', {}, 'Curves'),
       h('label', { class: 'inline' }, log, 'log scale')),
     charts,
@@ -52,7 +52,7 @@ function endingOf() {
     details && h('details', {}, h('summary', {}, 'the whole message'), h('pre', { class: 'text' }, visible(details))));
 }
 
-function verdictCard() {
+function headline() {
   const jump = (line) => line.key && (() => {
     const hit = FIRST.find((one) => one.keys.some(([key]) => key === line.key));
     const target = hit && document.querySelector(`[data-chart="${hit.title}"]`);
@@ -61,12 +61,12 @@ function verdictCard() {
     overview(document.querySelector('main'));
     document.querySelector('[data-field=series]').scrollIntoView({ behavior: 'smooth' });
   });
-  return h('section', { class: 'verdicts' },
+  return h('section', { class: 'lines' },
     h('h2', {}, run.name,
       h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
     h('p', { class: 'note', 'data-about': '' }, visible(run.about.filter(Boolean).join(' · '))),
     endingOf(),
-    h('ul', {}, run.verdicts.map((line) => h('li', { class: line.level },
+    h('ul', {}, run.lines.map((line) => h('li', { class: line.level },
       line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))));
 }
 

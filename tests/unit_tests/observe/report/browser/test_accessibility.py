@@ -13,10 +13,10 @@ from torchtitan_rl.observe.report import write_report
 from torchtitan_rl.run.run_end import write_end
 
 
-def test_the_tab_key_reaches_every_row_tab_chart_and_verdict(browser, one):
+def test_the_tab_key_reaches_every_row_tab_chart_and_line(browser, one):
     reached = {}
     for view, wanted in (
-        ("overview", "nav [aria-selected=true], .verdicts button, .plot"),
+        ("overview", "nav [aria-selected=true], .lines button, .plot"),
         ("samples", "tr[data-row], [data-sort], .detail [role=tab][aria-selected=true]"),
     ):
         browser.open(at(one[0], view=view))

@@ -1,4 +1,4 @@
-"""The overview in a browser: verdicts, charts, and how a run ended."""
+"""The overview in a browser: lines, charts, and how a run ended."""
 
 import json
 import random
@@ -6,14 +6,14 @@ import random
 from tests.parts.report_page import clean
 from tests.parts.report_runs import row_of, write_run
 from torchtitan_rl.observe.report import load_run, write_report
-from torchtitan_rl.observe.report.verdicts import verdicts
+from torchtitan_rl.observe.report.overview import lines
 from torchtitan_rl.run.run_end import write_end
 
 
-def test_the_overview_has_the_verdicts_and_draws_the_curves(browser, one):
+def test_the_overview_has_the_lines_and_draws_the_curves(browser, one):
     page, _ = one
     browser.open(page)
-    assert "reward rose from" in browser.run("document.querySelector('.verdicts').innerText")
+    assert "reward 0.4" in browser.run("document.querySelector('.lines').innerText")
     titles = browser.run("[...document.querySelectorAll('figure[data-chart]')].map(f => f.dataset.chart)")
     assert {"Reward", "Held-out accuracy", "Entropy", "Gradient norm", "Time of a step"} <= set(titles)
     assert "KL" not in titles  # this run has none
@@ -69,13 +69,13 @@ def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
-def test_samples_of_a_failed_step_change_no_verdict(tmp_path):
+def test_samples_of_a_failed_step_change_no_line(tmp_path):
     folder = write_run(tmp_path / "a", steps=5, num_steps=50)
     before = load_run(folder)
     unfinished_rows(folder, step=6)
     after = load_run(folder)
     assert len(after.rows) == len(before.rows) + 12
-    assert verdicts(after) == verdicts(before)
+    assert lines(after) == lines(before)
 
 
 def legend(browser, title, step=None):
