@@ -33,7 +33,7 @@ from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY, has_no_memory
 from torchtitan_rl.run.rank_output import RankOutput, failure_marker
 from torchtitan_rl.run.rank_status import StatusFile, heartbeat_text
 from torchtitan_rl.run.run_end import REPORT, Phases, phase_of, write_end
-from torchtitan_rl.run.secrets import masked
+from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.stop_signal import StopSignal
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
         die_with_parent()
     status_file = StatusFile(int(os.environ["RANK"]))
     events.listen(status_file)
-    output = RankOutput(
-        rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"), mask=masked
-    )
+    output = RankOutput(rank=int(os.environ["RANK"]), shown_rank=os.environ.get("LOG_RANK", "0"))
 
     try:
         output.check_shown_rank(int(os.environ["WORLD_SIZE"]))
@@ -139,22 +137,18 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build.parts import prepare
         from torchtitan_rl.build.run import build_run
-        from torchtitan_rl.command.registry import config_file
         from torchtitan_rl.replicated import check_config
         from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.run.run_folder import RunFolder
     prepared = prepare(config)
     digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
     check_config(config_fields(config) | digests)
-    folder = RunFolder.find(config.dump_folder, name)
-    resume = prepare_resume(
-        config, folder.path
-    )  # what it refuses, it refuses before anything is written
-    folder.claim()
+    folder = RunFolder.claim(config.dump_folder, name)
+    resume = prepare_resume(config, folder.path)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
     if not folder.continues:
-        folder.begin(name, config, config_file(name))
+        folder.begin(name, config)
     try:
         stop = StopSignal(failure_marker=failure_marker(folder.path), armed=False)
         controller = build_run(
@@ -164,7 +158,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
             resume=resume,
             stop_requested=stop.requested,
         )
-        folder.begin(name, config, config_file(name))
+        folder.begin(name, config)
         stopped = _carry_out(controller, folder.path, stop)
     except BaseException as error:
         if (
@@ -173,7 +167,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
             status_file.update(run_folder="")  # the launcher would write there how the run ended
         else:
             if os.environ["RANK"] == "0":
-                folder.begin(name, config, config_file(name))
+                folder.begin(name, config)
             write_failure(error, folder.path)
             write_run_report(config, folder.path)
         raise
@@ -209,9 +203,9 @@ def write_failure(error: BaseException, run_folder: Path) -> None:
     """Write to end.json that an error ends the run. A rank that only lost another one leaves this to the one that knows why."""
     if not _lost_a_rank(error):
         message, code = _message_and_code(error)
-        message = masked(message)
+        message = without_secrets(message)
         outcome = "stopped" if code == STOPPED else "failed"
-        rank, brief = int(os.environ["RANK"]), masked(_brief(error))
+        rank, brief = int(os.environ["RANK"]), without_secrets(_brief(error))
         phase = phase_of(error)
         write_end(run_folder, outcome, message, error=brief, code=code, rank=rank, phase=phase)
 

@@ -28,7 +28,7 @@ from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.references import load_class
 from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.run.dump_folder import check_dump_folder, create
+from torchtitan_rl.run.dump_folder import check_dump_folder, lock
 from torchtitan_rl.types import Prompt
 
 Cause = Callable[[Path], object]
@@ -293,7 +293,7 @@ def _claimed(name: str) -> Cause:
         (folder / "file").touch()
         (folder / "spoiled").mkdir()
         (folder / "spoiled" / "checkpoint").touch()
-        create(folder / name)
+        lock(folder / name)
 
     return cause
 
@@ -344,7 +344,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--dump-folder of 300 letters", "expected names of at most 255 bytes, 4095 in all. Shorten it.",
             lambda f: parse_args(["--dump-folder", str(f / ("a" * 300))])),
         row("--dump-folder s3://bucket/run", "'s3://bucket/run': expected a path, no URL", lambda _: check_dump_folder("s3://bucket/run")),
-        row("--dump-folder of a model's folder", "new, empty or a run's own, but it is a model's folder, with", _in_model),
+        row("--dump-folder of a model's folder", "new, empty or a run's own, but it has", _in_model),
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
         row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),

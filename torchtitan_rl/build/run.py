@@ -12,15 +12,17 @@ import torch.distributed as dist
 from torchtitan_rl.build.parts import Parts, build_parts
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.events import phase
+from torchtitan_rl.fields.references import caller_folder
 from torchtitan_rl.generator.demonstrations import Demonstrations
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.run.checkpointer import Checkpointer
-from torchtitan_rl.run.identity import described
+from torchtitan_rl.run.dump_folder import CHECKOUT
+from torchtitan_rl.run.identity import described, repositories
 from torchtitan_rl.run.resume import Resume, config_fields
-from torchtitan_rl.run.run_folder import RunFolderCheck, code_version
-from torchtitan_rl.run.secrets import masked, without_secrets
+from torchtitan_rl.run.run_folder import RunFolderCheck
+from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.state import RunState
 from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage
 
@@ -88,15 +90,15 @@ def build_recorder(
     config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path
 ) -> Recorder:
     """Build what writes metrics and tables to the sinks."""
+    code, _ = repositories([CHECKOUT, caller_folder()])
     return config.metrics.build(
         run_folder=run_folder,
         run_name=run_folder.name,
-        run_config={"code": code_version(), **without_secrets(described(config))},
+        run_config={"code": code, **without_secrets(described(config))},
         total_steps=config.num_steps,
         rank=dist.get_rank(),
         gather=_gather if dist.get_world_size() > 1 else None,
         decode=tokenizer.decode,
-        mask=masked,
     )
 
 
@@ -114,7 +116,6 @@ def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunO
         prompts=parts.prompts,
         token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),
         run_folder=run_folder,
-        mask=masked,
     )
 
 

@@ -30,8 +30,9 @@ from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe.tokens import pieces
 from torchtitan_rl.rewards import RewardError
-from torchtitan_rl.run.dump_folder import check_can_be_made, lock_existing
+from torchtitan_rl.run.dump_folder import check_writable, lock
 from torchtitan_rl.run.resume import choose_resume
+from torchtitan_rl.run.run_end import LOCK
 from torchtitan_rl.text import head_and_tail, visible
 from torchtitan_rl.trainer.teachers.hints import Hints, column
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion
@@ -116,9 +117,9 @@ def _teacher(config: "RunConfig", tokenizer: PreTrainedTokenizerBase) -> str:
 def _run_folder(config: "RunConfig") -> str:
     """The folder that the run would write to, and the checkpoint that it would go on from, as text."""
     folder = Path(config.dump_folder or "outputs/NAME-TIME")
-    if config.dump_folder and (lock := lock_existing(folder)):
-        lock.close()
-    check_can_be_made(folder.absolute())
+    if (folder / LOCK).exists():
+        lock(folder).close()
+    check_writable(folder.absolute())
     found = choose_resume(config, folder)
     if found is None:
         return f"{folder}: a new run"

@@ -78,11 +78,6 @@ def _is_reference(name: str) -> bool:
     return ":" in name or name.endswith(".py")
 
 
-def config_file(name: str) -> Path:
-    """The file of a config function, by the name of `config_function`."""
-    return Path(inspect.getfile(config_function(name))).resolve()
-
-
 def load_config(name: str) -> "RunConfig":
     """The config that `name` stands for. Raises UserError like `config_function`, or if the function returns no RunConfig."""
     from torchtitan_rl.config import RunConfig

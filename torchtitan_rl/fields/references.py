@@ -247,15 +247,6 @@ def is_users_file(file: str) -> bool:
     )
 
 
-def module_of_reference(reference: str) -> ModuleType | None:
-    """Returns the module of a reference such as path/to/file.py:function; None if it has not been imported."""
-    found = _REWARD.fullmatch(reference)
-    place = found["place"].rpartition(":")[0] if found else ""
-    return sys.modules.get(
-        _key(Path(from_caller(place)).resolve()) if place.endswith(".py") else place
-    )
-
-
 def module_name(module: str) -> str:
     """Returns the name under which a user's file would be imported, for the name that a module has here.
 

@@ -77,11 +77,9 @@ class Collector(Listener):
         self,
         selection: Selection,
         leave_out_columns: Sequence[str] = (),
-        mask: Callable[[Any], Any] = lambda rows: rows,
     ) -> None:
-        """`leave_out_columns`: patterns of the columns that no table holds. `mask`: returns rows without secrets."""
+        """`leave_out_columns`: patterns of the columns that no table holds."""
         self._selection = selection
-        self._mask = mask
         self._left_out = self._unmatched = frozenset(leave_out_columns)
         self._leaves_out = functools.cache(self._matching)
         self._lock = threading.Lock()
@@ -195,13 +193,13 @@ class Collector(Listener):
                 self._reject(key, type(value).__name__, error)
 
     def plain_rows(self, value: Any) -> list[Row]:
-        """Copies of the rows with plain cells and without known secrets. Later changes of the originals do not affect them."""
+        """Copies of the rows with plain cells. Later changes of the originals do not affect them."""
         rows = value if isinstance(value, (list, tuple)) else [value]
         if others := {type(row).__name__ for row in rows if not isinstance(row, dict)}:
             raise ValueError(f"expected a dict or a list of dicts, got {', '.join(sorted(others))}")
-        rows = self._mask([plain_row(row) for row in rows])
         return [
-            {name: cell for name, cell in row.items() if not self._leaves_out(name)} for row in rows
+            {name: cell for name, cell in plain_row(row).items() if not self._leaves_out(name)}
+            for row in rows
         ]
 
     def _matching(self, name: str) -> frozenset[str]:

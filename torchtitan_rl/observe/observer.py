@@ -36,7 +36,7 @@ from torchtitan_rl.observe.metrics.reward_stats import (
 )
 from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics
 from torchtitan_rl.observe.metrics.time_shares import time_shares
-from torchtitan_rl.observe.recorder import Mask, Recorder
+from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, episode_rows
 from torchtitan_rl.observe.unfinished import UnfinishedStep
@@ -71,12 +71,10 @@ class RunObserver:
         prompts: "PromptStream",
         token_flops: TokenFlops,
         run_folder: Path,
-        mask: Mask = lambda value: value,
     ) -> None:
         self.recorder = recorder
         self._algorithm = algorithm
         self._prompts = prompts
-        self._mask = mask
         self._token_flops = token_flops
         self._folder = run_folder / "evaluation"
         self._idle_notice = IdleNotice()
@@ -128,9 +126,7 @@ class RunObserver:
         record_metrics({name: same_everywhere(value) for name, value in measured.items()})
         metrics |= measured
         if comm.is_rank_0():
-            self.write_evaluation(
-                state.step, self._mask({"metrics": metrics, "failures": failures})
-            )
+            self.write_evaluation(state.step, {"metrics": metrics, "failures": failures})
         return metrics
 
     def write_evaluation(self, step: int, results: Mapping[str, Any]) -> None:

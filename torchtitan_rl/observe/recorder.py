@@ -45,7 +45,6 @@ CONSOLE_METRICS = (
 """About 35 numbers in a typical step. Those of an evaluation have their own line."""
 
 Gather = Callable[[object], list[object] | None]
-Mask = Callable[[Any], Any]
 
 
 class Recorder(Configurable):
@@ -120,7 +119,6 @@ class Recorder(Configurable):
         rank: int = 0,
         gather: Gather | None = None,
         decode: Decode | None = None,
-        mask: Mask = lambda value: value,
     ) -> None:
         """Starts the sinks' threads on rank 0, and listens to `record_metric` and `timed`.
 
@@ -128,7 +126,6 @@ class Recorder(Configurable):
             gather: takes this rank's object; returns all ranks' objects, in rank order, on rank 0 and None elsewhere.
                 Called exactly once per flush on every rank. None: there is only one process.
             decode: converts token ids to text, with special tokens. None: the tokens of samples are not stored.
-            mask: takes and returns the rows of tables, for example without secrets.
 
         Raises: UserError, on every rank, for an invalid sink, filter or selector; OSError, on rank 0, if the run folder
         cannot be written.
@@ -137,7 +134,6 @@ class Recorder(Configurable):
         self._rank = rank
         self._gather = gather
         self._decode = decode
-        self._mask = mask
         self._run_folder = run_folder
         self._closed = False
         self._failed: set[str] = set()
@@ -147,7 +143,7 @@ class Recorder(Configurable):
         self._selection = Selection(
             config.select, config.seed, config.keep_all_rows, num_traces, self._with_special_tokens
         )
-        self.collector = Collector(self._selection, config.leave_out_columns, mask)
+        self.collector = Collector(self._selection, config.leave_out_columns)
         self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}
         """The running sinks by name, on rank 0."""
@@ -271,11 +267,8 @@ class Recorder(Configurable):
         return dict(values)
 
     def _with_special_tokens(self, row: Row) -> Row:
-        """A row that a selector has chosen, with its special tokens, without secrets."""
-        if self._decode is None:
-            return row
-        [masked] = self._mask([with_special_tokens(row, self._decode)])
-        return masked
+        """A row that a selector has chosen, with its special tokens."""
+        return with_special_tokens(row, self._decode) if self._decode else row
 
     def _write_first(self, rows: list[Row]) -> None:
         """Writes the rows of a step that failed, unless another rank has written its own."""

@@ -1,7 +1,9 @@
-"""Which folders a run may write to: a new one, an empty one, or a run's own; and their locks. It imports no torch."""
+"""Which folders a run may write to: a new one, an empty one, or a run's own; and its lock. It imports no torch."""
 
 import fcntl
 import os
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,45 +17,76 @@ RUN_ID = "run_id"
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-PARTS = ("", "logs", "checkpoint")
+_PARTS = ("logs", "checkpoint")
 """Folders that every run's folder has."""
 
-_MADE_BEFORE = {"checkpoint", "logs", "lost+found", LOCK}
-"""Names that a folder may have before its run: a link to another disk, what an ended start has left, a new disk's own."""
+_MADE_BEFORE = {*_PARTS, "lost+found"}
+"""Names that a folder may have before its run: a link to another disk, a new disk's own."""
 
-NAMED = 4
+_NAMED = 4
 """The message names so many entries of a folder that is refused."""
 
 
 def check_dump_folder(folder: str) -> None:
-    """Check that a run may write to `folder`, or may make it. Writes nothing. An empty text is a new folder under outputs/.
+    """Check that `folder` is new, empty or a run's own. Writes nothing. An empty text is a new folder under outputs/.
 
     Raises:
-        UserError: naming `dump_folder` and what the folder is.
+        UserError: naming `dump_folder` and what is in the folder.
     """
-    if not folder:
+    expect("://" not in folder, "dump_folder", folder, "a path, no URL", "Pass a folder that every node can write to.")  # fmt: skip
+    if not folder or not os.path.lexists(folder):
         return
-    path = Path(folder)
+    with explained(Path(folder)):
+        entries = sorted(os.listdir(folder))
+    others = [name for name in entries if name not in _MADE_BEFORE and not name.endswith(".log")]
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
     expect(
-        "://" not in folder,
-        "dump_folder",
-        folder,
-        "a path, no URL",
-        "Pass a folder that every node can write to.",
-    )
-    with explained(path):
-        whose = _other_use(path)
-        expect(
-            not whose, "dump_folder", folder, f"a folder that is new, empty or a run's own, but {whose}",
-            "A run would overwrite files there: pass a new folder, or leave it out for one under outputs/.",
-        )  # fmt: skip
-        for needed in PARTS:
-            part = (path / needed).absolute()
-            existing = next(parent for parent in (part, *part.parents) if os.path.lexists(parent))
-            if not existing.is_dir():
-                raise NotADirectoryError(0, f"Not a directory: {existing}")
-            if not os.access(existing, os.W_OK | os.X_OK):
-                raise PermissionError(0, "Permission denied")
+        not others or LOCK in entries or RUN_ID in entries, "dump_folder", folder,
+        f"a folder that is new, empty or a run's own, but it has {', '.join(others[:_NAMED])}{more}",
+        "A run would overwrite files there: pass a new folder, or leave it out for one under outputs/.",
+    )  # fmt: skip
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError if nothing can be written to the folder, or to the folder in which it would be made."""
+    existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    with explained(folder), tempfile.TemporaryDirectory(dir=existing):
+        pass
+
+
+def new_folder(name: str) -> Path:
+    """Make a folder under outputs/, named after the config and the time, which no other run has."""
+    first = Path(f"outputs/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder, number = first, 1
+    with explained(folder):
+        folder.parent.mkdir(exist_ok=True)
+        while True:
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:  # of a run that began in the same second
+                number += 1
+                folder = first.with_name(f"{first.name}-{number}")
+
+
+def lock(folder: Path) -> IO[str]:
+    """Make a run's folder, if it is missing, and lock it until the returned file is closed or this process ends.
+
+    Raises:
+        UserError: if a run may not write there (see `check_dump_folder`), or another run is using it.
+    """
+    check_dump_folder(str(folder))
+    with explained(folder):
+        for part in _PARTS:
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        file = open(folder / LOCK, "a")  # noqa: SIM115  (held until the process ends)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
+            ) from error
+    return file
 
 
 @contextmanager
@@ -65,68 +98,3 @@ def explained(folder: Path) -> Iterator[None]:
         raise UserError(
             f"dump_folder: cannot write to {folder}: {error.strerror}. Pass --dump-folder with a folder you may write to."
         ) from error
-
-
-def _other_use(folder: Path) -> str:
-    """The other use that a folder has; "" if it is new, empty or a run's own. Raises OSError if it cannot be read."""
-    if not os.path.lexists(folder):
-        return ""
-    found = sorted(os.listdir(folder))
-    if {LOCK, RUN_ID} & set(found) or all(
-        name in _MADE_BEFORE or name.endswith(".log") for name in found
-    ):
-        return ""
-    what = (
-        "it is a model's folder, with"
-        if any(name.endswith(".safetensors") for name in found)
-        else "it has"
-    )
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return f"{what} {', '.join(found[:NAMED])}{more}"
-
-
-def lock_existing(folder: Path) -> IO[str] | None:
-    """Lock a run's folder; None if it has no lock yet. Writes nothing.
-
-    Raises:
-        UserError: if a run may not write there (see `check_dump_folder`), or another run is using it.
-    """
-    check_dump_folder(str(folder))
-    return _locked(folder) if (folder / LOCK).exists() else None
-
-
-class FolderInUseError(UserError):
-    """A living run holds the folder's lock."""
-
-
-def create(folder: Path) -> IO[str]:
-    """Create a run's folder and lock it."""
-    check_dump_folder(str(folder))
-    with explained(folder):
-        for needed in PARTS:
-            (folder / needed).mkdir(parents=True, exist_ok=True)
-    return _locked(folder)
-
-
-def check_can_be_made(folder: Path) -> None:
-    """Raise UserError if the folder cannot be made. Makes and removes the first folder of it that is missing."""
-    for missing in [each for each in (folder, *folder.parents) if not os.path.lexists(each)][-1:]:
-        with explained(folder):
-            missing.mkdir()
-            missing.rmdir()
-
-
-def _locked(folder: Path) -> IO[str]:
-    with explained(folder):
-        lock = open(folder / LOCK, "a")  # noqa: SIM115  (held until the process ends)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise FolderInUseError(
-            f"dump_folder: another run is using {folder}. Wait for it to end, or pass another --dump-folder."
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"dump_folder: the file system of {folder} has no locks ({error.strerror}). Pass a --dump-folder on another one."
-        ) from error
-    return lock

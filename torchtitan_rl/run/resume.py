@@ -17,7 +17,7 @@ from torchtitan_rl.events import progress
 from torchtitan_rl.models import hf_architecture
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import Resume, find_resume, is_choice
-from torchtitan_rl.run.identity import SOURCES, digests, identity
+from torchtitan_rl.run.identity import identity
 from torchtitan_rl.run.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -55,11 +55,10 @@ _OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
 def config_fields(config: "RunConfig") -> dict[str, Any]:
     """All fields of a config by dotted name, and the type of each component. Runs are compared by these.
 
-    Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, "sources.my_losses.py": "3fa91c02b7de", ...}
+    Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, ...}
     """
     found: dict[str, Any] = {}
     _describe("", config, found)
-    found |= {f"{SOURCES}.{file}": digest for file, digest in digests(config).items()}
     del found["teacher"]  # its weights count, not where they are
     folder = Path(config.hf_assets_path)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)

@@ -15,7 +15,7 @@ from torchtitan_rl.data.tasks.sum_digits import debug_task
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.run.dump_folder import create
+from torchtitan_rl.run.dump_folder import lock
 from torchtitan_rl.run.resume import config_fields
 
 
@@ -158,7 +158,7 @@ def test_a_dry_run_refuses_a_run_folder_that_cannot_be_made_and_leaves_none_behi
 def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(start, tmp_path, capsys):
     options = ["--dry-run", "--config", "debug", "--hf-assets-path", str(start)]
     run = tmp_path / "run"
-    with pytest.raises(UserError, match="dump_folder = .* but it is a model's folder, with "):
+    with pytest.raises(UserError, match="dump_folder = .* but it has .*"):
         parse_args([*options, "--dump-folder", str(start)])
     with pytest.raises(UserError, match="resume = 77: expected a step with a checkpoint in .*run/checkpoint: none yet"):
         parse_args([*options, "--dump-folder", str(run), "--resume", "77"])
@@ -176,5 +176,5 @@ def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(star
     for wrong, says in {"--seed=5": "seed 0 -> 5", "--num-steps=3": "num_steps = 3: expected at least 20"}.items():
         with pytest.raises(UserError, match=says):
             parse_args([*options, "--dump-folder", str(run), wrong])
-    with create(run), pytest.raises(UserError, match="another run is using"):
+    with lock(run), pytest.raises(UserError, match="another run is using"):
         parse_args([*options, "--dump-folder", str(run)])

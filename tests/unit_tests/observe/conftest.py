@@ -26,7 +26,6 @@ def recorder(tmp_path):
         rank=0,
         gather=None,
         run_config=None,
-        mask=lambda value: value,
         **config,
     ):
         made.append(
@@ -38,7 +37,6 @@ def recorder(tmp_path):
                 total_steps=total_steps,
                 rank=rank,
                 gather=gather,
-                mask=mask,
             )
         )
         return made[-1]

@@ -99,6 +99,7 @@ def wandb_records(run_folder):
 def wandb_run(recorder, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr("sys.argv", ["train", "--task.api-key", "hunter-12345"])
     record_run(recorder(sinks=["jsonl", "wandb"], wandb_mode="offline", project="p"))
     return wandb_records(tmp_path)
 
@@ -112,6 +113,10 @@ def test_wandb_offline_holds_scalars_histograms_config_and_step_on_the_log(wandb
     assert {"lr", "model"} <= set(config)
     metrics = [r.metric for r in records if r.HasField("metric")]
     assert any(m.glob_name == "*" and m.step_metric == "step" for m in metrics)
+
+
+def test_wandb_never_gets_the_command_line_with_its_secrets(wandb_run, tmp_path):
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter-12345" in path.read_bytes()] == []
 
 
 def test_wandb_tables_keep_history_in_increments_and_a_final_immutable_copy(wandb_run):

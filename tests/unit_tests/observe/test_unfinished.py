@@ -69,7 +69,7 @@ def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(tmp_pa
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 
 
-def test_secrets_and_columns_that_are_left_out_are_not_written_and_the_budget_holds(tmp_path, full):
+def test_columns_that_are_left_out_are_not_written_and_the_budget_holds(tmp_path, full):
     step = UnfinishedStep()
     step.keep([full], step=4, split="train")
     for name, budget in (("a", 2**20), ("b", 10)):

@@ -41,8 +41,11 @@ class WandbSink(Sink):
             mode=mode,
             dir=theirs.get("WANDB_DIR") or str(context.run_folder),
             config=context.run_config,
+            # Its own metadata would have the command line, with the secrets of its options.
             settings=wandb.Settings(
-                console="off", silent=mode == "offline" or not sys.stderr.isatty()
+                console="off",
+                silent=mode == "offline" or not sys.stderr.isatty(),
+                x_disable_meta=True,
             ),
         )
         self._run.define_metric("step")
