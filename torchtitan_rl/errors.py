@@ -21,10 +21,6 @@ class SamplerFault(TrainingStopped):
         return f"{super().__str__()} {self.evidence}".rstrip()
 
 
-class WorkerKilled(RuntimeError):
-    """A worker process was killed from outside, by SIGKILL or SIGTERM, before its call ended."""
-
-
 def expect(holds: bool, field: str, value: Any, expected: str, remedy: str) -> None:
     """Raise UserError unless `holds`.
 

@@ -13,7 +13,6 @@ from torchtitan_rl.rewards.grader import Scorers
 from torchtitan_rl.rewards.reports import CallReports
 from torchtitan_rl.rewards.reward import JUDGEMENT, Judgement, Reward
 from torchtitan_rl.rewards.scorer import Scope
-from torchtitan_rl.run.workers import WorkerPool
 
 
 def find_scorers(
@@ -54,11 +53,7 @@ def build_grader(
     Args:
         scorers: from `find_scorers`; None: they are found here.
     """
-    return config.build(
-        scorers=scorers or find_scorers(config, task),
-        start_workers=WorkerPool,
-        reports=CallReports(),
-    )
+    return config.build(scorers=scorers or find_scorers(config, task), reports=CallReports())
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:

@@ -4,35 +4,17 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from torchtitan_rl.errors import WorkerKilled
 from torchtitan_rl.rewards.scorer import Groups, Scorer, ScorerResult
+from torchtitan_rl.rewards.workers import WorkerKilled
 from torchtitan_rl.types import Completion, flat
 
 _CANCEL_SECONDS = 5.0
 """Time that async functions have to end after the longest time limit. After that they are abandoned."""
-
-
-class Workers(Protocol):
-    """A pool of processes that call functions, such as `run.workers.WorkerPool`."""
-
-    def submit_all(self, calls: Sequence[tuple[int, float]], *args: Any) -> "list[Future[Any]]":
-        """Call functions with the same arguments, one after another. Each call is (index of the function, seconds).
-
-        A call that takes longer than `seconds` is killed, and its future raises TimeoutError; 0 means no limit. The
-        future of a call whose worker was killed from outside raises WorkerKilled.
-        """
-
-    def close(self) -> None:
-        """End the processes."""
-
-
-StartWorkers = Callable[..., Workers]
-"""Starts `size` processes that can call `functions`: start(functions, size)."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from torchtitan_rl.rewards.calls import (
     AsyncCalls,
     ResultsOfCompletion,
     RewardCall,
-    StartWorkers,
     finish,
 )
 from torchtitan_rl.rewards.scorer import (
@@ -20,6 +19,7 @@ from torchtitan_rl.rewards.scorer import (
     Scope,
     Scorer,
 )
+from torchtitan_rl.rewards.workers import WorkerPool
 from torchtitan_rl.types import Completion, Group, Metric, ScoredCompletion
 
 
@@ -97,14 +97,12 @@ class Grader(Configurable):
         config: Config,
         *,
         scorers: dict[str, Scorers],
-        start_workers: StartWorkers,
         reports: Reports,
     ) -> None:
-        """
+        """Start the workers, which inherit this process's state. Call it before there are threads; the caller closes it.
+
         Args:
             scorers: the scorers of each member of the task, by name. `build.grader_parts` builds them.
-            start_workers: called once, with the functions that workers run. Workers inherit this process's state at
-                that time.
         """
         self._scorers = scorers
         self.reward_names: list[str] = []
@@ -117,7 +115,7 @@ class Grader(Configurable):
             for scorer in of_task.all:
                 self._function_idx.setdefault(scorer, len(self._function_idx))
         self._in_process = set(config.in_process)
-        self._workers = start_workers([scorer.run for scorer in self._function_idx], config.workers)
+        self._workers = WorkerPool([scorer.run for scorer in self._function_idx], config.workers)
         self.reports = reports
         self._metrics: list[tuple[str, Metric]] = []
 
@@ -166,21 +164,15 @@ class Grader(Configurable):
         state: Any,
         async_calls: AsyncCalls,
     ) -> list[RewardCall]:
-        """Returns one call of each scorer with all the groups. Those that run in a worker are started, one after
-        another, and async ones together."""
+        """Returns one call of each scorer with all the groups, started unless it runs in this process."""
         calls = [RewardCall(scorer, groups, state) for scorer in scorers]
-        in_workers: list[RewardCall] = []
-        functions: list[tuple[int, float]] = []  # index and time limit of each
         for call in calls:
             scorer = call.scorer
             if scorer.is_async:
                 call.future = async_calls.submit(call)
             elif scorer.name not in self._in_process:
-                in_workers.append(call)
-                functions.append((self._function_idx[scorer], scorer.time_limit_seconds))
-        futures = self._workers.submit_all(functions, groups, state)
-        for call, future in zip(in_workers, futures, strict=True):
-            call.future = future
+                function, seconds = self._function_idx[scorer], scorer.time_limit_seconds
+                call.future = self._workers.submit(function, groups, state, seconds=seconds)
         return calls
 
     def with_rewards(

@@ -1,0 +1,225 @@
+"""Worker processes, in which a call can be ended whatever it does: native code, endless loops, fork bombs.
+
+    pool = WorkerPool([slow, wild], size=4)
+    future = pool.submit(1, argument, seconds=10)   # wild(argument), in a process that already has the function
+    future.result()                                 # its result; TimeoutError if it took longer
+
+Each worker has a supervisor: a process that runs no foreign code, starts the worker, ends a call at its time limit, and replaces a
+worker that has ended. The supervisors are forked when the pool is made, so functions need not be picklable. They end with this
+process, however it ends, and take their workers and all that these have started along.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import pickle
+import queue
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, NoReturn
+
+_SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
+"""Options of prctl(2)."""
+_KEY_BYTES = 16
+
+
+class WorkerDied(RuntimeError):
+    """A worker's process ended before its call did."""
+
+
+class WorkerKilled(WorkerDied):
+    """It was ended by SIGKILL or SIGTERM, which functions do not send themselves: a person, a batch system or the kernel does."""
+
+
+class WorkerPool:
+    """Up to `size` calls at a time, each in a worker process. A call that takes too long is killed and its worker replaced."""
+
+    def __init__(self, functions: Sequence[Callable], size: int) -> None:
+        """Fork the supervisors, with the `functions` as they are now. Arguments and results must be picklable.
+
+        Call it from the main thread and early, because forking a process with threads is risky.
+        """
+        self._pids: list[int] = []
+        self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        sys.stdout.flush()  # a child would print what it inherits in the buffer again
+        for _ in range(size):
+            ours, theirs = Pipe()
+            self._pids.append(_fork(partial(_supervise, ours, theirs, functions)))
+            theirs.close()
+            ours.recv()  # it can be ended from now on
+            self._idle.put(ours)
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
+
+    def submit(self, function: int, *args: Any, seconds: float = 0) -> "Future[Any]":
+        """Call the function with index `function`. The future gets its result or its exception.
+
+        Args:
+            seconds: time limit of the call itself, after which the future gets a TimeoutError; 0 for no limit.
+        """
+        return self._threads.submit(self._call, function, args, seconds)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        while self._pids:
+            pid = self._pids.pop()
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+
+    def _call(self, function: int, args: tuple, seconds: float) -> Any:
+        """Make the call, on a thread of the pool."""
+        data = pickle.dumps((function, args))
+        line = self._idle.get()  # there are as many as threads
+        try:
+            line.send(seconds)
+            line.send_bytes(data)
+            answer = line.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise WorkerKilled("its supervisor has ended") from error
+        finally:
+            self._idle.put(line)
+        result, fault = pickle.loads(answer)
+        if fault is not None:
+            raise fault
+        return result
+
+
+def _fork(run: Callable[[], None]) -> int:
+    """Fork a process that does `run` and ends. It never returns into this one's code. Returns its process id."""
+    # The child must not destroy the garbage that it inherits: a process group's destructor waits for a thread that it does not have.
+    gc.freeze()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+        finally:
+            os._exit(0)
+    gc.unfreeze()
+    return pid
+
+
+def _supervise(parents: Connection, line: Connection, functions: Sequence[Callable]) -> None:
+    parents.close()
+    _Supervisor(line, functions).serve()
+
+
+class _Supervisor:
+    """One worker's supervisor, in the process that was forked for it. It has one thread."""
+
+    def __init__(self, line: Connection, functions: Sequence[Callable]) -> None:
+        self._line, self._functions = line, functions
+        self._worker = 0
+        self._worker_line: Connection | None = None
+
+    def serve(self) -> None:
+        """Make one call after another until the pool's process ends or closes the pool."""
+        os.setsid()  # Ctrl-C is for the training process
+        signal.signal(signal.SIGTERM, _exit)
+        signal.signal(signal.SIGALRM, _time_out)
+        _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the worker become children, to be killed too
+        _control(_SET_DEATH_SIGNAL, signal.SIGTERM)
+        self._line.send("ready")
+        try:
+            while True:
+                seconds, data = self._line.recv(), self._line.recv_bytes()
+                self._line.send_bytes(self._answer(data, seconds))
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            self._kill_worker()
+
+    def _answer(self, data: bytes, seconds: float) -> bytes:
+        """The pickled (result, fault) of a call, of which one is None."""
+        if self._worker_line is None:
+            self._worker_line, theirs = Pipe()
+            self._worker = _fork(partial(self._work, theirs))
+            theirs.close()
+        key = os.urandom(_KEY_BYTES)
+        try:
+            try:
+                # The alarm also ends the wait for the rest of half a message.
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                self._worker_line.send_bytes(key + data)
+                answer = self._worker_line.recv_bytes()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeoutError:
+            self._kill_worker()
+            fault = TimeoutError(f"took longer than {seconds:g} s")
+        except (EOFError, OSError):
+            fault = _death(self._kill_worker())
+        else:
+            if answer[:_KEY_BYTES] == key:
+                return answer[_KEY_BYTES:]
+            self._kill_worker()
+            fault = WorkerDied("the function wrote into its worker's descriptors")
+        return pickle.dumps((None, fault))
+
+    def _work(self, line: Connection) -> None:
+        """Run the worker: make one call after another and send the results."""
+        self._line.close()
+        self._worker_line.close()
+        os.setsid()  # a group to be killed at once
+        for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        _control(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        import torch
+
+        torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
+        pid = os.getpid()
+        while True:
+            message = line.recv_bytes()
+            try:
+                function, args = pickle.loads(message[_KEY_BYTES:])
+                answer = pickle.dumps((self._functions[function](*args), None))
+            except BaseException as error:  # also SystemExit
+                fault = RuntimeError(f"{type(error).__name__}: {error}")
+                answer = pickle.dumps((None, fault))
+            if os.getpid() != pid:  # a fork of the call, which would also send a result
+                return
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # nobody reads it, or the call has closed it
+                sys.stdout.flush()
+            line.send_bytes(message[:_KEY_BYTES] + answer)
+
+    def _kill_worker(self) -> int:
+        """Kill the worker and all that it has started. Returns its wait status."""
+        worker_status = 0
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        while pids := children.read_text().split():
+            for pid in map(int, pids):
+                with contextlib.suppress(ProcessLookupError):  # it leads no group
+                    os.killpg(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
+                if pid == self._worker:
+                    worker_status = status
+        self._worker_line = None
+        return worker_status
+
+
+def _death(status: int) -> WorkerDied:
+    """The fault for a worker with this wait status."""
+    if not os.WIFSIGNALED(status):
+        return WorkerDied(f"its process ended with exit code {os.WEXITSTATUS(status)}")
+    number = os.WTERMSIG(status)
+    kind = WorkerKilled if number in (signal.SIGKILL, signal.SIGTERM) else WorkerDied
+    return kind(f"its process was killed by signal {number} ({signal.strsignal(number)})")
+
+
+def _exit(*_: Any) -> NoReturn:
+    raise SystemExit
+
+
+def _time_out(*_: Any) -> NoReturn:
+    raise TimeoutError
+
+
+def _control(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
