@@ -15,25 +15,24 @@ from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.loss import Source
-from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.errors import SamplerFault
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.events import heartbeat, progress, record_metric, timed
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.models.score import Companion
 from torchtitan_rl.replicated import check_replicated
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.state import RunState
-from torchtitan_rl.trainer.teachers.frozen_models import held_out_measures
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import Completion, Episode, EvaluationPass, Group, Prompt, ScoredCompletion
 
 if TYPE_CHECKING:
+    from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
     from torchtitan_rl.generator.in_flight import InFlight
+    from torchtitan_rl.models.score import Companion
     from torchtitan_rl.sync.weight_sync import WeightSync
     from torchtitan_rl.trainer.optimizer import UpdateReport
     from torchtitan_rl.trainer.trainer import Trainer
@@ -119,7 +118,7 @@ class Controller(Configurable):
         self,
         config: Config,
         *,
-        prompts: PromptStream,
+        prompts: "PromptStream",
         held_out: list[Prompt],
         generator: "Generator | NoEngine",
         step_sampler: "InFlight | Demonstrations",
@@ -127,7 +126,7 @@ class Controller(Configurable):
         algorithm: Algorithm,
         sources: Sequence[Source],
         trainer: "Trainer",
-        teacher: Companion | None,
+        teacher: "Companion | None",
         weight_sync: "WeightSync | None",
         evaluation: Evaluation,
         state: RunState,
@@ -327,6 +326,9 @@ class Controller(Configurable):
 
     def _measure_held_out(self) -> dict[str, float]:
         """Sample the held-out prompts once for each pass. Returns the evaluation's metrics by name."""
+        # Not with this module, whose Config `--help` reads.
+        from torchtitan_rl.trainer.teachers.frozen_models import held_out_measures
+
         check_replicated(self.state.step, self.held_out)
         episodes: dict[EvaluationPass, list[Group[Episode]]] = {}
         for its_pass, sampling in self.evaluation.passes.items():
