@@ -73,12 +73,8 @@ def ranked(k: int, value: Callable[[Row], Any]) -> Choose:
     """The k rows with the highest `value`; rows for which it is no number are left out."""
 
     def choose(rows: list[Candidate]) -> list[Candidate]:
-        values = [(as_score(value(c.row)), c) for c in rows]
-        known = [(number, c) for number, c in values if number is not None]
-        best = heapq.nsmallest(
-            k, known, key=lambda pair: (-pair[0], pair[1].idle, pair[1].tie_breaker)
-        )
-        return [c for _, c in best]
+        values = {id(c): as_score(value(c.row)) for c in rows}
+        return first(k, lambda c: -values[id(c)], lambda c: values[id(c)] is not None)(rows)
 
     return choose
 
@@ -152,6 +148,11 @@ def _reward_ends(group: list[Candidate]) -> list[Candidate]:
     return [members[0], members[-1]] if len(members) > 1 else members
 
 
+def pinned(text: str) -> Choose:
+    """The rows whose prompt contains the text."""
+    return any_of(lambda c: text in str(c.row.get("prompt", "")))(PINNED_SHOWN)
+
+
 CUT = ("length", "max_tokens", "max_turns", "max_traces", "time")
 """Finish reasons of completions that a limit has cut."""
 
@@ -166,7 +167,7 @@ SELECTORS: dict[str, Callable[..., Choose]] = {
     "zero_variance": zero_variance,
     "group_best": lambda k: each_group(top(k)),
     "group_worst": lambda k: each_group(bottom(k)),
-    "pinned": lambda text: any_of(lambda c: text in str(c.row.get("prompt", "")))(PINNED_SHOWN),
+    "pinned": pinned,
 }
 """The selectors that `select` may name. Each takes k; `pinned` takes a part of the prompt's text."""
 
@@ -187,33 +188,34 @@ def parse_selector(text: str) -> Selector:
     Raises: UserError for an unknown name, or a k that is not a whole number from 0 up.
     """
     name, _, argument = text.partition(":")
-    place, _, last = text.rpartition(":")
     if "." in name:
-        reference, number = (place, last) if last.isdecimal() else (text, "1")
-        choose = ranked(int(number), guarded(load_function(reference, "metrics.select"), text))
+        place, _, last = text.rpartition(":")
+        reference, k = (place, last) if last.isdecimal() else (text, "1")
+        choose = ranked(int(k), guarded(load_function(reference, "metrics.select"), text))
         return Selector(reference.rpartition(":")[2], choose, choose)
-    number, _, column = argument.partition(":")
-    if name in ("top", "bottom") and column and number.isdecimal():
-        sign = 1 if name == "top" else -1
-        choose = ranked(int(number), lambda row: _signed(row.get(column), sign))
-        return Selector(f"{name} {column}", choose, choose)
     near = difflib.get_close_matches(name, SELECTORS, 1)
     hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
-    hint = f"Put spaces between them: {with_spaces(text)}" if "," in text else hint
+    if "," in text:
+        hint = f"Put spaces between them: {with_spaces(text)}"
     expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
     if name == "pinned":
-        expect(
-            argument,
-            "metrics.select",
-            text,
-            "part of a prompt after the colon",
-            "Example: 'pinned:What is 12'.",
-        )
-    else:
-        fits = not argument or argument.isdecimal()
-        example = hint if "," in text else "Example: 'top:2'."
-        expect(fits, "metrics.select", text, "a number of rows from 0 up after the colon", example)
-    choose = SELECTORS[name](argument if name == "pinned" else int(argument or 1))
+        example = "Example: 'pinned:What is 12'."
+        expect(argument, "metrics.select", text, "part of a prompt after the colon", example)
+        return Selector(name, pinned(argument), pinned(argument))
+    k, _, column = argument.partition(":")
+    column_fits = not column or name in ("top", "bottom")
+    expect(
+        column_fits and (not argument or k.isdecimal()),
+        "metrics.select",
+        text,
+        "a number of rows from 0 up after the colon",
+        hint if "," in text else "Example: 'top:2'.",
+    )
+    if column:
+        sign = 1 if name == "top" else -1
+        choose = ranked(int(k), lambda row: _signed(row.get(column), sign))
+        return Selector(f"{name} {column}", choose, choose)
+    choose = SELECTORS[name](int(k or 1))
     candidates = each_group(_reward_ends) if name == "zero_variance" else choose
     return Selector(name.replace("_", " "), choose, candidates)
 
@@ -265,20 +267,19 @@ class Selection:
 
     def candidates(self, rows: list[Row]) -> list[Row]:
         """This rank's rows that the selection over all ranks may need."""
-        found: set[int] = set()
-        beside: set[int] = set()
+        chosen: set[int] = set()
+        siblings: set[int] = set()
         for members in self._splits(rows):
-            chosen = [c for selector in self._selectors for c in selector.candidates(members)]
-            found |= {id(c.row) for c in [*chosen, *random(self._num_traces)(members)]}
-            beside |= {id(c.row) for c in _siblings(members, chosen)}
-        kept = [
-            (row, id(row) in found)
-            for row in rows
-            if id(row) in found | beside or self._stores(row)
-        ]
-        return [
-            self._complete(row) if chosen else _cells(self._complete(row)) for row, chosen in kept
-        ]
+            selected = [c for selector in self._selectors for c in selector.candidates(members)]
+            chosen |= {id(c.row) for c in [*selected, *random(self._num_traces)(members)]}
+            siblings |= {id(c.row) for c in _siblings(members, selected)}
+        needed = []
+        for row in rows:
+            if id(row) in chosen:
+                needed.append(self._complete(row))
+            elif id(row) in siblings or self._stores(row):
+                needed.append(_without_tokens(self._complete(row)))
+        return needed
 
     def _stores(self, row: Row) -> bool:
         """Whether the row is stored even if no selector chooses it: every held-out prompt can then be followed over training."""
@@ -292,30 +293,24 @@ class Selection:
             for selector in self._selectors:
                 for c in selector.choose(members):
                     reasons[id(c)].append(selector.reason)
-            members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
-            named = [
-                (c, {**_cells(c.row), "step": step, "select_reason": ", ".join(reasons[id(c)])})
-                for c in members
-            ]
-            shown = [row for c, row in named if reasons[id(c)]]
+            siblings = {id(c) for c in _siblings(members, [c for c in members if reasons[id(c)]])}
             sampled = {id(c) for c in random(self._num_traces)(members)}
-            others = [
-                {**row, "select_reason": "trace"}
-                for c, row in named
-                if id(c) in sampled and not reasons[id(c)]
-            ]
-            rollouts = [
-                row for row in (*shown, *others) if "response" in row
-            ]  # tables of the user's own may have none
-            selected.shown.extend(shown)
-            beside = {id(c) for c in _siblings(members, [c for c in members if reasons[id(c)]])}
-            for c, row in named:
+            shown, sampled_rows = [], []
+            members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
+            for c in members:
+                row = {**c.row, "step": step, "select_reason": ", ".join(reasons[id(c)])}
+                plain_row = _without_tokens(row)
                 if reasons[id(c)]:
-                    selected.kept.append(_with_tokens(c, row))
-                elif self._stores(row):
+                    shown.append(plain_row)
                     selected.kept.append(row)
-                elif id(c) in beside:
-                    selected.kept.append({**row, "select_reason": SIBLING})
+                elif self._stores(row):
+                    selected.kept.append(plain_row)
+                elif id(c) in siblings:
+                    selected.kept.append({**plain_row, "select_reason": SIBLING})
+                if id(c) in sampled and not reasons[id(c)]:
+                    sampled_rows.append({**plain_row, "select_reason": "trace"})
+            selected.shown.extend(shown)
+            rollouts = [row for row in shown + sampled_rows if "response" in row]
             selected.traces.extend(rollouts[: self._num_traces])
         return selected
 
@@ -348,13 +343,9 @@ def _siblings(members: list[Candidate], chosen: list[Candidate]) -> list[Candida
     return [c for c in members if c.group in groups]
 
 
-def _cells(row: Row) -> Row:
+def _without_tokens(row: Row) -> Row:
     """The row without its tokens, which only the store keeps, and only for shown rows."""
     return {column: cell for column, cell in row.items() if column != TOKENS}
-
-
-def _with_tokens(c: Candidate, row: Row) -> Row:
-    return {**row, TOKENS: c.row[TOKENS]} if TOKENS in c.row else row
 
 
 def _distinct(candidates: list[Candidate]) -> list[Candidate]:
@@ -362,13 +353,13 @@ def _distinct(candidates: list[Candidate]) -> list[Candidate]:
     places: dict[tuple[Any, ...], list[Candidate]] = {}
     for c in candidates:
         places.setdefault(c.place, []).append(c)
-    found: list[Candidate] = []
+    distinct: list[Candidate] = []
     for twins in places.values():
         if len(twins) > 1:  # comparing contents of thousands of characters is slow
             contents = {_content(c.row): c for c in twins}
             twins = [contents[content] for content in sorted(contents)]
-        found += twins
-    return found
+        distinct += twins
+    return distinct
 
 
 def _content(row: Row) -> str:

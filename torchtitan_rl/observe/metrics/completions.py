@@ -23,45 +23,35 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     episodes = flat(groups)
     if not episodes:
         return {}
-    lengths = [episode.completion.num_sampled for episode in episodes]
-    stopped = [episode.completion.finish_reason == "stop" for episode in episodes]
-    verdicts = [episode.scored.correct for episode in episodes]
+    stopped = [e for e in episodes if e.completion.finish_reason == "stop"]
+    right = [e for e in episodes if e.scored.correct]
+    wrong = [e for e in episodes if e.scored.correct is False]
     ends = Counter(episode.completion.finish_reason for episode in episodes)
-    longest = [
-        max((e.completion.num_sampled for e in group.samples), default=0) for group in groups
-    ]
+    longest = [max(e.completion.num_sampled for e in g.samples) for g in groups if g.samples]
+    prompt_tokens = sum(len(group.prompt.token_ids) * len(group.samples) for group in groups)
     spread = ("mean", "min", "max")
+    quantiles = ("min", "p25", "p50", "p75", "p95", "max")
     return {
-        **describe("completions/length", lengths, spread),
-        **describe(
-            "completions/terminated_length",
-            [n for n, ended in zip(lengths, stopped) if ended],
-            spread,
+        **describe("completions/length", _lengths(episodes), spread),
+        **describe("completions/terminated_length", _lengths(stopped), spread),
+        **describe("completions/right_length", _lengths(right), ("mean",)),
+        **describe("completions/wrong_length", _lengths(wrong), ("mean",)),
+        **describe("completions/group_longest", longest, quantiles),
+        "completions/clipped_fraction": fraction(
+            [e.completion.finish_reason != "stop" for e in episodes]
         ),
-        **describe(
-            "completions/right_length",
-            [n for n, right in zip(lengths, verdicts) if right],
-            ("mean",),
-        ),
-        **describe(
-            "completions/wrong_length",
-            [n for n, right in zip(lengths, verdicts) if right is False],
-            ("mean",),
-        ),
-        **describe(
-            "completions/group_longest", longest, ("min", "p25", "p50", "p75", "p95", "max")
-        ),
-        "completions/clipped_fraction": fraction([not ended for ended in stopped]),
-        "completions/tokens": same_everywhere(float(sum(lengths))),
-        "completions/prompt_tokens": same_everywhere(
-            float(sum(len(group.prompt.token_ids) * len(group.samples) for group in groups))
-        ),
+        "completions/tokens": same_everywhere(float(sum(_lengths(episodes)))),
+        "completions/prompt_tokens": same_everywhere(float(prompt_tokens)),
         "completions/count": same_everywhere(float(len(episodes))),
         **{
             f"completions/finish_reason/{end}": same_everywhere(n / len(episodes))
             for end, n in ends.items()
         },
     }
+
+
+def _lengths(episodes: Sequence[Episode]) -> list[int]:
+    return [episode.completion.num_sampled for episode in episodes]
 
 
 def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
@@ -72,23 +62,17 @@ def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     completions = [episode.completion for episode in flat(groups)]
     if all(completion.token_versions is None for completion in completions):
         return {}
-    carried = sum(
-        completion.num_sampled - int(np.count_nonzero(completion.fresh_mask))
-        for completion in completions
-    )
+    sampled = sum(completion.num_sampled for completion in completions)
+    fresh = sum(int(np.count_nonzero(completion.fresh_mask)) for completion in completions)
     ages = [
-        max(
-            (e.completion.policy_version - e.completion.oldest_version for e in g.samples),
-            default=0,
-        )
-        for g in groups
+        max(e.completion.policy_version - e.completion.oldest_version for e in group.samples)
+        for group in groups
+        if group.samples
     ]
     return {
         **describe("in_flight/age", [float(age) for age in ages], ("mean", "max")),
         "in_flight/carried_groups_fraction": fraction([age > 0 for age in ages]),
-        "in_flight/carried_tokens_fraction": same_everywhere(
-            carried / max(sum(c.num_sampled for c in completions), 1)
-        ),
+        "in_flight/carried_tokens_fraction": same_everywhere((sampled - fresh) / max(sampled, 1)),
     }
 
 
@@ -102,33 +86,29 @@ def diversity_metrics(
     1 - |A & B| / |A | B|. macro: the mean over groups; micro: over all n-grams, or pairs, of all groups. Groups are
     measured in order until `max_tokens` is reached, at least one; diversity/groups is their number.
     """
-    taken: list[list[np.ndarray]] = []
+    measured: list[list[np.ndarray]] = []
     tokens = 0
     for group in groups:
-        if taken and tokens >= max_tokens:
+        if measured and tokens >= max_tokens:
             break
-        taken.append(
-            [
-                episode.completion.token_ids[episode.completion.loss_mask].astype(np.int64)
-                for episode in group.samples
-            ]
-        )
-        tokens += sum(map(len, taken[-1]))
+        completions = [episode.completion for episode in group.samples]
+        measured.append([c.token_ids[c.loss_mask].astype(np.int64) for c in completions])
+        tokens += sum(map(len, measured[-1]))
     metrics: dict[str, Metric] = {}
-    for name, measure in (
-        ("distinct_1", _distinct_1),
-        ("distinct_2", _distinct_2),
-        ("jaccard_distance", _jaccard),
-    ):
-        pairs = [pair for completions in taken if completions and (pair := measure(completions))[1]]
-        if pairs:
-            metrics[f"diversity/{name}/macro"] = same_everywhere(
-                fmean([part / amount for part, amount in pairs])
-            )
+    measures = {
+        "distinct_1": _distinct_1,
+        "distinct_2": _distinct_2,
+        "jaccard_distance": _jaccard,
+    }
+    for name, measure in measures.items():
+        pairs = [measure(completions) for completions in measured if completions]
+        if pairs := [(part, amount) for part, amount in pairs if amount]:
+            macro = fmean([part / amount for part, amount in pairs])
             micro = sum(part for part, _ in pairs) / sum(amount for _, amount in pairs)
+            metrics[f"diversity/{name}/macro"] = same_everywhere(macro)
             metrics[f"diversity/{name}/micro"] = same_everywhere(micro)
-    if taken:
-        metrics["diversity/groups"] = same_everywhere(float(len(taken)))
+    if measured:
+        metrics["diversity/groups"] = same_everywhere(float(len(measured)))
     return metrics
 
 
@@ -172,37 +152,33 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     conversations = [c for c in completions if c.turns or c.error is not None]
     if not conversations:
         return {}
+    count = len(conversations)
     sampled = sum(c.num_sampled for c in conversations)
     tokens = sum(len(c.token_ids) for c in conversations)
+    context_tokens = sum(trace.context_tokens for c in conversations for trace in c.traces)
+    turns = [len(c.turns) for c in conversations]
     seconds = [turn.environment_seconds for c in conversations for turn in c.turns]
-    columns = sorted({name for c in conversations for turn in c.turns for name in turn.columns})
-    logged = {
-        name: [total for c in conversations if (total := _total(c, name)) is not None]
-        for name in columns
-    }
     metrics = {
-        **describe(
-            "conversations/turns", [len(c.turns) for c in conversations], ("mean", "min", "max")
-        ),
+        **describe("conversations/turns", turns, ("mean", "min", "max")),
         **describe("conversations/traces", [len(c.traces) for c in conversations], ("mean", "max")),
         **describe("conversations/environment_seconds", seconds, ("mean", "max")),
-        "conversations/count": same_everywhere(float(len(conversations))),
-        "conversations/env_errors": same_everywhere(
-            float(sum(c.error is not None for c in conversations))
-        ),
-        "conversations/tokens_of_contexts": same_everywhere(
-            sum(trace.context_tokens for c in conversations for trace in c.traces)
-            / len(conversations)
-        ),
-        "conversations/tokens_sampled": same_everywhere(sampled / len(conversations)),
-        "conversations/tokens_observed": same_everywhere((tokens - sampled) / len(conversations)),
     }
-    for name, totals in logged.items():
+    values = {
+        "count": float(count),
+        "env_errors": float(sum(c.error is not None for c in conversations)),
+        "tokens_of_contexts": context_tokens / count,
+        "tokens_sampled": sampled / count,
+        "tokens_observed": (tokens - sampled) / count,
+    }
+    metrics |= {f"conversations/{name}": same_everywhere(value) for name, value in values.items()}
+    columns = sorted({name for c in conversations for turn in c.turns for name in turn.columns})
+    for name in columns:
+        totals = [total for c in conversations if (total := _total(c, name)) is not None]
         key = f"conversations/{name}"
+        if key in metrics:
+            key = f"conversations/logged/{name}"
         if totals:
-            metrics[f"conversations/logged/{name}" if key in metrics else key] = same_everywhere(
-                fmean(totals)
-            )
+            metrics[key] = same_everywhere(fmean(totals))
     return metrics
 
 
