@@ -25,7 +25,6 @@ from torchtitan_rl import device, events  # noqa: F401  (first: its effects must
 from torchtitan_rl.build.rank_variables import be_only_rank
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import users_frames, users_line
-from torchtitan_rl.observe.machine import MemorySampler
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.job_processes import die_with_parent
@@ -132,7 +131,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     status_file.update(
         notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds
     )
-    for listener in (Terminal(slowest=heartbeat_text), MemorySampler(), Phases()):
+    for listener in (Terminal(slowest=heartbeat_text), Phases()):
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build.parts import prepare

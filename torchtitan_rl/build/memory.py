@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.checksum import GPU_BLOCK
@@ -15,8 +14,6 @@ from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.models import hf_architecture, spec_from_folder
 from torchtitan_rl.models.logprobs import GPU_TILE
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.observe.metrics.efficiency import Footprint
-from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.run.out_of_memory import usable_bytes
 from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.trainer.model_loader import meta_model
@@ -283,19 +280,6 @@ def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | Non
         "took 5 % more than its estimate, larger models are not measured. If memory runs out, start more GPUs (NGPU, NNODES), "
         "or lower generator.gpu_memory_utilization, "
         "trainer.max_tokens_per_microbatch or trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
-    )
-
-
-def footprint_of(config: "RunConfig", *, model: Decoder, world_size: int) -> Footprint:
-    """The bytes that generation must read and the FLOPs of a token, for this model on `world_size` ranks."""
-    width, cached = BYTES[config.generator.dtype], _cached_values(config)
-    engine_ranks = config.generator.tensor_parallel_degree
-    dtypes = config.trainer.mixed_precision_param, config.generator.dtype
-    parameters = sum(p.numel() for p in model.parameters())  # tied ones once
-    pushed = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    flops = TokenFlops.of(config.model_spec.model, model)
-    return Footprint(
-        width * parameters, width * cached, width * pushed, world_size, engine_ranks, *dtypes, flops
     )
 
 

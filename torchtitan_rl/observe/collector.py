@@ -19,6 +19,7 @@ from torch import Tensor
 from torchtitan_rl import events
 from torchtitan_rl.events import Kind, Listener
 from torchtitan_rl.observe.cell_text import utf8
+from torchtitan_rl.observe.machine import used_memory_bytes
 from torchtitan_rl.observe.reduce import Distribution, Reduce, Series, new_series
 from torchtitan_rl.observe.sample_rows import Row, has_score, plain, plain_row
 from torchtitan_rl.observe.select import Selection
@@ -80,14 +81,16 @@ class Collector(Listener):
     ) -> None:
         """`leave_out_columns`: patterns of the columns that no table holds."""
         self._selection = selection
-        self._left_out = self._unmatched = frozenset(leave_out_columns)
-        self._leaves_out = functools.cache(self._matching)
+        self._leaves_out = functools.cache(
+            lambda column: any(fnmatch.fnmatch(column, pattern) for pattern in leave_out_columns)
+        )
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()
         self._first_use: dict[str, tuple[Reduce, str]] = {}
         self._warned: set[str] = set()
         self._phase_seconds: Counter[str] = Counter()
+        self._peak_bytes = 0
         self._seconds = 0.0
         self.rejected = 0
         """Count of values that were not a number (or not a row)."""
@@ -115,14 +118,19 @@ class Collector(Listener):
 
     @contextmanager
     def during(self, kind: Kind, name: str) -> Iterator[None]:
-        """Adds the seconds of a timed context to this rank's `time/{name}`. A step waits for the slowest rank: ranks merge by maximum."""
+        """Adds the seconds of a timed context to this rank's `time/{name}`, and notes the memory in use at its end.
+
+        A step waits for the slowest rank: ranks merge by maximum.
+        """
         started = time.perf_counter()
         try:
             yield
         finally:
             if kind == "timed":
+                used = used_memory_bytes()
                 with self._lock:
                     self._phase_seconds[name] += time.perf_counter() - started
+                    self._peak_bytes = max(self._peak_bytes, used)
 
     def elapsed(self, name: str) -> float:
         """This rank's seconds in `timed(name)` since the last drain."""
@@ -133,7 +141,10 @@ class Collector(Listener):
         """Returns this rank's collection since the last drain, and the seconds spent recording it."""
         with self._lock:
             phases, self._phase_seconds = self._phase_seconds, Counter()
-        if "step" in phases:  # "train/forward" is already counted in "train"
+            peak_bytes, self._peak_bytes = self._peak_bytes, 0
+        if "step" in phases:
+            self.record("perf/peak_memory_gib", peak_bytes / 2**30, Reduce.MAX)
+            # A part such as "generate/environments" is already counted in "generate".
             accounted = sum(
                 seconds for phase, seconds in phases.items() if phase != "step" and "/" not in phase
             )
@@ -144,11 +155,6 @@ class Collector(Listener):
             self._fold()
             collection, self._collection = self._collection, Collection()
             seconds, self._seconds = self._seconds, 0.0
-        for pattern in sorted(self._unmatched) if collection.tables else ():
-            self.warn(
-                f"column {pattern}",
-                f"metrics.leave_out_columns {pattern!r}: no table has had such a column so far",
-            )
         collection.tables = {
             key: self._selection.candidates(rows) for key, rows in collection.tables.items()
         }
@@ -201,14 +207,6 @@ class Collector(Listener):
             {name: cell for name, cell in plain_row(row).items() if not self._leaves_out(name)}
             for row in rows
         ]
-
-    def _matching(self, name: str) -> frozenset[str]:
-        """The patterns that leave a column out."""
-        matching = frozenset(
-            pattern for pattern in self._left_out if fnmatch.fnmatch(name, pattern)
-        )
-        self._unmatched = self._unmatched - matching
-        return matching
 
     def _fold_rows(self, key: str, rows: list[Row]) -> None:
         table = self._collection.tables.setdefault(key, [])

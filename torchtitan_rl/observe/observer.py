@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torchtitan_rl import comm
 from torchtitan_rl.events import record_metric, record_metrics
 from torchtitan_rl.observe.evaluation_results import failures_of, write_results
-from torchtitan_rl.observe.machine import peak_flops_per_s, peak_memory_bytes
+from torchtitan_rl.observe.machine import peak_flops_per_s
 from torchtitan_rl.observe.metrics.completions import (
     completion_metrics,
     conversation_metrics,
@@ -193,7 +193,6 @@ def record_step(
             seconds={name: elapsed(name) for name in ("generate", "train", "step")},
             token_flops=token_flops,
             peak_flops=peak_flops and peak_flops * world_size,
-            peak_memory_bytes=peak_memory_bytes(),
         )
     )
     mine = groups[rank::world_size]

@@ -82,7 +82,6 @@ def perf_metrics(
     seconds: Mapping[str, float],
     token_flops: TokenFlops,
     peak_flops: float | None = None,
-    peak_memory_bytes: int = 0,
 ) -> dict[str, Metric]:
     """`perf/...`: throughput and waste of one step.
 
@@ -95,7 +94,6 @@ def perf_metrics(
         seconds: seconds in "generate", "train" and "step" on this rank.
         token_flops: floating-point operations of one token's forward and backward.
         peak_flops: peak FLOP/s of all devices together; without it, MFU is absent.
-        peak_memory_bytes: memory in use at the end of the fullest phase (`peak_memory_bytes` of machine.py).
     """
     rates = {
         "perf/generated_tokens_per_s": _rate(generated_tokens, seconds["generate"])
@@ -117,7 +115,7 @@ def perf_metrics(
     if update.packed_tokens:
         share = update.padding_tokens / update.packed_tokens
         metrics["perf/padding_fraction"] = Metric(share, weight=update.packed_tokens)
-    return metrics | {"perf/peak_memory_gib": Metric(peak_memory_bytes / 2**30, "max")}
+    return metrics
 
 
 def _rate(amount: float, seconds: float) -> float | None:
