@@ -48,13 +48,9 @@ class _PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        with suppress(
-            OSError, ValueError
-        ):  # not a file of the system's: then nothing waits in it either
+        with suppress(OSError, ValueError):  # a stream without a file: nothing waits in it either
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(
-                null, self.file.fileno()
-            )  # else the interpreter complains at its end about what was not written
+            os.dup2(null, self.file.fileno())  # else Python complains at exit about unwritten text
             os.close(null)
 
 
@@ -91,22 +87,16 @@ def sample_panel(row: Row, console: Console) -> Panel:
         if row.get("messages"):
             parts.append(Text("assistant", "bold"))
         parts.append(safe(row["response"], console, RESPONSE_CHARACTERS, RESPONSE_LINES))
-    reward = row.get("reward", row.get("score"))
-    known = row.get("prompt_idx") is not None
-    number = (
-        f"prompt {row['prompt_idx']} sample {row.get('sample_idx')}" if known else ""
-    )  # first: a narrow title is cut
-    title = " · ".join(
-        filter(None, [number, row.get("select_reason") or "sample", row.get("split")])
-    )
-    good = (
-        isinstance(reward, (int, float)) and reward > 0
-        if row.get("correct") is None
-        else row["correct"]
-    )
+    good = row.get("correct")
+    if good is None:
+        reward = row.get("reward", row.get("score"))
+        good = isinstance(reward, (int, float)) and reward > 0
+    title = [row.get("select_reason") or "sample", row.get("split")]
+    if row.get("prompt_idx") is not None:  # first: a narrow title is cut
+        title.insert(0, f"prompt {row['prompt_idx']} sample {row.get('sample_idx')}")
     return Panel(
         Group(*parts, _Wrapped(_numbers(row, console))),
-        title=safe(title, console, style="bold"),
+        title=safe(" · ".join(filter(None, title)), console, style="bold"),
         title_align="left",
         border_style="green" if good else "yellow",
     )
@@ -115,49 +105,35 @@ def sample_panel(row: Row, console: Console) -> Panel:
 def prompt_lines(row: Row, console: Console) -> list[Text]:
     """The prompt's messages, without what the chat template adds to them; a prompt without messages as its text."""
     if not row.get("messages"):
-        return [
-            safe(str(row["prompt"]).rstrip(), console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim")
-        ]
+        prompt = str(row["prompt"]).rstrip()
+        return [safe(prompt, console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim")]
     *before, question = row["messages"]
-    text = safe(
-        str(question.get("content", "")).rstrip(),
-        console,
-        RESPONSE_CHARACTERS,
-        RESPONSE_LINES,
-        style="dim",
-    )
+    text = str(question.get("content", "")).rstrip()
     return [
         *_turns(before, console),
         safe(question.get("role", "message"), console, style="bold"),
-        text,
+        safe(text, console, RESPONSE_CHARACTERS, RESPONSE_LINES, style="dim"),
     ]
 
 
 def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Text]:
     """The conversation's messages with role and turn facts, such as the reward. Of many, the first and the last."""
-    shown = (
-        [*conversation[: MESSAGES // 2], *conversation[-MESSAGES // 2 :]]
-        if len(conversation) > MESSAGES
-        else conversation
-    )
     lines = []
-    for message in shown:
-        facts = [
+    for message in conversation:
+        facts = " · ".join(
             f"{name} {compact_number(flat_cell(cell))}"
             for name, cell in message.items()
             if name not in ("role", "content")
-        ]
+        )
         line = safe(message.get("role", "message"), console, style="bold").append(" ")
-        line.append_text(safe(" · ".join(facts), console, style="dim")).append(
-            "\n" if facts else ""
-        )
-        lines.append(
-            line.append_text(
-                safe(message.get("content", ""), console, MESSAGE_CHARACTERS, MESSAGE_LINES)
-            )
-        )
-    if left_out := len(conversation) - len(shown):
-        lines.insert(MESSAGES // 2, safe(f"[... {left_out} messages ...]", console, style="dim"))
+        if facts:
+            line.append_text(safe(facts, console, style="dim")).append("\n")
+        content = message.get("content", "")
+        line.append_text(safe(content, console, MESSAGE_CHARACTERS, MESSAGE_LINES))
+        lines.append(line)
+    if left_out := max(0, len(lines) - MESSAGES):
+        note = safe(f"[... {left_out} messages ...]", console, style="dim")
+        lines[MESSAGES // 2 : MESSAGES // 2 + left_out] = [note]
     return lines
 
 
@@ -166,32 +142,17 @@ def _numbers(row: Row, console: Console) -> list[Text]:
     parts: list[Text] = []
     for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
         cell = row[column]
-        has_value = cell is not None or column in ("answer", "reward")
-        if (
-            column == "score"
-            and cell == row.get("reward")
-            or column in _HIDDEN_AT_0
-            and cell == 0
-            or not has_value
-        ):
-            continue
-        parts.append(
-            _named(
-                column.replace("_", " "),
-                "none" if cell is None else compact_number(flat_cell(cell)),
-                console,
-            )
-        )
+        repeated = column == "score" and cell == row.get("reward")
+        idle = column in _HIDDEN_AT_0 and cell == 0
+        empty = cell is None and column not in ("answer", "reward")
+        if not (repeated or idle or empty):
+            shown = "none" if cell is None else compact_number(flat_cell(cell))
+            parts.append(_named(column.replace("_", " "), shown, console))
     return parts
 
 
 def _named(name: str, value: str, console: Console) -> Text:
-    return (
-        Text()
-        .append_text(safe(name, console, style="dim"))
-        .append(" ")
-        .append_text(safe(value, console))
-    )
+    return Text.assemble(safe(f"{name} ", console, style="dim"), safe(value, console))
 
 
 def _lines(parts: Sequence[Text], width: int) -> list[Text]:
@@ -200,7 +161,9 @@ def _lines(parts: Sequence[Text], width: int) -> list[Text]:
     for part in parts:
         if lines[-1] and lines[-1].cell_len + GAP + part.cell_len > width:
             lines.append(Text(overflow="fold"))
-        lines[-1].append(" " * GAP * bool(lines[-1])).append_text(part)
+        if lines[-1]:
+            lines[-1].append(" " * GAP)
+        lines[-1].append_text(part)
     return lines
 
 
@@ -225,11 +188,11 @@ def metric_lines(values: dict[str, float], console: Console) -> list[Text]:
         shown = f"{value:.1%}" if group == "share" else compact_number(value)
         groups.setdefault(group, []).append(_named(name, shown, console))
     indent = GAP + max((len(group) for group in groups), default=0) + GAP
-    found: list[Text] = []
+    lines: list[Text] = []
     for group, parts in groups.items():
         start = Text(" " * GAP).append_text(safe(group, console, style="cyan"))
         for line in _lines(parts, console.width - indent):
             start.pad_right(indent - start.cell_len)
-            found.append(start.append_text(line))
+            lines.append(start.append_text(line))
             start = Text()
-    return found
+    return lines

@@ -17,7 +17,7 @@ class Column(NamedTuple):
 
     label: str
     keys: tuple[str, ...]
-    """Patterns of keys. The first recorded key that matches, in the order of the patterns, is shown."""
+    """The first of them that has been recorded is shown."""
     show: Callable[[float], str]
     width: int
     priority: int
@@ -51,9 +51,11 @@ def six_wide(value: float) -> str:
 
 STEP_LINE = (
     Column("reward", ("reward/mean",), six_wide, 6, 1, "bold green"),
-    Column("acc", ("evaluation/accuracy", "evaluation/*/accuracy"), percent, 6, 2, "bold cyan"),
-    Column("loss", ("loss/total", "loss/mean", "loss"), "{:.4f}".format, 7, 4),
-    Column("entropy", ("policy/entropy", "policy/entropy/mean"), "{:.3f}".format, 5, 3),
+    Column(
+        "acc", ("evaluation/accuracy", "evaluation/sampled/accuracy"), percent, 6, 2, "bold cyan"
+    ),
+    Column("loss", ("loss/total",), "{:.4f}".format, 7, 4),
+    Column("entropy", ("policy/entropy",), "{:.3f}".format, 5, 3),
     Column("grad", ("optimizer/grad_norm",), six_wide, 6, 6),
     Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7, 5),
     Column(
@@ -127,7 +129,8 @@ class ConsoleSink(Sink):
         return {name: values[name] for name in dict.fromkeys([*names, *own])}
 
     def _print_samples(self, key: str, rows: list[Row]) -> None:
-        self._console.print(Text(f"{key}: {len(rows)} row{'s' * (len(rows) != 1)}", style="bold"))
+        count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+        self._console.print(Text(f"{key}: {count}", style="bold"))
         for row in rows[:MAX_SAMPLES]:
             self._console.print(sample_panel(row, self._console))
         if len(rows) > MAX_SAMPLES:
@@ -145,17 +148,12 @@ class ConsoleSink(Sink):
     def _step_line(self, record: StepRecord) -> Text:
         line = Text(self._step_of(record.step), style="bold")
         for column in self._columns:
-            found = [
-                key for pattern in column.keys for key in fnmatch.filter(record.values, pattern)
-            ]
-            value = record.values[found[0]] if found else None
-            if value is None and any(f"{key}/non_finite" in record.values for key in column.keys):
-                value = math.nan
-            shown = "-" if value is None else column.show(value)
+            values = [record.values[key] for key in column.keys if key in record.values]
+            if not values and any(f"{key}/non_finite" in record.values for key in column.keys):
+                values = [math.nan]
+            shown = column.show(values[0]) if values else "-"
             line.append(f"  {column.label} ", style="dim")
-            line.append(
-                f"{shown:>{column.width}}", style=column.style if value is not None else "dim"
-            )
+            line.append(f"{shown:>{column.width}}", style=column.style if values else "dim")
         return line.append(self._end_of(*self._times(record)))
 
     def _times(self, record: StepRecord) -> tuple[str, str]:
@@ -165,27 +163,25 @@ class ConsoleSink(Sink):
         if record.step > first_step:
             pace = (record.time_s - first_s) / (record.step - first_step)
         remaining = max(0, self.context.total_steps - record.step)
-        shown = (
-            "-" if seconds is None else f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
-        )
-        return shown, "-" if pace is None else duration(pace * remaining)
+        eta = "-" if pace is None else duration(pace * remaining)
+        if seconds is None:
+            return "-", eta
+        return f"{seconds:.1f} s" if seconds < 100 else duration(seconds), eta
 
     def _evaluation_lines(self, values: dict[str, float]) -> list[Text]:
         """The evaluation's measures, those of right answers first and with their intervals, in lines that fit."""
-        prefix, lines = "  evaluation", []
-        names = [
-            key.removeprefix(EVALUATION_PREFIX)
-            for key in values
+        measures = {
+            key.removeprefix(EVALUATION_PREFIX): value
+            for key, value in values.items()
             if key.startswith(EVALUATION_PREFIX)
-        ]
-        for name in sorted(names, key=lambda name: (_is_own(name), not _of_right_answers(name))):
+        }
+        order = sorted(measures, key=lambda name: (_is_own(name), not _of_right_answers(name)))
+        prefix, lines = "  evaluation", []
+        for name in order:
             base, _, end = name.rpartition("_")
-            if name.endswith("/seconds") or (end in ("low", "high") and base in names):
+            if name.endswith("/seconds") or (end in ("low", "high") and base in measures):
                 continue
-            shown = _measure(
-                name,
-                {end: values.get(EVALUATION_PREFIX + name + end) for end in ("", "_low", "_high")},
-            )
+            shown = _measure(name, measures)
             if not lines or lines[-1].cell_len + 2 + shown.cell_len > self._console.width:
                 lines.append(Text(prefix if not lines else " " * len(prefix), style="cyan"))
             lines[-1].append("  ").append_text(shown)
@@ -201,13 +197,14 @@ def _is_own(name: str) -> bool:
     return "extra" in name.split("/")
 
 
-def _measure(name: str, values: dict[str, float | None]) -> Text:
+def _measure(name: str, measures: dict[str, float]) -> Text:
     """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.5 to 67.7)"."""
-    value, low, high = values[""], values["_low"], values["_high"]
     last = name.rpartition("/")[2]
     share = not _is_own(name) and (last in SHARES or last.startswith(("pass@", "mean@")))
+    value = measures[name]
     text = Text().append(f"{name.replace('_', ' ')} ", style="dim")
     text.append(percent(value) if share else f"{value:.4g}", style="cyan")
+    low, high = measures.get(f"{name}_low"), measures.get(f"{name}_high")
     if share and low is not None and high is not None:
         text.append(f" ({100 * low:.1f} to {100 * high:.1f})", style="dim")
     return text

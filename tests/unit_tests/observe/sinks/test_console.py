@@ -109,8 +109,18 @@ def test_an_evaluation_line_shows_percent_for_shares_alone_and_a_user_s_measures
         record_metric(f"evaluation/{name}", value)
     run.flush(1)
     run.close()
+    assert re.search(r"acc +50.0%", stream.getvalue())
     [line] = [line for line in stream.getvalue().splitlines() if "evaluation" in line]
     assert line.split("  ")[2:] == ["accuracy 50.0%", "mine rate 3", "format rate 100.0%", "extra/right/accuracy 120"]
+
+
+def test_the_step_line_has_no_accuracy_of_a_reward_function(recorder, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"])
+    record_metric("evaluation/extra/right/accuracy", 120.0)
+    run.flush(1)
+    run.close()
+    assert re.search(r"acc +-", stream.getvalue())
 
 
 def test_a_user_s_own_metrics_are_on_the_panel(recorder, monkeypatch):
