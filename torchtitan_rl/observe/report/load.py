@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,10 +98,10 @@ class Run:
 
     def setting(self, path: str) -> Any:
         """A field of the config; None if there is none. Example: setting("evaluation.num_prompts") == 256"""
-        found: Any = self.config
+        value: Any = self.config
         for name in path.split("."):
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
 
     def worked_s(self) -> float | None:
         """Seconds of training up to the last step, without the time in which the run was stopped; None if fewer than two steps have
@@ -109,25 +109,19 @@ class Run:
         timed = [(place, at) for place, at in enumerate(self.times) if at is not None]
         if len(timed) < 2:
             return None
+        empty = [None] * len(self.steps)
+        steps, saves = (self.series.get(f"time/{k}", empty) for k in ("step", "checkpoint/save"))
         total = 0.0
         for (_, before), (place, at) in zip(timed, timed[1:]):
-            parts = [
-                self.series[key][place]
-                for key in ("time/step", "time/checkpoint/save")
-                if key in self.series
-            ]
-            own = sum(value for value in parts if value is not None)
-            total += min(at - before, own) if own else at - before
+            measured = (steps[place] or 0.0) + (saves[place] or 0.0)
+            total += min(at - before, measured) if measured else at - before
         return total
 
     def points(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of the metric at the steps where it has a value."""
-        found = [
-            (step, value)
-            for step, value in zip(self.steps, self.series.get(key, ()))
-            if value is not None
-        ]
-        return [step for step, _ in found], [value for _, value in found]
+        values = self.series.get(key, [])
+        known = [(step, value) for step, value in zip(self.steps, values) if value is not None]
+        return [step for step, _ in known], [value for _, value in known]
 
 
 def load_run(folder: Path) -> Run:
@@ -148,17 +142,14 @@ def load_run(folder: Path) -> Run:
 
 def number(value: Any) -> float | None:
     """The value if it is a finite number and not a bool, else None."""
-    return (
-        value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        else None
-    )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None
 
 
 def _document(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        return found if isinstance(found, dict) else {}
+        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        return content if isinstance(content, dict) else {}
     except FileNotFoundError:
         notes.append(f"{path.name} is missing")
     except (OSError, ValueError, RecursionError) as error:
@@ -167,38 +158,37 @@ def _document(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _end(path: Path, notes: list[str]) -> End | None:
-    found = _document(path, notes) if path.exists() else {}
-    if not isinstance(found.get("outcome"), str):
+    content = _document(path, notes) if path.exists() else {}
+    if not isinstance(content.get("outcome"), str):
         return None
-    return End(
-        outcome=found["outcome"],
-        error=str(found.get("error") or ""),
-        message=str(found.get("message") or ""),
-        code=found["code"] if isinstance(found.get("code"), int) else 0,
-        rank=found["rank"] if isinstance(found.get("rank"), int) else None,
-        phase=str(found.get("phase") or ""),
-    )
+    types = {"outcome": str, "error": str, "message": str, "code": int, "rank": int, "phase": str}
+    return End(**{k: v for k, v in content.items() if k in types and isinstance(v, types[k])})
 
 
-def _lines(path: Path, run: Run) -> Iterator[dict[str, Any]]:
-    """Yields the JSON object of each line. A note counts the lines that have none."""
-    torn = 0
-    with open(path, "rb") as lines:
-        for line in lines:
-            if found := _object(line):
-                yield found
-            else:
-                torn += bool(line.strip())
-    if torn:
-        run.notes.append(f"{path.name}: {torn} line{'s' * (torn > 1)} could not be read")
+def _objects(run: Run, name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (number of the line, its JSON object) for lines with a step. A note counts the lines that have none."""
+    damaged = 0
+    for place, line in enumerate(lines):
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            content = None
+        if isinstance(content, dict) and isinstance(content.get("step"), int):
+            yield place, content
+        elif line.strip():
+            damaged += 1
+    if damaged:
+        run.notes.append(
+            f"{name}: {damaged} {'line' if damaged == 1 else 'lines'} could not be read"
+        )
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+def _lines(*paths: Path) -> Iterator[bytes]:
+    """The lines of the files that there are, in this order."""
+    for path in paths:
+        if path.is_file():
+            with open(path, "rb") as lines:
+                yield from lines
 
 
 def _read_metrics(run: Run) -> None:
@@ -206,14 +196,14 @@ def _read_metrics(run: Run) -> None:
     if not path.is_file():
         run.notes.append("metrics.jsonl is missing")
         return
-    by_step = {line.pop("step"): line for line in _lines(path, run)}
+    by_step = {line["step"]: line for _, line in _objects(run, path.name, _lines(path))}
     run.steps = sorted(by_step)
     run.times = [number(by_step[step].get("time")) for step in run.steps]
-    keys = dict.fromkeys(key for step in run.steps for key in by_step[step] if key != "time")
-    columns = {key: [number(by_step[step].get(key)) for step in run.steps] for key in keys}
-    run.series = {
-        key: values for key, values in columns.items() if any(value is not None for value in values)
-    }
+    keys = dict.fromkeys(key for step in run.steps for key in by_step[step])
+    for key in keys:
+        values = [number(by_step[step].get(key)) for step in run.steps]
+        if key not in ("step", "time") and any(value is not None for value in values):
+            run.series[key] = values
 
 
 def _read_rows(path: Path, run: Run) -> Iterator[Row]:
@@ -222,34 +212,16 @@ def _read_rows(path: Path, run: Run) -> Iterator[Row]:
         run.notes.append("samples.jsonl is missing: no samples are shown")
         return
     is_large = path.stat().st_size > READ_BYTES
-    latest: dict[str, Row] = {}
-    torn = 0
-    for place, line in enumerate(_lines_of(path, path.with_name("samples.unfinished.jsonl"))):
-        if not line.strip():
-            continue
-        if is_large and not _CHOSEN.search(line):
-            continue
-        row = _object(line)
-        torn += row is None
-        if row is not None:
-            row["episode_id"] = _identity(row, place)
-            latest[row["episode_id"]] = row
+    lines = _lines(path, path.with_name("samples.unfinished.jsonl"))
     if is_large:
-        run.part_note = (
-            f"samples.jsonl is large: {len(latest):,} of its {place + 1:,} rows were read, the selected rows and those "
-            "of the greedy evaluation"
-        )
-    if torn:
-        run.notes.append(f"samples.jsonl: {torn} line{'s' * (torn > 1)} could not be read")
+        lines = (line if _CHOSEN.search(line) else b"" for line in lines)
+    latest: dict[str, Row] = {}
+    for place, row in _objects(run, path.name, lines):
+        row["episode_id"] = _identity(row, place)
+        latest[row["episode_id"]] = row
+    if is_large:
+        run.part_note = f"samples.jsonl is large: {len(latest):,} of its rows were read, the selected rows and those of the greedy evaluation"
     yield from latest.values()
-
-
-def _lines_of(*paths: Path) -> Iterator[bytes]:
-    """The lines of the files that there are, in this order."""
-    for path in paths:
-        if path.is_file():
-            with open(path, "rb") as lines:
-                yield from lines
 
 
 def _identity(row: Row, place: int) -> str:
@@ -260,16 +232,14 @@ def _identity(row: Row, place: int) -> str:
 
 def _read_warnings(paths: list[Path]) -> Iterator[Warned]:
     """The distinct warnings and errors in the logs, the most frequent first."""
-    found: dict[str, Warned] = {}
+    distinct: dict[str, Warned] = {}
     for path in paths:
         for line in _log_lines(path):
             if matched := _WARNING.match(line):
                 time, level, text = matched.groups()
-                known = found.setdefault(
-                    _NUMBER.sub("#", text), Warned(text[:2000], level, time, 0)
-                )
-                known.count += 1
-    yield from sorted(found.values(), key=lambda warned: -warned.count)[:MAX_WARNINGS]
+                new = Warned(text[:2000], level, time, 0)
+                distinct.setdefault(_NUMBER.sub("#", text), new).count += 1
+    yield from sorted(distinct.values(), key=lambda warned: -warned.count)[:MAX_WARNINGS]
 
 
 def _log_lines(path: Path) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from torchtitan_rl.observe.report.load import Row, Run, load_run
 from torchtitan_rl.observe.report.overview import ending, lines
+from torchtitan_rl.text import head_and_tail
 
 CELL_CHARACTERS = 20_000
 """Longer texts are shortened to head and tail."""
@@ -24,16 +25,8 @@ SIZE_MB = 5.0
 LEAST_ROWS_MB = 0.5
 """Size that samples may always have, however large the metrics are."""
 
-_SCRIPTS = (
-    "base.js",
-    "charts.js",
-    "overview.js",
-    "samples.js",
-    "sample.js",
-    "prompts.js",
-    "health.js",
-    "app.js",
-)
+_VIEWS = ("overview.js", "samples.js", "sample.js", "prompts.js", "health.js")
+_SCRIPTS = ("base.js", "charts.js", *_VIEWS, "app.js")
 _NOTICE = b"<noscript>This report needs JavaScript."
 """The text by which a page is known."""
 _LEFT_OUT = frozenset(("run_id", "score"))
@@ -52,43 +45,34 @@ def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run
     """
     run = load_run(folder)
     page = render(run, size_mb=size_mb)
-    _expect_own(output)
+    if os.path.lexists(output) and not _is_page(output):
+        raise FileExistsError(
+            f"--output = {str(output)!r}: expected a new file or an earlier report, but it is something else. Name another file."
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
-    _replace(output, page)
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+    # A lone surrogate becomes \\udxxx, as in JSON.
+    unfinished.write_bytes(page.encode("utf-8", "backslashreplace"))
+    os.replace(unfinished, output)
     return run
 
 
-def _expect_own(path: Path) -> None:
-    """Raises FileExistsError if there is anything but a file that this module has written, or an empty one."""
-    if os.path.lexists(path) and not (
-        path.is_file() and (not path.stat().st_size or _is_own(path))
-    ):
-        raise FileExistsError(
-            f"--output = {str(path)!r}: expected a new file or an earlier report, but it is something else. Name another file."
-        )
-
-
-def _is_own(path: Path) -> bool:
+def _is_page(path: Path) -> bool:
+    """Whether there is a page that this module has written, or an empty file."""
+    if not path.is_file():
+        return False
     with open(path, "rb") as file:
-        return _NOTICE in file.read(2**17)  # it follows the style
-
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    # A lone surrogate becomes \udxxx, as in JSON.
-    unfinished.write_bytes(text.encode("utf-8", "backslashreplace"))
-    os.replace(unfinished, path)
+        begin = file.read(2**17)  # the notice follows the style
+    return not begin or _NOTICE in begin
 
 
 def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
     """Returns the page as HTML. Arguments: see `write_report`."""
     asset = resources.files(__package__).joinpath("assets")
-    style = "\n".join(
-        asset.joinpath(name).read_text("utf-8") for name in ("uplot-1.6.32.min.css", "report.css")
-    )
-    scripts = "\n".join(asset.joinpath(name).read_text("utf-8") for name in _SCRIPTS)
-    plot = asset.joinpath("uplot-1.6.32.min.js").read_text("utf-8")
-    licence = asset.joinpath("uplot-LICENSE.txt").read_text("utf-8").strip()
+    text = {file.name: file.read_text("utf-8") for file in asset.iterdir()}
+    style = f"{text['uplot-1.6.32.min.css']}\n{text['report.css']}"
+    scripts = "\n".join(text[name] for name in _SCRIPTS)
+    licence, plot = text["uplot-LICENSE.txt"].strip(), text["uplot-1.6.32.min.js"]
     code = f"/*\nuPlot 1.6.32\n{licence}\n*/\n{plot}\n(() => {{\n'use strict';\n{scripts}\n}})();"
     described = _described(run)
     fixed = len(code) + len(style) + _size(described)
@@ -102,12 +86,8 @@ def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
         "data": embed(content),
         "code": code,
     }
-    page = asset.joinpath("report.html").read_text("utf-8")
-    pieces = [
-        parts.get(piece, piece) if place % 2 else piece
-        for place, piece in enumerate(page.split("%%"))
-    ]
-    return "".join(pieces)
+    pieces = text["report.html"].split("%%")  # every second one is the name of a part
+    return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
 
 
 def embed(value: Any) -> str:
@@ -169,10 +149,10 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Flattens nested dicts, joining keys by dots. Example: {"a": {"b": 1}} becomes {"a.b": 1}."""
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree} if prefix else {}
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        found.update(flat(value, f"{prefix}.{key}" if prefix else str(key)))
-    return found
+        leaves.update(flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return leaves
 
 
 def _rows_within(run: Run, budget: float) -> list[Row]:
@@ -186,25 +166,20 @@ def _rows_within(run: Run, budget: float) -> list[Row]:
 
     def urgency(places: list[int]) -> tuple[bool, bool, bool, int]:
         members = [run.rows[place] for place in places]
-        unfinished, selected = (
-            any(row.get(name) for row in members) for name in ("unfinished", "select_reason")
-        )
+        unfinished = any(row.get("unfinished") for row in members)
+        selected = any(row.get("select_reason") for row in members)
         newest = selected and members[0]["step"] == last[members[0].get("split")]
-        return (
-            not unfinished,
-            not newest,
-            not selected,
-            zlib.crc32(repr(_group(members[0])).encode()),
-        )
+        digest = zlib.crc32(repr(_group(members[0])).encode())
+        return not unfinished, not newest, not selected, digest
 
-    found: dict[int, Row] = {}
+    fitting: dict[int, Row] = {}
     for places in sorted(groups.values(), key=urgency):
         members = {place: _shown(run.rows[place]) for place in places}
         budget -= _size(list(members.values()))
         if budget < 0:
             break
-        found |= members
-    return [found[place] for place in sorted(found)]
+        fitting |= members
+    return [fitting[place] for place in sorted(fitting)]
 
 
 def _group(row: Row) -> tuple[str, ...]:
@@ -224,7 +199,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, str):
-        return _shortened(value, CELL_CHARACTERS)
+        return head_and_tail(value, CELL_CHARACTERS)
     return _rounded(value) if isinstance(value, float) else value
 
 
@@ -233,13 +208,3 @@ def _rounded(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
-
-
-def _shortened(text: str, most: int) -> str:
-    """The text's head and tail, about `most` characters."""
-    if len(text) <= most:
-        return text
-    head, tail = most - most // 3, most // 3
-    return (
-        f"{text[:head]} [... {len(text) - head - tail:,} characters ...] {text[len(text) - tail :]}"
-    )

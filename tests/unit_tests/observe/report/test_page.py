@@ -27,21 +27,6 @@ def test_a_folder_that_is_no_run_ends_with_2(tmp_path, capsys):
     assert "expected the folder of a run" in capsys.readouterr().err
 
 
-def test_an_option_that_is_given_twice_is_said_and_its_last_value_counts(tmp_path, capsys):
-    folder = str(write_run(tmp_path / "a"))
-    names = [str(tmp_path / name) for name in ("b.html", "c.html")]
-    assert main([folder, "--output", names[0], f"--output={names[1]}", "--size", "4"]) == 0
-    assert capsys.readouterr().err == "--output is given 2 times: the last one counts\n"
-    assert not (tmp_path / "b.html").exists()
-    assert (tmp_path / "c.html").exists()
-
-
-def test_an_abbreviated_option_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main([str(write_run(tmp_path / "a")), "--out", str(tmp_path / "b.html")])
-    assert "unrecognized arguments: --out" in capsys.readouterr().err
-
-
 def test_every_row_and_value_is_in_the_file(tmp_path):
     folder, output = write_run(tmp_path / "a"), tmp_path / "r.html"
     run = write_report(folder, output)
@@ -98,9 +83,3 @@ def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
         (folder / missing).unlink()
         write_report(folder, folder / "r.html")
         assert data_of(folder / "r.html")["run"]["name"] == name
-
-
-def test_two_run_folders_are_refused_with_the_tool_that_compares_runs(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert "2 run folders: expected one. To compare runs: tensorboard --logdir outputs" in capsys.readouterr().err
