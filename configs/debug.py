@@ -3,8 +3,8 @@
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.objectives import GroupMean
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.evaluation import Evaluation
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.observe import Recorder
@@ -50,5 +50,5 @@ def debug() -> RunConfig:
 def debug_moe() -> RunConfig:
     """debug with a mixture of experts: 8 in each layer, of which a token uses 2; docs/models.md has the details."""
     config = debug()
-    config.task.warm_start = "torchtitan_rl.data.starts.answer_recipes:expert_sums"
+    config.task.warm_start = "torchtitan_rl.configs.toys.answer_recipes:expert_sums"
     return config

@@ -1,11 +1,12 @@
 """debug with multi-turn conversations, a tool and a game, for any machine. They need no download."""
 
-from configs.debug import debug
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.objectives import GroupMean
 from torchtitan_rl.config import RunConfig
-from torchtitan_rl.data.tasks import Calculator, GuessNumber
-from torchtitan_rl.environments.agents.calculator_agent import AgentCalculator
+from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.configs.toys.calculator import Calculator
+from torchtitan_rl.configs.toys.calculator_agent import AgentCalculator
+from torchtitan_rl.configs.toys.guess_number import GuessNumber
 
 
 def debug_calculator() -> RunConfig:
@@ -15,7 +16,7 @@ def debug_calculator() -> RunConfig:
     """
     config = _debug_talk(max_turns=3)
     config.task = Calculator.Config(
-        instruction="", warm_start="torchtitan_rl.data.starts.conversation_recipes:calculator"
+        instruction="", warm_start="torchtitan_rl.configs.toys.conversation_recipes:calculator"
     )
     config.num_steps = 30
     return config
@@ -38,7 +39,7 @@ def debug_guess() -> RunConfig:
     It wins 53 % of the held-out games at the start. docs/recipes.md has the results.
     """
     config = _debug_talk(max_turns=3)
-    config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.data.starts.conversation_recipes:guesser")
+    config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.configs.toys.conversation_recipes:guesser")
     config.algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn")
     config.num_prompts_per_step = 64  # with few prompts, luck outweighs good guessing
     config.num_steps = 40

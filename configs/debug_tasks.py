@@ -3,14 +3,14 @@
 Each trains a small starting policy with a habit to unlearn.
 """
 
-from configs.debug import debug
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.distillation import ExactDistill
 from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
 from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.configs.toys.counting import Counting
 from torchtitan_rl.data.tasks import Rows, Task
-from torchtitan_rl.data.tasks.counting import Counting
 
 
 def _debug_on(task: Task.Config, *, max_prompt_tokens: int, max_tokens: int) -> RunConfig:
@@ -28,7 +28,7 @@ def debug_in_flight() -> RunConfig:
 
     The starting policy often answers with the last number instead of the next one. docs/performance.md has the details.
     """
-    task = Counting.Config(warm_start="torchtitan_rl.data.starts.answer_recipes:counting")
+    task = Counting.Config(warm_start="torchtitan_rl.configs.toys.answer_recipes:counting")
     config = _debug_on(task, max_prompt_tokens=32, max_tokens=160)
     config.algorithm.mismatch = TokenTruncate.Config()
     config.in_flight.prompts = config.num_prompts_per_step * 3 // 2
@@ -44,7 +44,7 @@ def debug_rows() -> RunConfig:
         Rows.Config(
             path="outputs/data/arrivals.jsonl",
             answer_kind="tag",
-            warm_start="torchtitan_rl.data.starts.answer_recipes:arrivals",
+            warm_start="torchtitan_rl.configs.toys.answer_recipes:arrivals",
         ),
         max_prompt_tokens=96,
         max_tokens=48,
@@ -59,7 +59,7 @@ def debug_sft() -> RunConfig:
     config = debug()
     config.algorithm = Algorithm.Config(loss=Nll.Config())
     config.sampling.n = 1
-    config.prompts.demonstrate = "torchtitan_rl.data.starts.answer_recipes:right_sum"
+    config.prompts.demonstrate = "torchtitan_rl.configs.toys.answer_recipes:right_sum"
     config.num_prompts_per_step = 64
     return config
 
@@ -71,7 +71,7 @@ def debug_distill() -> RunConfig:
     """
     config = debug()
     config.algorithm = Algorithm.Config(loss=ExactDistill.Config())
-    config.teacher = "torchtitan_rl.data.starts.answer_recipes:right_sums"
+    config.teacher = "torchtitan_rl.configs.toys.answer_recipes:right_sums"
     config.num_prompts_per_step = 128
     config.sampling.n = 1  # nothing is compared within a group: as many samples of more prompts teach more
     config.num_steps = 8

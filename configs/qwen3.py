@@ -15,8 +15,8 @@ How the settings were chosen, beside those of configs/tasks.py (docs/gpu.md list
 
 from pathlib import Path
 
-from configs.tasks import sums
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.tasks import sums
 from torchtitan_rl.fields.references import from_caller
 
 

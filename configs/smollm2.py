@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.debug import debug
 from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.answers import KINDS
 from torchtitan_rl.data.task import RewardFunction
-from torchtitan_rl.data.tasks.sum_digits import SumDigits
 
 
 class PlainSums(SumDigits):

@@ -15,8 +15,9 @@ from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.objectives import GroupMean, TokenTruncate
 from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.data.tasks import Rows, SumDigits, Task
+from torchtitan_rl.data.tasks import Rows, Task
 from torchtitan_rl.data.tasks.countdown import Countdown
 from torchtitan_rl.data.tasks.gsm8k import Gsm8k
 from torchtitan_rl.data.tasks.math_problems import Math

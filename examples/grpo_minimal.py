@@ -27,11 +27,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from configs.debug import debug
 from torchtitan_rl import comm, events
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build.parts import Parts, build_parts
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.sampling import SamplingConfig

@@ -6,7 +6,6 @@ Counting tells objectives apart, where the sums do not: it begins at about 20 % 
 
 import os
 
-from configs.debug_tasks import debug_in_flight
 from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, TokenMean
 from torchtitan_rl.algorithm.losses.maxent import MaxEnt, maxent_class_defaults
 from torchtitan_rl.algorithm.losses.modifiers import SquaredLogRatio
@@ -26,6 +25,7 @@ from torchtitan_rl.algorithm.losses.objectives import (
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.debug_tasks import debug_in_flight
 
 
 def _with(**objective) -> RunConfig:

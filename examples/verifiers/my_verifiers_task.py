@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from configs.debug_conversations import debug_guess
+from torchtitan_rl.configs.debug_conversations import debug_guess
 from torchtitan_rl.data.tasks import Example, Task
 from torchtitan_rl.environments import environment_reward
 from torchtitan_rl.environments.agents import AgentEnvironment

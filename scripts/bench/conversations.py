@@ -35,11 +35,11 @@ from torchtitan.config import CommConfig  # noqa: E402
 
 from scripts.bench.agent_server import slow_agent  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.data.tasks import SumDigits  # noqa: E402
+from torchtitan_rl.configs.toys.calculator_agent import openai_client  # noqa: E402
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.configs.toys.sum_digits import SumDigits  # noqa: E402
 from torchtitan_rl.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
-from torchtitan_rl.environments.agents.calculator_agent import openai_client  # noqa: E402
 from torchtitan_rl.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.generator import (
     SamplingConfig,

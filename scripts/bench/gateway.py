@@ -20,9 +20,9 @@ from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLL
 
 # isort: split
 from scripts.bench.conversations import agent_apart  # noqa: E402
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.configs.toys.sum_digits import SumDigits  # noqa: E402
 from torchtitan_rl.conversation import Conversation, Sampled  # noqa: E402
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
-from torchtitan_rl.data.tasks import SumDigits  # noqa: E402
 from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
 from torchtitan_rl.environments.agents.gateway import gateway  # noqa: E402
 from torchtitan_rl.environments.factory import Conversations  # noqa: E402

@@ -25,7 +25,7 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from scripts.make_random_checkpoint import qwen3  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer  # noqa: E402
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402

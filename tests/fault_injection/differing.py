@@ -4,11 +4,11 @@ import os
 import random
 from dataclasses import dataclass
 
-from configs.debug import debug
 from torchtitan_rl.algorithm import Algorithm, RewardedGroup
 from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.task import Example
-from torchtitan_rl.data.tasks import SumDigits
 
 
 def rank() -> int:

@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.debug import debug
-from torchtitan_rl.data.starts.answer_recipes import sums
-from torchtitan_rl.data.starts.warm_start import ensure_checkpoint
-from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.configs.toys.answer_recipes import sums
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
+from torchtitan_rl.configs.toys.warm_start import ensure_checkpoint
 
 
 class LongStart(SumDigits):

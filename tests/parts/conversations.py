@@ -7,8 +7,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tests.parts.only_rank import only_rank
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.conversation import Sampled
-from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.factory import Conversations
 from torchtitan_rl.generator.engine_stats import EngineStats

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 
 
 @torch.no_grad()

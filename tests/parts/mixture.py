@@ -4,8 +4,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from configs.debug import debug
 from torchtitan_rl.config import RunConfig
+from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.data.tasks import Rows
 from torchtitan_rl.data.tasks.mixture import Mixture, Share
 from torchtitan_rl.sampling import SamplingConfig

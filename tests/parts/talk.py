@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from configs.debug_conversations import debug_guess
 from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, Truncation
 from torchtitan_rl.algorithm.losses.maxent import MaxEnt, TauController
 from torchtitan_rl.algorithm.losses.objectives import SeqMeanTokenMean
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.data.tasks import GuessNumber
+from torchtitan_rl.configs.debug_conversations import debug_guess
+from torchtitan_rl.configs.toys.calculator_agent import openai_client
+from torchtitan_rl.configs.toys.guess_number import GuessNumber
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.environments import Context, Environment, Turn
 from torchtitan_rl.environments.agents import AgentEnvironment
-from torchtitan_rl.environments.agents.calculator_agent import openai_client
 from torchtitan_rl.models import new_hf_model, small_qwen3
 
 END_TOKENS = list(range(40, 90))

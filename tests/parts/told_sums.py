@@ -4,14 +4,14 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.debug import debug
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.distillation import ExactDistill
 from torchtitan_rl.config import RunConfig
-from torchtitan_rl.data.starts.answer_recipes import sum_in_columns, sums
-from torchtitan_rl.data.starts.warm_start import Recipe, ensure_checkpoint
+from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.configs.toys.answer_recipes import sum_in_columns, sums
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
+from torchtitan_rl.configs.toys.warm_start import Recipe, ensure_checkpoint
 from torchtitan_rl.data.task import Example
-from torchtitan_rl.data.tasks.sum_digits import SumDigits
 from torchtitan_rl.fields.number import number
 
 HINT = "Carry."

@@ -20,10 +20,11 @@ from torchtitan_rl.build.start_checkpoint import check_tokenizer, load_tokenizer
 from torchtitan_rl.build.teacher_folder import prepare_teacher
 from torchtitan_rl.build.validation import check_model, check_task, validate
 from torchtitan_rl.command.registry import load_config, parse_args
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.end_tokens import folder_end_token_ids
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.data.starts.warm_start import start_of
-from torchtitan_rl.data.tasks import Rows, SumDigits, Task
+from torchtitan_rl.data.task import start_of
+from torchtitan_rl.data.tasks import Rows, Task
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.references import load_class
 from torchtitan_rl.models import small_qwen3
@@ -189,7 +190,7 @@ def _config_file(text: str) -> Cause:
 
 def _assigned(line: str) -> Cause:
     """A config function that assigns this to debug's config `c`."""
-    before = "from configs.debug import debug\nfrom torchtitan_rl.algorithm.losses.objectives import GroupMean\n"
+    before = "from torchtitan_rl.configs.debug import debug\nfrom torchtitan_rl.algorithm.losses.objectives import GroupMean\n"
 
     def cause(folder: Path) -> None:
         file = folder / "my_configs.py"
@@ -209,7 +210,7 @@ def _own_environment(made: str) -> Cause:
     text = (
         "from torchtitan_rl.environments.agents import AgentEnvironment\nfrom torchtitan_rl.environments import ToolEnvironment\n"
         "from torchtitan_rl.environments.python_tool import ProgramLimits, python_tool\n"
-        "from torchtitan_rl.data.tasks import SumDigits\nclass Mine(SumDigits):\n    def environment(self, prompt):\n"
+        "from torchtitan_rl.configs.toys.sum_digits import SumDigits\nclass Mine(SumDigits):\n    def environment(self, prompt):\n"
         f"        return {made}\n"
     )
 
@@ -242,7 +243,7 @@ def _recipe(start: Cause, worked: str = "5", **settings: Any) -> Cause:
     settings = {"name": "five"} | settings
 
     def cause(folder: Path) -> None:
-        recipe = "from torchtitan_rl.data.starts.warm_start import Recipe\n"
+        recipe = "from torchtitan_rl.configs.toys.warm_start import Recipe\n"
         (folder / "mine.py").write_text(
             f"{recipe}def f():\n    return Recipe(worked=lambda *_: {worked}, **{settings!r})\n"
         )
@@ -403,7 +404,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",
             _assigned("from torchtitan_rl.data.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
         row("--task.warm-start of another task's recipe", "the recipe arrivals: expected one whose `worked` returns a text for examples of",
-            lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.data.starts.answer_recipes:arrivals"), path)),
+            lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.configs.toys.answer_recipes:arrivals"), path)),
         row("a group filter without left_out", "algorithm: building its parts raised TypeError: Can't instantiate abstract class M with abstract method left_out. Correct it.",
             _assigned("from torchtitan_rl.algorithm import GroupFilter; c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()")),
         row("--task.warm-start of a recipe with steps=0", "task.warm_start.steps = 0: expected at least 1. Use 280.",

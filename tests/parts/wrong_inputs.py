@@ -14,9 +14,10 @@ from tests.parts.faults import section
 from torchtitan_rl.build.task_parts import build_task
 from torchtitan_rl.build.validation import check_model, validate
 from torchtitan_rl.command.registry import parse_args
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.data.tasks import Example, SumDigits
+from torchtitan_rl.data.tasks import Example
 from torchtitan_rl.models import small_qwen3
 
 TP, GENERATOR_TP = "trainer.parallelism.tensor-parallel-degree", "generator.tensor-parallel-degree"

@@ -35,6 +35,7 @@ ORDER = [
     {"run"},
     {"config"},
     {"build"},
+    {"configs"},
     {"command"},
     {"train"},
 ]

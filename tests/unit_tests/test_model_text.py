@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from torchtitan_rl.configs.toys.sum_digits import ANSWER as SUMS
 from torchtitan_rl.data.answers import last_boxed, last_number, last_tagged
 from torchtitan_rl.data.tasks.gsm8k import ANSWER as GSM8K
-from torchtitan_rl.data.tasks.sum_digits import ANSWER as SUMS
 from torchtitan_rl.data.tool_calls import parse_calls, without_thinking
 from torchtitan_rl.rewards import formats
 from torchtitan_rl.text import visible

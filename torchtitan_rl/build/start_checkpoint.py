@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from torchtitan_rl.data.task import start_of
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
 from torchtitan_rl.text import without_code_advice
@@ -45,8 +46,6 @@ def prepare_start(config: "RunConfig") -> None:
     from torchtitan_rl.models import spec_from_folder
 
     if not config.hf_assets_path:
-        from torchtitan_rl.data.starts.warm_start import start_of  # imports transformers' models
-
         start = start_of(config.task, START_CHECKPOINTS)
         instruction = getattr(config.task, "instruction", "")
         asked = f"this task{f' with task.instruction {instruction!r:.80}' if instruction else ''}"

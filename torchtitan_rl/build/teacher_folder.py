@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.build.memory import teacher_spec
 from torchtitan_rl.build.start_checkpoint import START_CHECKPOINTS, check_complete, load_tokenizer
+from torchtitan_rl.data.task import recipe_of
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
 
@@ -129,11 +130,7 @@ def is_recipe(text: str) -> bool:
 
 def _made(config: "RunConfig") -> Path:
     """The folder of the teacher that a recipe makes on the run's task. It is made first if it is missing."""
-    from torchtitan_rl.data.starts.warm_start import ensure_checkpoint, recipe_of
-
-    return ensure_checkpoint(
-        config.task.build(), recipe_of(config.teacher, "teacher"), START_CHECKPOINTS
-    )
+    return recipe_of(config.teacher, "teacher").checkpoint(config.task.build(), START_CHECKPOINTS)
 
 
 def check_same_vocabulary(

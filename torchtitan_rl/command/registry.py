@@ -47,11 +47,13 @@ def config_functions() -> dict[str, ConfigFunction]:
     Raises:
         UserError: if a module cannot be imported, or two functions have one name.
     """
-    import configs
+    from torchtitan_rl import configs
 
     found: dict[str, ConfigFunction] = {}
     for info in pkgutil.iter_modules(configs.__path__):
-        module = import_checked(f"configs.{info.name}", "configs/")
+        if info.ispkg:
+            continue
+        module = import_checked(f"{configs.__name__}.{info.name}", "configs/")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
                 first = found.setdefault(name, function)

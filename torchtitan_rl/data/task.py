@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torchtitan.config import Configurable
 
 from torchtitan_rl.errors import expect
+from torchtitan_rl.fields.config_types import check_types
+from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.own_config import OwnConfig
+from torchtitan_rl.fields.references import load_function, returned
 
 if TYPE_CHECKING:
     from torchtitan_rl.data.turns import Environment
@@ -195,6 +198,37 @@ class Task(OwnConfig, ABC):
                 samples and is the same when the run is repeated. A method without this parameter is called without it.
         """
         return None
+
+
+class StartRecipe(ABC):
+    """How a small start policy, or a small teacher, is made: what the function returns that `task.warm_start` or `teacher` names."""
+
+    @abstractmethod
+    def checkpoint(self, task: Task, cache_root: Path) -> Path:
+        """The folder of the checkpoint for a task, under `cache_root`, which is made first if it is missing.
+
+        Every rank calls it, and it returns on each when the folder is complete.
+        """
+
+
+def start_of(task: Task.Config, cache_root: Path) -> Path | None:
+    """The start checkpoint of a task, for a run without hf_assets_path; None if the task has none.
+
+    Its warm_start recipe makes it, or without a recipe the task's own start_checkpoint.
+    """
+    if not task.warm_start:
+        return task.start_checkpoint(cache_root)
+    return recipe_of(task.warm_start, "task.warm_start").checkpoint(task.build(), cache_root)
+
+
+def recipe_of(reference: str, field: str) -> StartRecipe:
+    """The recipe that a function makes. Raises UserError, naming `field`, if there is no such function or recipe."""
+    function = load_function(reference, field)
+    expected = "a function that returns a Recipe"
+    recipe = returned(function, field, reference, expected, StartRecipe)
+    check_types(recipe, field)
+    check_fields(recipe, field)
+    return recipe
 
 
 class OpenedText(str):

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import configs.qwen3 as qwen3_configs
-from configs.tasks import sums
+import torchtitan_rl.configs.qwen3 as qwen3_configs
 from scripts.make_random_checkpoint import qwen3
 from tests.gpu_rehearsal.shipped import shipped
 from tests.parts.tiny import save_tiny_checkpoint
@@ -22,6 +21,7 @@ from torchtitan_rl.build.memory import (
     teacher_spec,
 )
 from torchtitan_rl.command.registry import config_functions
+from torchtitan_rl.configs.tasks import sums
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.trainer.model_loader import meta_model
 

@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 from torchtitan_rl.build.start_checkpoint import prepare_start
 from torchtitan_rl.command.registry import parse_args
-from torchtitan_rl.data.starts.answer_recipes import sums
-from torchtitan_rl.data.starts.warm_start import make_checkpoint
-from torchtitan_rl.data.tasks.sum_digits import debug_task
+from torchtitan_rl.configs.toys.answer_recipes import sums
+from torchtitan_rl.configs.toys.sum_digits import debug_task
+from torchtitan_rl.configs.toys.warm_start import make_checkpoint
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
@@ -20,7 +20,9 @@ from torchtitan_rl.run.resume import config_fields
 
 
 def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_values(tmp_path, capsys):
-    (tmp_path / "mine.py").write_text("from configs.debug import debug\n\n\ndef small():\n    return debug()\n")
+    (tmp_path / "mine.py").write_text(
+        "from torchtitan_rl.configs.debug import debug\n\n\ndef small():\n    return debug()\n"
+    )
     with pytest.raises(SystemExit, match="0"):
         parse_args(["--config", f"{tmp_path / 'mine.py'}:small", "--print-config", "--num-steps", "7"])
     told = json.loads(capsys.readouterr().out)
@@ -114,8 +116,8 @@ def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_p
 
 _TASK = """
 from dataclasses import dataclass
-from configs.debug import debug
-from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 
 class Answered(SumDigits):
     @dataclass(kw_only=True, slots=True)

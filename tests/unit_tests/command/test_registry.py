@@ -53,16 +53,16 @@ def test_more_teachers_are_relative_paths_too(tmp_path, monkeypatch):
 
 def test_a_teacher_that_a_recipe_makes_is_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path))
-    recipe = "torchtitan_rl.data.starts.answer_recipes:right_sums"
+    recipe = "torchtitan_rl.configs.toys.answer_recipes:right_sums"
     assert parse_args(["--config", "debug_distill"])[1].teacher == recipe
 
 
 FILE = """
 from __future__ import annotations
 from dataclasses import dataclass
-from configs.debug import debug
+from torchtitan_rl.configs.debug import debug
 from beside import STEPS
-from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 
 
 class Task(SumDigits):

@@ -5,10 +5,11 @@ from importlib.resources import files
 
 import pytest
 
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.end_tokens import end_token_ids
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.data.tasks import Rows, SumDigits
+from torchtitan_rl.data.tasks import Rows
 from torchtitan_rl.errors import UserError
 
 USER = {"role": "user", "content": "2 + 2?"}
@@ -174,7 +175,7 @@ def test_rows_of_one_prompt_are_held_out_together(stream, tmp_path):
 
 def test_a_function_demonstrates_any_task_by_seed_and_place(tokenizer):
     def build(seed):
-        config = PromptStream.Config(read_ahead=0, demonstrate="torchtitan_rl.data.starts.answer_recipes:right_sum")
+        config = PromptStream.Config(read_ahead=0, demonstrate="torchtitan_rl.configs.toys.answer_recipes:right_sum")
         return config.build(
             task=SumDigits.Config(max_integers=2, instruction="").build(), tokenizer=tokenizer, seed=seed
         )

@@ -7,7 +7,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from torchtitan_rl.build.grader_parts import build_grader
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tasks import Rows
 from torchtitan_rl.errors import UserError

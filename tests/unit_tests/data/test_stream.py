@@ -7,9 +7,9 @@ from datetime import datetime
 import pytest
 from tokenizers import processors
 
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.errors import UserError
 
 CHAT_TEMPLATE = (

@@ -5,8 +5,8 @@ from importlib.resources import files
 import pytest
 
 from tests.parts.talk import chat_tokenizer
-from torchtitan_rl.data.starts.small_tokenizer import CHAT_TEMPLATE
-from torchtitan_rl.data.tasks.calculator import multiply
+from torchtitan_rl.configs.toys.calculator import multiply
+from torchtitan_rl.configs.toys.small_tokenizer import CHAT_TEMPLATE
 from torchtitan_rl.data.template import ChatTemplate
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.errors import UserError

@@ -9,14 +9,14 @@ from importlib.resources import files
 import pytest
 
 from tests.parts.talk import chat_tokenizer
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data import chat_messages
 from torchtitan_rl.data.end_tokens import end_token_ids
 from torchtitan_rl.data.renderer import PromptRenderer
 from torchtitan_rl.data.row_messages import read_messages, read_tools
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.task import Example
-from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.errors import UserError
 
 TEMPLATES = sorted(file.name for file in (files("trl") / "chat_templates").iterdir() if file.name.endswith(".jinja"))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit_tests.docs.test_conversations import talk
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.data.starts.warm_start import recipe_of
+from torchtitan_rl.data.task import recipe_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 

@@ -28,8 +28,8 @@ from torchtitan_rl.algorithm import Algorithm, Sequences
 from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.build.validation import validate
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe import Recorder, record_metric
 from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics

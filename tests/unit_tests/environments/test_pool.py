@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversations, prompts, said
+from torchtitan_rl.configs.toys.calculator import multiply
 from torchtitan_rl.conversation import Conversation
-from torchtitan_rl.data.tasks.calculator import multiply
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.pool import ConversationError
 from torchtitan_rl.errors import UserError

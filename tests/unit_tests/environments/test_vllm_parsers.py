@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tests.parts.talk import chat_tokenizer
-from torchtitan_rl.data.tasks.calculator import multiply
+from torchtitan_rl.configs.toys.calculator import multiply
 from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.environments.tools import ToolEnvironment

@@ -132,7 +132,7 @@ def test_loss_and_gradient_are_those_of_trls_sft_trainer(folder, tmp_path):
         {"input_ids": prompt + ids, "labels": [-100] * len(prompt) + [t if m else -100 for t, m in zip(ids, mask)]}
         for prompt, ids, mask in ROWS
     ]
-    from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+    from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double()
     config = SFTConfig(

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from tests.parts.grading import grader, group, logged, rewards, score
-from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.rewards import (
     Judge,
     RewardError,

@@ -9,7 +9,7 @@ from torchtitan_rl.run.identity import described
 from torchtitan_rl.run.run_folder import RunFolder
 
 MINE = """
-from configs.debug import debug
+from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.algorithm import Advantage
 
 

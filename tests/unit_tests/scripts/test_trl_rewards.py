@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.smollm2 import PlainSums
 from scripts.bench import trl_rewards
-from torchtitan_rl.data.tasks.counting import Counting
+from torchtitan_rl.configs.smollm2 import PlainSums
+from torchtitan_rl.configs.toys.counting import Counting
 
 TEXTS = [
     "", "8", "[ANSWER] 8", "[ANSWER] 8.5", "[ANSWER] 7 [ANSWER] 8", "[ANSWER] 8 [ANSWER]", "3 + 5 = 8",

@@ -2,6 +2,3 @@
 
 from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
-from torchtitan_rl.data.tasks.calculator import Calculator
-from torchtitan_rl.data.tasks.guess_number import GuessNumber
-from torchtitan_rl.data.tasks.sum_digits import SumDigits

@@ -14,6 +14,7 @@ from torchtitan_rl.data.task import (
     Task,
     check_metric_name,
     shared_out,
+    start_of,
 )
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
@@ -49,10 +50,6 @@ class Mixture(Task):
 
         def start_checkpoint(self, cache_root: Path) -> Path | None:
             """Returns the starting checkpoint of the first member that has one."""
-            from torchtitan_rl.data.starts.warm_start import (
-                start_of,  # imports transformers' models
-            )
-
             starts = (start_of(share.task, cache_root) for share in self.tasks.values())
             return next((start for start in starts if start is not None), None)
 

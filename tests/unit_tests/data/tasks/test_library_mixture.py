@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from configs.debug import debug_moe
 from tests.parts.tiny import save_odd_checkpoint, sharded_policy
-from torchtitan_rl.data.starts.answer_recipes import EXPERTS
+from torchtitan_rl.configs.debug import debug_moe
+from torchtitan_rl.configs.toys.answer_recipes import EXPERTS
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import small_qwen3, spec_from_folder
 from torchtitan_rl.models.hf import hf_weights

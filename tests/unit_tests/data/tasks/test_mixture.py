@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.data.tasks import SumDigits
 from torchtitan_rl.data.tasks.countdown import Countdown
 from torchtitan_rl.data.tasks.mixture import Mixture, Share
 from torchtitan_rl.errors import UserError
@@ -63,7 +63,7 @@ def test_mixture_resumes_at_the_exact_position_on_any_number_of_ranks(tokenizer,
 
 def test_mixture_uses_the_warm_start_of_its_first_member_with_one(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "torchtitan_rl.data.starts.warm_start.ensure_checkpoint", lambda task, recipe, root: root / recipe.name
+        "torchtitan_rl.configs.toys.warm_start.ensure_checkpoint", lambda task, recipe, root: root / recipe.name
     )
     both = {"countdown": Share(task=Countdown.Config()), "sums": sums()}
     assert Mixture.Config(tasks=both).start_checkpoint(tmp_path) == tmp_path / "sums"

@@ -5,12 +5,12 @@ import pytest
 from tests.parts.conversations import engine
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
+from torchtitan_rl.configs.toys.calculator import Calculator
+from torchtitan_rl.configs.toys.calculator_agent import AgentCalculator, play
 from torchtitan_rl.data.stream import PromptStream
-from torchtitan_rl.data.tasks import Calculator
 from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.agents import AgentEnvironment
-from torchtitan_rl.environments.agents.calculator_agent import AgentCalculator, play
 from torchtitan_rl.environments.factory import Conversations
 from torchtitan_rl.types import flat
 

@@ -4,7 +4,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.data.tasks.calculator import Calculator, multiply
+from torchtitan_rl.configs.toys.calculator import Calculator, multiply
 from torchtitan_rl.data.tool_calls import ToolCall
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.environments.agents.environment import AgentEnvironment

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchtitan_rl.data.starts.muon import Muon, orthogonalized
+from torchtitan_rl.configs.toys.muon import Muon, orthogonalized
 
 
 def gradients():

@@ -3,8 +3,8 @@
 import json
 import random
 
-from torchtitan_rl.data.starts.small_tokenizer import EOS_TOKEN
-from torchtitan_rl.data.starts.warm_start import Recipe
+from torchtitan_rl.configs.toys.small_tokenizer import EOS_TOKEN
+from torchtitan_rl.configs.toys.warm_start import Recipe
 from torchtitan_rl.data.task import Example
 
 

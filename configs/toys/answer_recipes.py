@@ -7,7 +7,7 @@ import random
 import re
 from dataclasses import replace
 
-from torchtitan_rl.data.starts.warm_start import Recipe
+from torchtitan_rl.configs.toys.warm_start import Recipe
 from torchtitan_rl.data.task import Example
 
 EXPERTS = {"vocab_size": 320, "hidden_dim": 128, "num_experts": 8, "top_k": 2}

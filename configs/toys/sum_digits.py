@@ -47,12 +47,11 @@ class SumDigits(ProceduralTask):
             """Returns the starting checkpoint of the recipe `sums`; None if the prompts have an instruction."""
             if self.instruction:
                 return None
-            from torchtitan_rl.data.starts.answer_recipes import (
+            from torchtitan_rl.configs.toys.answer_recipes import (
                 sums,  # imports transformers' models
             )
-            from torchtitan_rl.data.starts.warm_start import ensure_checkpoint
 
-            return ensure_checkpoint(debug_task().build(), sums(), cache_root)
+            return sums().checkpoint(debug_task().build(), cache_root)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         return (self.correct, self.format)

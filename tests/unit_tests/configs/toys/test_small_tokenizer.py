@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer, Qwen3Config
 
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 
 TEXTS = [f"What is {a} + {a + 7}?\n[ANSWER] {2 * a + 7}" for a in range(10, 90)]
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from tests.parts.talk import chat_tokenizer
-from torchtitan_rl.data.starts import conversation_recipes as starts
-from torchtitan_rl.data.tasks import Calculator, GuessNumber
-from torchtitan_rl.data.tasks.calculator import multiply
+from torchtitan_rl.configs.toys import conversation_recipes as starts
+from torchtitan_rl.configs.toys.calculator import Calculator, multiply
+from torchtitan_rl.configs.toys.guess_number import GuessNumber
 from torchtitan_rl.data.template import ChatTemplate
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.types import Prompt

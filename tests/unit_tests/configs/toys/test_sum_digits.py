@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-from torchtitan_rl.data.tasks import SumDigits
+from torchtitan_rl.configs.toys.sum_digits import SumDigits, debug_task
 from torchtitan_rl.data.tasks.procedural import is_held_out
-from torchtitan_rl.data.tasks.sum_digits import debug_task
 from torchtitan_rl.errors import UserError
 
 
@@ -78,7 +77,7 @@ def test_rewards_are_equal_for_plain_and_chat_completions(two_integers, text, co
 
 def test_warm_start_exists_only_for_prompts_without_an_instruction(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "torchtitan_rl.data.starts.warm_start.ensure_checkpoint",
+        "torchtitan_rl.configs.toys.warm_start.ensure_checkpoint",
         lambda task, recipe, root: (task.config, recipe.name, root),
     )
     assert SumDigits.Config().start_checkpoint(tmp_path) is None

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from torchtitan_rl.data.starts.answer_recipes import sums
-from torchtitan_rl.data.starts.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
-from torchtitan_rl.data.tasks.sum_digits import debug_task
+from torchtitan_rl.configs.toys.answer_recipes import sums
+from torchtitan_rl.configs.toys.sum_digits import debug_task
+from torchtitan_rl.configs.toys.warm_start import _pad, _tokenize, _worked, ensure_checkpoint, make_checkpoint
 
 DIMENSIONS = {"vocab_size": 320, "dim": 64, "hidden_dim": 64, "n_layers": 1, "n_heads": 2, "head_dim": 32}
 TINY = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions=DIMENSIONS)
@@ -69,7 +69,7 @@ def test_interrupted_warm_start_is_not_used_and_is_removed(tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("torchtitan_rl.data.starts.warm_start._train", interrupted)
+        patched.setattr("torchtitan_rl.configs.toys.warm_start._train", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ensure_checkpoint(TASK, TINY, tmp_path)
     folder = ensure_checkpoint(TASK, TINY, tmp_path)
@@ -79,8 +79,8 @@ def test_interrupted_warm_start_is_not_used_and_is_removed(tmp_path, monkeypatch
 
 def test_concurrent_runs_make_one_warm_start_checkpoint(tmp_path):
     program = (
-        "import dataclasses, pathlib, sys; from torchtitan_rl.data.tasks.sum_digits import debug_task; "
-        "from torchtitan_rl.data.starts.answer_recipes import sums; from torchtitan_rl.data.starts.warm_start import ensure_checkpoint; "
+        "import dataclasses, pathlib, sys; from torchtitan_rl.configs.toys.sum_digits import debug_task; "
+        "from torchtitan_rl.configs.toys.answer_recipes import sums; from torchtitan_rl.configs.toys.warm_start import ensure_checkpoint; "
         f"tiny = dataclasses.replace(sums(), steps=3, batch_size=4, dimensions={DIMENSIONS!r}); "
         "print(ensure_checkpoint(debug_task().build(), tiny, pathlib.Path(sys.argv[1])))"
     )

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchtitan_rl.configs.toys.sum_digits import LARGEST, SMALLEST, tagged_integer
 from torchtitan_rl.data.task import Example, Task
 from torchtitan_rl.data.tasks.procedural import ProceduralTask, asked, is_held_out
-from torchtitan_rl.data.tasks.sum_digits import LARGEST, SMALLEST, tagged_integer
 from torchtitan_rl.errors import expect
 
 

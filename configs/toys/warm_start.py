@@ -23,16 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
+from torchtitan_rl.configs.toys.muon import Muon
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.data.renderer import PromptRenderer
-from torchtitan_rl.data.starts.muon import Muon
-from torchtitan_rl.data.starts.small_tokenizer import make_small_tokenizer
-from torchtitan_rl.data.task import Example, Task
+from torchtitan_rl.data.task import Example, StartRecipe, Task
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.events import phase, progress, timed
-from torchtitan_rl.fields.config_types import check_types
-from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.fields.references import explained, load_function, returned
+from torchtitan_rl.fields.references import explained
 from torchtitan_rl.models import hf_architecture, new_hf_model, small_qwen3
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ _PROGRESS_EVERY_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(StartRecipe):
     """Everything that determines a starting checkpoint, except the task's examples."""
 
     name: str
@@ -76,26 +74,9 @@ class Recipe:
         """The model that the recipe trains, without weights."""
         return small_qwen3(**self.dimensions)
 
-
-def start_of(task: Task.Config, cache_root: Path) -> Path | None:
-    """Returns the starting checkpoint of a task for a run without hf_assets_path; None if the task has none.
-
-    It is the one that its warm_start recipe makes, or without a recipe the task's own start_checkpoint.
-    """
-    if not task.warm_start:
-        return task.start_checkpoint(cache_root)
-    return ensure_checkpoint(
-        task.build(), recipe_of(task.warm_start, "task.warm_start"), cache_root
-    )
-
-
-def recipe_of(reference: str, field: str) -> Recipe:
-    """Returns the recipe that a function makes. Raises UserError, naming `field`, if there is no such function or recipe."""
-    function = load_function(reference, field)
-    recipe = returned(function, field, reference, "a function that returns a Recipe", Recipe)
-    check_types(recipe, field)
-    check_fields(recipe, field)
-    return recipe
+    def checkpoint(self, task: Task, cache_root: Path) -> Path:
+        """Returns the folder of `ensure_checkpoint`."""
+        return ensure_checkpoint(task, self, cache_root)
 
 
 def ensure_checkpoint(task: Task, recipe: Recipe, cache_root: Path, *, seed: int = 0) -> Path:

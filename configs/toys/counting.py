@@ -2,9 +2,9 @@
 
 import random
 
+from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.task import Example
 from torchtitan_rl.data.tasks.procedural import asked
-from torchtitan_rl.data.tasks.sum_digits import SumDigits
 
 MOST = 48
 """Numbers after the first. One prompt in ten has 40 or more of them, half have 8 or fewer: a Pareto distribution."""
