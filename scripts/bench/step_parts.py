@@ -140,7 +140,7 @@ def measured_step(parts: Parts, num_prompts: int) -> dict[str, float]:
     found["update"] = time.perf_counter() - begin
     found |= marks.seconds()
     begin = time.perf_counter()
-    parts.push(step=2)
+    parts.weight_sync.push(policy_version=2)
     wait()
     return found | {"push": time.perf_counter() - begin}
 
@@ -162,15 +162,15 @@ def main() -> None:
     _, config = parse_args(sys.argv[1:])
     number = config.num_prompts_per_step
     parts = build_parts(config)
-    parts.push(step=0)
+    parts.weight_sync.push(policy_version=0)
     parts.trainer.update(with_credit(parts, sample(parts, 1, number)))
-    parts.push(step=1)
+    parts.weight_sync.push(policy_version=1)
     found: dict[str, object] = {"step": measured_step(parts, number)}
     short = SamplingConfig(n=config.sampling.n, max_tokens=PROFILED_TOKENS)
     groups, found[f"generate of {PROFILED_TOKENS} tokens"] = profiled(lambda: sample(parts, 3, number, short))
     episodes = with_credit(parts, groups)
     _, found["update of these"] = profiled(lambda: parts.trainer.update(episodes))
-    _, found["push"] = profiled(lambda: parts.push(step=3))
+    _, found["push"] = profiled(lambda: parts.weight_sync.push(policy_version=3))
     for what, values in found.items():
         print(f"{what}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
     print(json.dumps(found))

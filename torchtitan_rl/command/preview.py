@@ -26,7 +26,7 @@ def show_preview(config: "RunConfig") -> None:
     os.environ["WORLD_SIZE"] = "1"
     events.listen(Terminal())
     with closing(build_parts(config)) as parts:
-        parts.push(step=0)
+        parts.weight_sync.push(policy_version=0)
         prompts = parts.prompts.next_batch(NUM_PROMPTS)
         grading, began = parts.grader.round(), time.monotonic()
         for group in parts.generator.generate(prompts):

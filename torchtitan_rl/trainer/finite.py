@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torchtitan_rl import comm
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import progress, record_metric
 from torchtitan_rl.models.hf import local_shard
+
+
+GRADIENTS = "the gradients"
 
 
 class NonFiniteLossError(TrainingStopped):
@@ -37,11 +41,13 @@ class FiniteUpdates:
         self._in_a_row += 1
         # Rank 0 alone counts it, so that the sum over ranks is 1.
         record_metric("optimizer/skipped_updates", float(comm.is_rank_0()), "sum")
-        fault = fault_in(self._model, self._optimizer) or "the loss alone"
-        if fault.startswith("the gradients"):
-            fault = "the gradients"  # all of them: clipping has spread it
-        what = f"loss {loss}, gradient norm {grad_norm}: {fault} not finite; the update was not applied"
-        if fault.startswith(("the weights", "the optimizer")):
+        fault = fault_in(self._model, self._optimizer)
+        in_gradients = fault is not None and fault.kind == GRADIENTS
+        where = "the loss alone"
+        if fault:
+            where = GRADIENTS if in_gradients else str(fault)  # all of them: clipping has spread it
+        what = f"loss {loss}, gradient norm {grad_norm}: {where} not finite; the update was not applied"
+        if fault and not in_gradients:
             raise NonFiniteLossError(
                 f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr."
             )
@@ -75,22 +81,32 @@ class FiniteUpdates:
             )
 
 
-def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> str | None:
+class NotFinite(NamedTuple):
+    """Tensors with NaN or infinity. As text: "the weights of layers.3.feed_forward.w2.weight (and 2 more)"."""
+
+    kind: str
+    names: list[str]
+
+    def __str__(self) -> str:
+        more = f" (and {len(self.names) - 1} more)" if len(self.names) > 1 else ""
+        return f"{self.kind} of {self.names[0]}{more}"
+
+
+def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> NotFinite | None:
     """Names tensors with NaN or infinity: weights first, then the optimizer's moments, then gradients. Collective.
 
-    Returns None if all are finite. Example: "the weights of layers.3.feed_forward.w2.weight (and 2 more)"
+    Returns None if all are finite.
     """
     parameters = dict(model.named_parameters())
     kinds = {
         "the weights": parameters.items(),
         "the optimizer's moments": _moments(parameters, optimizer),
-        "the gradients": _gradients(parameters),
+        GRADIENTS: _gradients(parameters),
     }
     for kind, named in kinds.items():
         names = list(dict.fromkeys(comm.all_gather_lists(_not_finite(named))))
         if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            return f"{kind} of {names[0]}{more}"
+            return NotFinite(kind, names)
     return None
 
 
