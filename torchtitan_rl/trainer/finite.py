@@ -13,7 +13,6 @@ from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import progress, record_metric
 from torchtitan_rl.models.hf import local_shard
 
-
 GRADIENTS = "the gradients"
 
 

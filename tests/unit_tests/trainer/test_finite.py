@@ -31,12 +31,12 @@ def test_finite_values_pass_the_check(parts):
 def test_non_finite_cause_is_reported_before_its_effects(parts, value):
     model, (optimizer,) = parts
     model[1].weight.grad[0, 0] = value
-    assert fault_in(*parts) == "the gradients of 1.weight"
+    assert str(fault_in(*parts)) == "the gradients of 1.weight"
     optimizer.state[model[0].bias]["exp_avg"][0] = value
-    assert fault_in(*parts) == "the optimizer's moments of 0.bias"
+    assert str(fault_in(*parts)) == "the optimizer's moments of 0.bias"
     with torch.no_grad():
         model[0].weight[0, 0] = model[1].bias[0] = value
-    assert fault_in(*parts) == "the weights of 0.weight (and 1 more)"
+    assert str(fault_in(*parts)) == "the weights of 0.weight (and 1 more)"
 
 
 def test_non_finite_updates_are_skipped_up_to_a_limit_reset_by_a_good_one(parts):
