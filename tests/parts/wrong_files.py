@@ -401,7 +401,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _prompts(system_prompt="prompts/system.txt")),
         row("answer_kind number, and an answer without one", "no answer that can be read in 'answer': expected a number alone",
             _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
-        row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'number'). Use 'text'.",
+        row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'box', 'number', 'choice'). Use 'text'.",
             _assigned("from torchtitan_rl.data.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
         row("--task.warm-start of another task's recipe", "the recipe arrivals: expected one whose `worked` returns a text for examples of",
             lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.configs.toys.answer_recipes:arrivals"), path)),

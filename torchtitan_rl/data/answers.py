@@ -1,6 +1,7 @@
-"""Functions that extract an answer from a completion and compare it with the expected answer.
+r"""The answer in a completion, after its thinking (</think>), and its comparison with the expected answer.
 
-They read what follows the thinking (</think>), where there is some.
+docs/data.md says in one sentence for each kind of answer what counts. A final answer is the content of the last \boxed{}, else of the
+last <answer>, else the rest of the sentence after the last "####", "answer:" or "answer is", else the last line.
 """
 
 import functools
@@ -9,14 +10,13 @@ import re
 import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torchtitan_rl.data.tool_calls import without_thinking
 
 OR = "\nor\n"
 """Between the accepted answers of a row that has several."""
 _LONGEST_NUMBER = 100
-_LONGEST_FORMULA = 300
 _MOST_SIGNS = 5
 """Limits of what is searched, as a policy may repeat \\( a thousand times."""
 _SCALES = {
@@ -39,7 +39,7 @@ _PLAIN_FORMS = tuple(
         (r"(?<=\d)\{,\}(?=\d)|(?<=\d)(?:\\[, ;]|[\u00a0\u2009\u202f'\u2019_])(?=\d{3})", ","),
         (
             "[\u00bc-\u00be\u2150-\u215e]",
-            lambda found: " " + unicodedata.normalize("NFKC", found[0]).replace("\u2044", "/"),
+            lambda match: " " + unicodedata.normalize("NFKC", match[0]).replace("\u2044", "/"),
         ),
         (
             r"\\[dtc]?frac\s?(?:\{\s?([-+]?\d{1,99})\s?\}|(\d))\s?(?:\{\s?(\d{1,99})\s?\}|(\d))",
@@ -49,13 +49,13 @@ _PLAIN_FORMS = tuple(
         (rf"(?<=\d)\s?\\text\{{\s*({'|'.join(_SCALES)})s?\s*\}}", r" \1"),
         (
             "[\u00b2\u00b3\u00b9\u2070-\u2079\u207b]+",
-            lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}".replace("\u2212", "-"),
+            lambda match: f"^{{{unicodedata.normalize('NFKC', match[0])}}}".replace("\u2212", "-"),
         ),
         (r"(?<=\d)\s?(?:\u00d7|\\times|\\cdot|\*|x)\s?10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"e\1"),
         (r"(?<![\w.^{])10\s?\^\s?\{?([-+]?\d{1,3})\}?", r"1e\1"),
         (
             r"(?<=\d)\s?[\u4e07\u4ebf]",
-            lambda found: "e4 " if found[0].endswith("\u4e07") else "e8 ",
+            lambda match: "e4 " if match[0].endswith("\u4e07") else "e8 ",
         ),
     )
 )
@@ -75,53 +75,36 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _IN_TEXT = re.compile(
-    rf"""(?P<no>(?:\bnot|n't|\bneither|\bnor)\s+\S*\d\S*)
-    | (?:{_LETTER}|[)\]}}])[-+][.\d][^\s=]*  # x-5
+    rf"""(?:{_LETTER}|[)\]}}])[-+][.\d][^\s=]*  # x-5
     | \\(?:sqrt|[dtc]?frac|log)[^\s=]* | √[^\s=]*
-    | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern}) (?P<rest> (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/(?![a-z]{{3}})|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)\s?|[√π]
-      |(?:[kKMBxyz]|mn|bn|tn)(?!\w)|(?:\ [+*\u00d7]\ [$]?[\d.,]+)+|(?:\W|\\text){{1,4}}(?:or|to|and)\W{{1,4}}(?:maybe\W)?\d|\s+(?:ten|hundred|thousand|million)ths?\b)[^\s=]* )?""",
+    | (?<![\d_^])(?<!{_LETTER})(?<![_^]\{{)(?<!\d\.)(?:{_NUMBER.pattern})
+      (?: (?:[-/:,.+*_][$]?\d|[eE][-+]?\d|/(?![a-z]{{3}})|\^|\s?\\(?:sqrt|pi|cdot|times|[dtc]?frac)\s?|[√π]
+      |(?:[kKMBxyz]|mn|bn|tn)(?!\w)|(?:\ [+*\u00d7]\ [$]?[\d.,]+)+)[^\s=]* )?""",
     re.VERBOSE,
 )
-"""A number in a text, or a longer expression, such as the range 15-20, 5k or \\sqrt{2}, whose parts are no answer; nor is "not 5" one."""
+"""A number in a text, or a longer expression whose parts are no answer, such as the range 15-20, 5k or \\sqrt{2}."""
 
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\fbox\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _FORMULA_END = re.compile(r"[$\n]|\\[\])]|\Z")
+_BRACE = re.compile("[{}]")
 _MARK = re.compile(
-    r"""(?: \#{4}
-      | (?:answer|antwort|r\u00e9ponse|respuesta|(?:option|choice)(?=\W+(?:is\W+)?(?-i:[A-J])\b)
-        |(?:statement|claim|argument|sentence)(?=\s+is\W+(?:true|false|valid|invalid)\b)) \**(?:\s+(?:is|ist|est|es|(?:must|would|should)\ be)\b|\s*[:\uff1a])
-      | \u7b54\u6848\**[\u662f\u4e3a:\uff1a] | \u9009(?=[A-J]) | (?:option|choice)(?=\W+(?-i:[A-J])\W+is\s)
-      | \b(?:I(?:\ would|\ will|'d|'ll)?|let's)\ (?:choose|pick|select|go\ with)(?=\W+(?:option\W+)?(?-i:[A-J])\b)
-    )[\s:*\uff1a]*""",
-    re.IGNORECASE | re.VERBOSE,
+    r"(?:####|answer\**(?:\s+is\b|\s*[:\uff1a])|\u7b54\u6848[:\uff1a])[\s:*]*", re.IGNORECASE
 )
-_RETRACTED = re.compile(
-    r"[.!?]\s+(?:\w+\W+){0,2}wait\b|\bscratch that\b|\bmistake\b", re.IGNORECASE
-)
-_SENTENCE_END = re.compile(r"(?<!\b[MSDJ][a-z])(?<!\b[A-Z]\.\s[A-Z])\.\s(?![A-Z]\.)|[\n\u3002]")
-"""Not the points of Mt. Everest or J. R. R. Tolkien."""
-_BETWEEN_BOXES = re.compile(
-    r"(?:[\s$]|\\[()]|\\quad)*(?:[,;]|and|or|\\text\{ *(?:and|or) *\})(?:[\s$]|\\[()]|\\quad)*"
-)
-_LETTER_LINE = re.compile(
-    r"answer\**(?:\s+is|\s*:)[\s:*($]*((?-i:[A-J]))[).*$]*\s*$", re.IGNORECASE | re.MULTILINE
-)
+_SENTENCE_END = re.compile(r"\.\s|[\n\u3002]")
 _WRAPPED = re.compile(
     r"(`+)([^`]+)\1|(\$+)([^$]+)\3|\\\((.+)\\\)|\\\[(.+)\\\]|\\(?:text(?:bf|it|rm)?|math(?:bf|rm)|f?boxed)\{([^{}]+)\}|[\"\u201c]([^\"\u201c\u201d]+)[\"\u201d]",
     re.DOTALL,
 )
 """Markdown's code, LaTeX's formulas, boxes and texts, and quotation marks."""
-_LAST = re.compile(
-    r"(?:\*\*([^*]+)\*\*|(?<!\band )(?<!\bor )(?<!\$, )\$([^$]*[\d\\][^$]*)\$|\\\((.*[\d\\].*)\\\))\W*$"
-)
-"""Bold text, or a formula that is more than a letter, at the end of a line."""
+_LETTER_ALONE = re.compile(r"\(?([A-Za-z])\)?")
 _CHOICE = re.compile(
-    r"(?:[\s($*\[{]|\\text(?:bf|rm)?|\\math(?:bf|rm)|(?i:option|choice)\s)*((?i:yes|no|true|false)|[A-Za-z])(?:[\s}$*]*(?:[)\]]|:(?!\w\b)|,?\s+(?:because|since|as|(?:and\s+)?not)\b|\s+is\s+(?:the\s+)?(?:correct|right)(?:\s+(?:answer|option|choice))?\W*\Z|(?<=\w\w)[,;](?!\s*(?:wait|but|or|no|yes)\b)|(?P<dot>\.(?=\s+\S))|[.!]?[\s}$*]*\Z))"
+    r"(?:\\(?:text|math)\w*\{|[(*$\s])*([A-Za-z])[).:}*$]*(?:(?<=[).:}])\\?\s.*)?", re.DOTALL
 )
-_VERDICTS = {"yes": True, "true": True, "no": False, "false": False}
+"""A letter: alone, or with a bracket, full stop or colon and a text after it. Example: "(E) 12"."""
+_VERDICTS = {"yes": "true", "no": "false"}
 
-_LABEL = re.compile(r"(?<!\w)[A-Za-z][):](?!\w)")
-"""Of a further part, as in "A: knight, B: knave", which is no choice of A."""
+
+KindName = Literal["text", "tag", "box", "number", "choice"]
 
 
 class AnswerKind(NamedTuple):
@@ -134,20 +117,20 @@ class AnswerKind(NamedTuple):
 
 
 def last_number(text: str) -> str | None:
-    """Returns the number in the last box or <answer>, or else the last in the text; an expression that is no number as it is.
+    """Returns the last number in the last box or <answer>, or else in the text; an expression that is no number as it is.
 
     Example: last_number("so 3 x 400 = 1,200.") == "1,200", and last_number("between 15-20") == "15-20".
     """
     text = without_thinking(text)
     marked = _marked(text)
-    found = _numbers(text if marked is None else marked)
-    return found[-1] if found else None
+    numbers = _numbers(text if marked is None else marked)
+    return numbers[-1] if numbers else None
 
 
 def first_number(text: str) -> str | None:
     """Returns the first number in a text. Example: first_number("18 dollars for 2") == "18"."""
-    found = _numbers(text)
-    return found[0] if found else None
+    numbers = _numbers(text)
+    return numbers[0] if numbers else None
 
 
 def last_boxed(text: str) -> str | None:
@@ -163,38 +146,38 @@ def last_tagged(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str:
-    """Returns the answer in a text, in the first of these formats that it has.
-
-    A line "Answer: D" after the last box; the last \\boxed{...}, "" if it does not end; the last <answer>...</answer>;
-    after the last "####", "answer is" or "answer:", the rest of the sentence; the last line, or the bold text or formula at its end. Without Markdown's and
-    LaTeX's signs around it.
+    """Returns the final answer in a text, as the head of this file says, without Markdown's and LaTeX's signs around it.
 
     Example: final_answer("so the answer is 12.") == "12"
     """
     text = without_thinking(text)
-    _, *after_boxes = BOX.split(text)
-    letters = _LETTER_LINE.findall(after_boxes[-1]) if after_boxes else []
-    if letters:
-        return letters[-1]
     marked = _marked(text)
     if marked is not None:
         return marked.strip()
     _, *after = _MARK.split(text)
-    if after and not _RETRACTED.search(after[-1]):
+    if after:
         return _bare(_SENTENCE_END.split(after[-1], maxsplit=1)[0])
-    last = (text.strip().splitlines() or [""])[-1]
-    found = _LAST.search(last[-_LONGEST_FORMULA:])
-    return _bare(found[found.lastindex] if found else last)
+    return _bare((text.strip().splitlines() or [""])[-1])
+
+
+def last_choice(text: str) -> str | None:
+    """Returns the letter that the final answer begins with, alone or as in "(E)", "E. text" and "E: text"; None without one."""
+    return _letter(final_answer(text))
+
+
+def _letter(text: str) -> str | None:
+    choice = _CHOICE.fullmatch(text.strip())
+    return choice and choice[1].upper()
 
 
 def _bare(text: str) -> str:
     """Returns the text without a full stop, and without quotation marks, Markdown's and LaTeX's signs around all of it."""
     for _ in range(_MOST_SIGNS):
         inner = text.strip(" *\r\n").rstrip(".\u3002").strip(" *")
-        found = _WRAPPED.fullmatch(inner)
-        if not found:
+        wrapped = _WRAPPED.fullmatch(inner)
+        if not wrapped:
             return inner or text.strip()
-        text = found[found.lastindex]
+        text = wrapped[wrapped.lastindex]
     return text.strip()
 
 
@@ -232,18 +215,15 @@ def equal_numbers(answer: str, expected: str) -> bool:
 
 
 def equal_texts(answer: str, expected: str) -> bool:
-    """Returns whether both texts are equal, but for signs around them as in "**yes**."
+    """Returns whether both texts are equal, but for signs around them as in "**yes**".
 
-    If the expected one is a choice, such as "E", "(E) text" or "yes", it is equal to "E: text", and yes to "Yes, it is".
+    yes is true, and no is false. An expected letter, such as "E" or "(E)", is equal to a choice of it, such as "E: text".
     """
-    if len({unicodedata.normalize("NFC", _bare(text)) for text in (answer, expected)}) == 1:
-        return True
-    right, chosen = _CHOICE.match(expected), _CHOICE.match(answer)
-    if right is None or chosen is None or right["dot"] or _LABEL.search(expected, right.end()):
-        return False
-    if len(right[1]) > 1 and right.end() < len(expected):  # "no, thanks"
-        return False
-    return _VERDICTS.get(right[1].lower(), right[1]) == _VERDICTS.get(chosen[1].lower(), chosen[1])
+    left, right = (unicodedata.normalize("NFC", _bare(text)) for text in (answer, expected))
+    letter, choice = _LETTER_ALONE.fullmatch(right), _CHOICE.fullmatch(left)
+    if letter and choice:
+        return letter[1] == choice[1]
+    return _VERDICTS.get(left.lower(), left) == _VERDICTS.get(right.lower(), right)
 
 
 def equal_words(answer: str, expected: str) -> bool:
@@ -254,6 +234,15 @@ def equal_words(answer: str, expected: str) -> bool:
     return equal_texts(left, right)
 
 
+def _equal_choices(answer: str, expected: str) -> bool:
+    letter = _letter(answer)
+    return letter is not None and letter == _letter(expected)
+
+
+def _equal_values(answer: str, expected: str) -> bool:
+    return equal_numbers(answer, expected) or equal_words(answer, expected)
+
+
 def _plain(text: str) -> str:
     for pattern, replacement in _PLAIN_FORMS:
         text = pattern.sub(replacement, text)
@@ -261,11 +250,7 @@ def _plain(text: str) -> str:
 
 
 def _numbers(text: str) -> list[str]:
-    return [
-        found[0].strip().removesuffix(".")
-        for found in _IN_TEXT.finditer(_plain(text))
-        if not found["no"]
-    ]
+    return [match[0].strip().removesuffix(".") for match in _IN_TEXT.finditer(_plain(text))]
 
 
 def _digits(text: str) -> str:
@@ -273,38 +258,33 @@ def _digits(text: str) -> str:
 
 
 def _marked(text: str) -> str | None:
-    """Returns what the last box holds, "" if it does not end; without a box, the last <answer>; else None. "- 7" is "-7" there."""
+    """Returns what the last box holds, "" if it does not end; else the last <answer>, or None. "- 7" is "-7" there."""
     boxed = _boxed(text)
     marked = last_tagged(text) if boxed is None else boxed
     return marked and re.sub(r"(^|=)\s*-\s+(?=[\d.])", r"\1-", marked)
 
 
 def _boxed(text: str) -> str | None:
-    r"""Returns what the last box holds, "" if it does not end, None without a box; "1 and 2" of \boxed{1}, \boxed{2}."""
-    closing: dict[int, int] = {}
-    opened: list[int] = []
-    for brace in re.finditer("[{}]", text):
-        if brace[0] == "{":
-            opened.append(brace.start())
-        elif opened:
-            closing[opened.pop()] = brace.start()
-    boxed, end = None, 0
-    for box in BOX.finditer(text):
-        follows = boxed and _BETWEEN_BOXES.fullmatch(text, end, box.start())
-        start = box.end()
-        if text[start] == "{":
-            content = text[start + 1 : closing.get(start, start)]
-            end = closing.get(start, start) + 1
-        else:  # as \boxed 5, which ends with the formula
-            end = _FORMULA_END.search(text, start, start + _LONGEST_FORMULA).start()
-            content = text[start:end].strip().rstrip(".")
-        boxed = f"{boxed} and {content}" if follows and content else content
-    return boxed
+    r"""Returns what the last box holds, "" if it does not end, None without a box."""
+    *_, box = [None, *BOX.finditer(text)]
+    if box is None:
+        return None
+    start = box.end()
+    if text[start] != "{":  # as $\boxed 5$, which ends with the formula
+        return text[start : _FORMULA_END.search(text, start).start()].strip().rstrip(".")
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[start + 1 : brace.start()]
+    return ""
 
 
 KINDS = {
     "text": AnswerKind(lambda text: without_thinking(text).strip(), equal_words),
     "tag": AnswerKind(last_tagged, equal_words),
+    "box": AnswerKind(last_boxed, _equal_values),
     "number": AnswerKind(last_number, equal_numbers),
+    "choice": AnswerKind(last_choice, _equal_choices),
 }
 """Answer kinds by the name used in configs."""

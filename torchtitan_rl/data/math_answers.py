@@ -1,22 +1,16 @@
-"""Comparison of two LaTeX answers with math-verify, in a process that can be killed.
-
-sympy can hang on a short answer such as 9^{9^{9^9}}, in native code that Python's signal handlers cannot interrupt. So
-this file also runs as a separate program, which forks the process that compares. The kernel ends that process when its
-CPU time is used up, and no comparison costs a new import. The program reads one line of JSON per comparison and prints "1"
-or "0", and imports nothing from this package.
-"""
+"""Comparison of two LaTeX answers with math-verify."""
 
 import functools
-import json
+import gc
+import logging
 import os
 import re
 import signal
-import subprocess
-import sys
+
+from torchtitan_rl.data.answers import as_number, equal_texts
 
 LONGEST_SECONDS = 4.0
-"""Limit of one comparison, in seconds of CPU time: the same for each, whatever was compared before and however busy the
-machine is. A right series or integral took up to 3.2 s. Twelve comparisons that hang take 48 s, within the 60 s of a reward function."""
+"""Limit of one comparison, in seconds of CPU time. Most take milliseconds; a series or an integral takes seconds."""
 
 _LONGEST_ANSWER = 1000
 """Maximum characters of an answer. A longer one counts as wrong."""
@@ -63,6 +57,15 @@ _UPRIGHT = re.compile(r"\\mathrm\{([ei])\}")
 
 _TINY = 1e-5
 
+_USUAL = (
+    (r"\frac{1}{2} + \sqrt{x}", r"0.5 + x^{1/2}"),
+    (r"(x+1)^2", r"x^2 + 2x + 1"),
+    (r"[2,\infty) \cup \{-1\}", r"(-\infty, 3)"),
+    (r"\sin \pi y", r"\log_2 n!"),
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"(1, 2, 3)"),
+)
+"""Pairs that `_warm_up` compares."""
+
 _SURELY_READ = re.compile(
     r"""(?:[\d\s.,:;!|()\[\]{}+\-*/=<>^_&%$'] | (?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]) | \\text\w*\{[^{}]*\} | \\[\\{}%$!,;:\ ]
     | \\(?:[dtc]?frac|sqrt|pi|left|right|infty|cup|cap|cdot|times|pm|leq?|geq?|neq?|circ|sin|cos|tan|log|ln|in|mathbb)(?![a-zA-Z])
@@ -72,70 +75,62 @@ _SURELY_READ = re.compile(
 """Common LaTeX, which math-verify reads if its braces are balanced: it takes milliseconds for an answer, and a file has many."""
 
 
-class MathJudge:
-    """Compares answers in another process, which is started on first use."""
+@functools.cache  # a file's answers are read again whenever a row is used
+def is_math(expected: str) -> bool:
+    """Returns whether the expected answer is read, so that it can be written in another way than as it is."""
+    if _decided(expected, expected) is not None:
+        return True
+    pairs = (("{", "}"), ("\\left", "\\right"))
+    is_balanced = all(expected.count(opens) == expected.count(closes) for opens, closes in pairs)
+    if is_balanced and _SURELY_READ.fullmatch(expected):
+        return True
+    return len(expected) <= _LONGEST_ANSWER and _in_time(*_without_units("", _latex(expected)))
 
-    def __init__(self, longest_seconds: float = LONGEST_SECONDS) -> None:
-        self._longest_seconds = longest_seconds
-        self._process: subprocess.Popen | None = None
-        self._owner = 0
-        # The reward and the judgement compare the same pairs.
-        self.equal = functools.lru_cache(maxsize=4096)(self._equal)
-        self.reads = functools.cache(
-            self._reads
-        )  # a file's answers are read again whenever a row is used
 
-    def _reads(self, expected: str) -> bool:
-        """Returns whether the expected answer is read, so that it can be written in another way than as it is."""
-        if _decided(expected, expected) is not None:
-            return True
-        pairs = (("{", "}"), ("\\left", "\\right"))
-        is_balanced = all(
-            expected.count(opens) == expected.count(closes) for opens, closes in pairs
-        )
-        if is_balanced and _SURELY_READ.fullmatch(expected):
-            return True
-        return len(expected) <= _LONGEST_ANSWER and self._ask(*_without_units("", _latex(expected)))
+@functools.lru_cache(maxsize=4096)  # the reward and the judgement compare the same pairs
+def equal_math(answer: str, expected: str) -> bool:
+    """Returns whether both are equal: numbers and dates by their own rules, all else if math-verify finds it in time."""
+    decided = _decided(answer, expected)
+    if decided is not None:
+        return decided
+    if equal_texts(answer, expected):
+        return True
+    if not answer or max(len(answer), len(expected)) > _LONGEST_ANSWER:
+        return False
+    pair = _without_units(_latex(answer), _latex(expected))
+    decided = _decided(*pair) if pair else False
+    return _in_time(*pair) if decided is None else decided
 
-    def _equal(self, answer: str, expected: str) -> bool:
-        """Returns whether both are equal: numbers and dates by their own rules, all else if math-verify finds it in time."""
-        from torchtitan_rl.data.answers import equal_texts
 
-        decided = _decided(answer, expected)
-        if decided is not None:
-            return decided
-        if equal_texts(answer, expected):
-            return True
-        if not answer or max(len(answer), len(expected)) > _LONGEST_ANSWER:
-            return False
-        pair = _without_units(_latex(answer), _latex(expected))
-        decided = _decided(*pair) if pair else False
-        return self._ask(*pair) if decided is None else decided
+def _in_time(answer: str, expected: str) -> bool:
+    """Returns what `_compare` does; False if it needs more than LONGEST_SECONDS.
 
-    def _ask(self, answer: str, expected: str) -> bool:
-        """Returns the process's answer within the time limit: whether both are equal, or for no answer whether it reads one."""
-        process = self._running()
-        process.stdin.write(json.dumps([self._longest_seconds, answer, expected]) + "\n")
-        process.stdin.flush()
-        reply = process.stdout.readline()
-        if not reply:
-            process.wait()  # the program has ended: `_running` starts a new one
-        return reply.strip() == "1"
+    It runs in a fork of this process, which the kernel ends: sympy can hang on a short answer such as 9^{9^{9^9}}, in native code
+    that no Python signal handler interrupts. All comparisons start from the same state, so none is slower or faster for earlier ones.
+    """
+    _warm_up()
+    pid = os.fork()
+    if pid == 0:
+        status = 0
+        try:
+            gc.freeze()  # leave the garbage of the process that was forked
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, LONGEST_SECONDS)
+            status = int(_compare(answer, expected))
+        finally:  # also after an error of sympy, for an expression that it cannot evaluate
+            os._exit(status)
+    _, wait_status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(wait_status) == 1
 
-    def _running(self) -> subprocess.Popen:
-        """Returns this process's own comparison process: after a fork, the child must not share its parent's."""
-        if self._owner != os.getpid() or self._process.poll() is not None:
-            # -P: do not import modules of this folder in place of installed packages.
-            command = [sys.executable, "-P", __file__]
-            pipes = {
-                "stdin": subprocess.PIPE,
-                "stdout": subprocess.PIPE,
-                "stderr": subprocess.DEVNULL,
-            }
-            self._process = subprocess.Popen(command, text=True, **pipes)
-            self._process.stdout.readline()  # wait until it is ready, so that startup does not count as comparison time
-            self._owner = os.getpid()
-        return self._process
+
+@functools.cache
+def _warm_up() -> None:
+    """Import math-verify and compare expressions of usual kinds, so that no comparison has to make its parser's tables again."""
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns that it has no limit of its own
+    for answer, expected in _USUAL:
+        _compare(answer, expected)
 
 
 def _decided(answer: str, expected: str) -> bool | None:
@@ -143,20 +138,17 @@ def _decided(answer: str, expected: str) -> bool | None:
 
     math-verify takes \frac{1}{2} for 0.5, but also 1.0000001 for 1.0000002 and 10110_3 for 10110_2, and cannot read 1.5e3.
     """
-    from torchtitan_rl.data.answers import as_number
-
     left, right = as_number(answer), as_number(expected)
     if left is not None and right is not None:
         if ("%" in answer) == ("%" in expected):
             return left == right
         percent, other = (left, right) if "%" in answer else (right, left)
         return other in (percent, percent / 100)
-    found = [_IN_BASE.fullmatch(text.strip()) for text in (answer, expected)]
-    if all(found) and any(
-        one[2] for one in found
-    ):  # the question names the base if an answer does not
-        bases = {_BASES.get(one[2], one[2]) for one in found if one[2]}
-        return len(bases) == 1 and found[0][1].lstrip("0") == found[1][1].lstrip("0")
+    in_base = [_IN_BASE.fullmatch(text.strip()) for text in (answer, expected)]
+    if all(in_base) and any(number[2] for number in in_base):
+        # The question names the base if an answer does not.
+        bases = {_BASES.get(number[2], number[2]) for number in in_base if number[2]}
+        return len(bases) == 1 and in_base[0][1].lstrip("0") == in_base[1][1].lstrip("0")
     if _DATE.fullmatch(expected.strip()):
         parts = [[int(part) for part in re.findall(r"\d+", text)] for text in (answer, expected)]
         return parts[0] == parts[1] and _DATE.fullmatch(answer.strip()) is not None
@@ -166,37 +158,43 @@ def _decided(answer: str, expected: str) -> bool | None:
 def _compare(answer: str, expected: str) -> bool:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
+    from sympy.core import random
+
+    random.seed(0)  # sympy tries random numbers
 
     normalized = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
     config = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=normalized)]
     pair = _cases_apart([answer, expected])
     # math-verify's own limits are of the clock, which runs on while a busy machine does other things.
-    said, right = (
+    left, right = (
         parse(f"\\boxed{{{text}}}", extraction_config=config, parsing_timeout=None) for text in pair
     )
     if not answer:
-        return not all(isinstance(one, str) for one in right)
+        return not all(isinstance(reading, str) for reading in right)
     if len({_SPACES.sub("", _TEXT.sub(r"\1", text)) for text in pair}) == 1:
         return True
-    equal = bool(said and right) and verify(
-        right, said, allow_set_relation_comp=True, timeout_seconds=None
+    equal = bool(left and right) and verify(
+        right, left, allow_set_relation_comp=True, timeout_seconds=None
     )
-    return equal and not _are_tiny_and_differ(said[0], right[0])
+    return equal and not _are_tiny_and_differ(left[0], right[0])
 
 
 def _without_units(*pair: str) -> list[str] | None:
     """Returns both texts without their units, and without a condition that only one has; None if their units differ."""
     if sum(bool(_CONDITION.search(text)) for text in pair) == 1:
         pair = tuple(_CONDITION.sub("", text) for text in pair)
-    found = [_WITH_UNIT.fullmatch(text) for text in pair]
+    matches = [_WITH_UNIT.fullmatch(text) for text in pair]
     units = {
-        _LONGER.sub("", one["symbol"] or one["text"] or one["words"] or "") for one in found if one
+        _LONGER.sub("", match["symbol"] or match["text"] or match["words"] or "")
+        for match in matches
+        if match
     }
     units = {unit.lower() if unit in ("AM", "PM") else unit for unit in units}
     if len({unit for unit in units if re.fullmatch(rf"{_UNITS}|day|[ap]m", unit)}) > 1:
         return None
     return [
-        one["number"] or one["any"] if one else text for one, text in zip(found, pair, strict=True)
+        match["number"] or match["any"] if match else text
+        for match, text in zip(matches, pair, strict=True)
     ]
 
 
@@ -223,55 +221,18 @@ def _interval(sign: str, bound: str) -> str:
 
 def _cases_apart(pair: list[str]) -> list[str]:
     """Returns both texts with another letter for R where one has R and r, which math-verify takes for the same."""
-    letters = [{found for found in _LETTERS.findall(text) if len(found) == 1} for text in pair]
-    both = {one for own in letters for one in own if one.isupper() and one.lower() in own}
+    letters = [{name for name in _LETTERS.findall(text) if len(name) == 1} for text in pair]
+    both = {name for own in letters for name in own if name.isupper() and name.lower() in own}
     names = dict(zip(sorted(both), sorted(set("abcknpquvwz").difference(*letters)), strict=False))
-    return [_LETTERS.sub(lambda found: names.get(found[0], found[0]), text) for text in pair]
+    return [_LETTERS.sub(lambda match: names.get(match[0], match[0]), text) for text in pair]
 
 
 def _are_tiny_and_differ(left: object, right: object) -> bool:
     """Returns whether one of two numbers is nearly 0 and they differ: math-verify rounds, so that 2^{-98} is 2^{-99}."""
     from sympy import Expr
 
-    if not all(isinstance(one, Expr) and one.is_number for one in (left, right)):
+    if not all(isinstance(number, Expr) and number.is_number for number in (left, right)):
         return False
     left, right = left.doit(), right.doit()
-    least = min(abs(one.evalf()) for one in (left, right))
+    least = min(abs(number.evalf()) for number in (left, right))
     return 0 < least < _TINY and abs((left / right).evalf() - 1) > _TINY
-
-
-def _main() -> None:
-    """Forks the process that compares, and a new one when the kernel has ended it, until stdin is closed."""
-    _compare(
-        r"\frac{1}{2} + \sqrt{x}", r"0.5 + x^{1/2}"
-    )  # what the first comparison imports and makes, all forks have
-    print("ready", flush=True)
-    status = signal.SIGPROF
-    while status == signal.SIGPROF:
-        pid = os.fork()
-        if pid == 0:
-            _serve()
-            os._exit(0)
-        _, status = os.waitpid(pid, 0)
-        if status == signal.SIGPROF:
-            print(0, flush=True)
-
-
-def _serve() -> None:
-    """Compares the pairs from stdin. A comparison that uses up its CPU time ends the process, by SIGPROF."""
-    from sympy.core import random
-
-    for request in sys.stdin:
-        seconds, *pair = json.loads(request)
-        random.seed(0)  # sympy tries random numbers
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            equal = _compare(*pair)
-        except Exception:  # sympy's, for an expression that it cannot evaluate
-            equal = False
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(int(equal), flush=True)
-
-
-if __name__ == "__main__":
-    _main()

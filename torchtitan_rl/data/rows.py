@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from torchtitan_rl.data.answers import KINDS, OR
+from torchtitan_rl.data.answers import KINDS, OR, KindName
 from torchtitan_rl.data.row_set import ANSWER_COLUMNS, RowSet
 from torchtitan_rl.data.table import Table, load_table
 from torchtitan_rl.data.task import (
@@ -88,9 +88,9 @@ class Rows(Task):
         """Column with the right answer, text, a number, or a list of which any is right; a dotted name, such as reward_model.ground_truth, looks into an
         object or its JSON text. Empty: the first existing one of answer, expected_answer, ground_truth. Without an answer column, only the reward functions in grader.rewards judge."""
 
-        answer_kind: Literal["text", "tag", "number"] = "text"
-        """How a completion's answer is extracted and compared. text: the whole completion, as text. tag: the content of
-        <answer>...</answer>, as text. number: the last number, by value."""
+        answer_kind: KindName = "text"
+        """The answer in a completion. text: all of it. tag: the content of the last <answer>...</answer>. box: the content of the
+        last \\boxed{}, as number or text. number: the last number, by value. choice: the letter that the final answer begins with."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -3,15 +3,11 @@
 The reward is None if the expected answer is empty, for `numeric` no number, or for `math_answer` nothing that math-verify reads.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 
 from torchtitan_rl.data.answers import OR, equal_numbers, equal_words, final_answer, last_number
-from torchtitan_rl.data.math_answers import MathJudge
+from torchtitan_rl.data.math_answers import equal_math, is_math
 from torchtitan_rl.data.task import completion_text
-
-_math_judge = functools.cache(MathJudge)
-"""Returns the one comparison process that all calls in this process share."""
 
 
 def exact_match(completions, expected_answer, **_):
@@ -34,12 +30,11 @@ def math_answer(completions, expected_answer, **_):
 
     A comparison is killed after 4 s of CPU time, and counts as wrong.
     """
-    judge = _math_judge()
     return _scores(
         completions,
         expected_answer,
-        judge.equal,
-        lambda expected: expected and judge.reads(expected),
+        equal_math,
+        lambda expected: expected and is_math(expected),
     )
 
 
@@ -50,8 +45,9 @@ def _scores(
     scores = []
     for completion, expected in zip(completions, expected_answer, strict=True):
         answer = final_answer(completion_text(completion))
-        accepted = [one.strip() for one in expected.split(OR) if reads(one.strip())]
-        scores.append(float(any(equal(answer, one) for one in accepted)) if accepted else None)
+        alternatives = [text.strip() for text in expected.split(OR)]
+        accepted = [text for text in alternatives if reads(text)]
+        scores.append(float(any(equal(answer, text) for text in accepted)) if accepted else None)
     return scores
 
 

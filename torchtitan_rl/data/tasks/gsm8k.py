@@ -2,9 +2,8 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-from torchtitan_rl.data.answers import first_number, last_boxed
+from torchtitan_rl.data.answers import KindName, first_number, last_boxed
 from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.data.tool_calls import without_thinking
 
@@ -25,12 +24,12 @@ class Gsm8k(Rows):
         subset: str = "main"
         held_out_split: str = "test"
         template: str = "{question}\nReason step by step, and end with #### and the number alone, for example: #### 42"
-        answer_kind: Literal["text", "tag", "number"] = "number"
+        answer_kind: KindName = "number"
 
     def extract_answer(self, text: str) -> str | None:
         """Returns the number after the last ####, or None."""
-        found = ANSWER.findall(without_thinking(text))
-        answer = found[-1] if found else ""
+        answers = ANSWER.findall(without_thinking(text))
+        answer = answers[-1] if answers else ""
         return first_number((last_boxed(answer) or "") if "\\boxed" in answer else answer)
 
     def expected_answer(self, text: str) -> str | None:

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from torchtitan_rl.data.answers import last_boxed
-from torchtitan_rl.data.math_answers import MathJudge
+from torchtitan_rl.data.math_answers import equal_math, is_math
 from torchtitan_rl.data.rows import Rows
 from torchtitan_rl.errors import UserError
 
@@ -35,7 +35,6 @@ class Math(Rows):
             raise UserError(
                 "task: expected math-verify to be installed. pip install 'math-verify~=0.9.0'."
             )
-        self._judge = MathJudge()
         super().__init__(config)
 
     def extract_answer(self, text: str) -> str | None:
@@ -50,8 +49,8 @@ class Math(Rows):
         answer = last_boxed(text) or (None if "\\boxed" in text else text)
         if answer and ("\\blacksquare" in answer or _SENTENCE.search(_FORMULA.sub("$", answer))):
             return ""
-        return answer if answer and self._judge.reads(answer) else None
+        return answer if answer and is_math(answer) else None
 
     def equal(self, answer: str, expected_answer: str) -> bool:
         """Returns whether both are equal; False if math-verify needs more than 4 s of CPU time."""
-        return self._judge.equal(answer, expected_answer)
+        return equal_math(answer, expected_answer)

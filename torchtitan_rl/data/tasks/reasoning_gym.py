@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.data.answers import KINDS
+from torchtitan_rl.data.answers import KINDS, KindName
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
 from torchtitan_rl.data.tasks.procedural import asked, is_held_out
 from torchtitan_rl.errors import UserError, expect
@@ -36,9 +36,8 @@ class ReasoningGym(Task):
         instruction: str = "Give the final answer between <answer> and </answer>."
         """Text added to each question as a separate paragraph. Empty: nothing."""
 
-        answer_kind: Literal["text", "tag", "number"] = "tag"
-        """The answer in a completion: all of it, the content of <answer>...</answer>, or the last number. Change `instruction`
-        with it."""
+        answer_kind: KindName = "tag"
+        """The answer in a completion, as `Rows.Config.answer_kind`. Change `instruction` with it."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
