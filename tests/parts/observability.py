@@ -51,7 +51,7 @@ RECORD_STEPS = 3
 
 def nasty_step(step, n=4):
     """Two prompts with n responses each; the best of prompt 0 is nasty."""
-    extra = {"note": "[/b]"} if step > 1 else {}
+    extra = {"note": "[/b]", "mixed": [1.5, "text", [1]][step - 1]} if step > 1 else {}
     texts = {(p, s): f"[ANSWER] {p}-{s}" for p in range(2) for s in range(n)} | {(1, n - 1): NASTY}
     return [
         group(

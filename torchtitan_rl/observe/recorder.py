@@ -19,7 +19,7 @@ from torchtitan_rl.fields.number import number
 from torchtitan_rl.observe.collector import Collection, Collector
 from torchtitan_rl.observe.filters import sink_filters
 from torchtitan_rl.observe.line_file import LineFile
-from torchtitan_rl.observe.sample_rows import Row, Schema
+from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sink_thread import SinkThread
 from torchtitan_rl.observe.sinks import SinkContext, StepRecord, chosen_sinks
@@ -144,7 +144,6 @@ class Recorder(Configurable):
             config.select, config.seed, config.keep_all_rows, num_traces, self._with_special_tokens
         )
         self.collector = Collector(self._selection, config.leave_out_columns)
-        self._schema = Schema(self.collector.warn)
         self.sinks: dict[str, SinkThread] = {}
         """The running sinks by name, on rank 0."""
         self._stop_listening: Callable[[], None] = lambda: None
@@ -252,11 +251,7 @@ class Recorder(Configurable):
             step=step,
             time_s=time.time(),
             values=values,
-            tables={
-                key: self._schema.fit(key, table.shown, step)
-                for key, table in selected.items()
-                if table.shown
-            },
+            tables={key: table.shown for key, table in selected.items() if table.shown},
             kept={key: table.kept for key, table in selected.items()},
             traces={key: table.traces for key, table in selected.items()},
             distributions=collection.distributions(),

@@ -1,8 +1,8 @@
-"""Rows of sample tables: plain cells, column types over a whole run, and one row for each episode."""
+"""Rows of sample tables: plain cells, and one row for each episode."""
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,51 +47,6 @@ def as_score(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
 
-def kind_of(cell: object) -> str | None:
-    """The cell's kind: "truth", "number", "text", "nested", or None for no value. A column should have one kind."""
-    if cell is None:
-        return None
-    if isinstance(cell, bool):
-        return "truth"
-    if isinstance(cell, (int, float)):
-        return "number"
-    return "text" if isinstance(cell, str) else "nested"
-
-
-class Schema:
-    """The columns and kinds of every table over a whole run. Calls `warn(topic, message)` once for each change."""
-
-    def __init__(self, warn: Callable[[str, str], None]) -> None:
-        self._warn = warn
-        self._kinds: dict[str, dict[str, str | None]] = {}
-
-    def fit(self, table: str, rows: list[Row], step: int) -> list[Row]:
-        """Returns the rows, with cells as text in columns that have had several kinds up to this step."""
-        is_new = table not in self._kinds
-        kinds = self._kinds.setdefault(table, {})
-        for column, cell in (pair for row in rows for pair in row.items()):
-            kind = kind_of(cell)
-            if column not in kinds and not is_new:
-                change = (
-                    f"has a new column {column!r} from step {step} on; it is empty in earlier rows"
-                )
-                self._warn(f"{table} {column}", f"table {table!r} {change}")
-            known = kinds.setdefault(column, kind)
-            if known is None:
-                kinds[column] = kind
-            elif kind not in (None, known) and known != "mixed":
-                change = f"column {column!r} held {known}, and {kind} from step {step} on; it is now written as text"
-                self._warn(f"{table} {column} mixed", f"table {table!r}: {change}")
-                kinds[column] = "mixed"
-        mixed = {column for column, kind in kinds.items() if kind == "mixed"}
-        if not mixed:
-            return rows
-        return [
-            {c: str(cell) if c in mixed and cell is not None else cell for c, cell in row.items()}
-            for row in rows
-        ]
-
-
 def episode_rows(
     groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int
 ) -> list[Row]:
@@ -105,22 +60,19 @@ def episode_rows(
 
     Raises UserError if a loss has given an episode a column of a name that the tables have.
     """
-    return [
-        _row(
-            group.prompt,
-            episode,
-            len(group.samples),
-            rank,
-            step=step,
-            split=split,
-            policy_step=policy_step,
-        )
-        | masses
-        for group in groups
-        for episode, rank, masses in zip(
-            group.samples, _ranks(group.samples), _masses(group.samples), strict=True
-        )
-    ]
+    rows = []
+    for group in groups:
+        ranks, masses = _ranks(group.samples), _masses(group.samples)
+        for episode, rank, mass in zip(group.samples, ranks, masses, strict=True):
+            place = {
+                "step": step,
+                "split": split,
+                "staleness": policy_step - episode.completion.oldest_version,
+                "group_size": len(group.samples),
+                "rank_in_group": rank,
+            }
+            rows.append(_row(group.prompt, episode, place) | mass)
+    return rows
 
 
 def update_masses(episodes: "Sequence[Episode]") -> list[float]:
@@ -147,19 +99,15 @@ def _masses(episodes: "Sequence[Episode]") -> list[Row]:
     ]
 
 
-def _ranks(episodes: "Sequence[Episode]") -> Iterator[int | None]:
+def _ranks(episodes: "Sequence[Episode]") -> list[int | None]:
     """Each episode's rank in its group by reward: 0 is the best; None if it has no reward."""
-    rewards = [
-        -math.inf if e.reward is None or math.isnan(e.reward) else e.reward for e in episodes
-    ]
-    order = sorted(
-        range(len(episodes)), key=lambda i: (-rewards[i], episodes[i].completion.sample_idx)
-    )
-    rank_of = {place: rank for rank, place in enumerate(order)}
-    return (
-        None if e.reward is None or math.isnan(e.reward) else rank_of[i]
-        for i, e in enumerate(episodes)
-    )
+    rewards = [as_score(episode.reward) for episode in episodes]
+    scored = [i for i, reward in enumerate(rewards) if reward is not None]
+    scored.sort(key=lambda i: (-rewards[i], episodes[i].completion.sample_idx))
+    ranks: list[int | None] = [None] * len(episodes)
+    for rank, i in enumerate(scored):
+        ranks[i] = rank
+    return ranks
 
 
 def _conversation(episode: "Episode") -> list[dict[str, Any]]:
@@ -167,22 +115,21 @@ def _conversation(episode: "Episode") -> list[dict[str, Any]]:
 
     If there are several traces, each message has the index of its own. An answer belongs to the trace of the next turn.
     """
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     turns = episode.completion.turns
     has_traces = len(episode.completion.traces) > 1
-    for i, (turn, advantage) in enumerate(
-        zip(turns, episode.credit.turn_advantages or [None] * len(turns), strict=True)
-    ):
-        answered = turns[min(i + 1, len(turns) - 1)]
+    advantages = episode.credit.turn_advantages or [None] * len(turns)
+    for i, (turn, advantage) in enumerate(zip(turns, advantages, strict=True)):
+        message = {"role": "assistant", "content": turn.text}
         facts = {"reward": turn.reward, "advantage": advantage, "logged": turn.columns or None}
-        facts |= {"trace": turn.trace} if has_traces else {}
-        given = {name: fact for name, fact in facts.items() if fact is not None}
-        place = {"trace": answered.trace} if has_traces else {}
-        said += [
-            {"role": "assistant", "content": turn.text, **given},
-            *({**message, **place} for message in turn.messages),
-        ]
-    return said
+        message |= {name: fact for name, fact in facts.items() if fact is not None}
+        answers = [dict(answer) for answer in turn.messages]
+        if has_traces:
+            message["trace"] = turn.trace
+            next_trace = turns[min(i + 1, len(turns) - 1)].trace
+            answers = [{**answer, "trace": next_trace} for answer in answers]
+        messages += [message, *answers]
+    return messages
 
 
 def _traces(episode: "Episode") -> list[dict[str, Any]]:
@@ -200,32 +147,26 @@ def _traces(episode: "Episode") -> list[dict[str, Any]]:
     ]
 
 
-def _row(
-    prompt: "Prompt",
-    episode: "Episode",
-    group_size: int,
-    rank: int | None,
-    *,
-    step: int,
-    split: str,
-    policy_step: int,
-) -> Row:
+def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
+    """`place`: the columns that say where the episode belongs."""
     scored, completion = episode.scored, episode.completion
+    step, split = place["step"], place["split"]
     trained = split == TRAINED_SPLIT
-    num_sampled = (
-        completion.num_sampled
-    )  # the log-probabilities of other tokens are 0: their sum needs no mask
-    has_logprobs = num_sampled > 0 and not is_demonstration(episode, trained)
+    num_sampled = completion.num_sampled
+    logprob_mean = None
+    if num_sampled and not is_demonstration(episode, trained):
+        # The log-probabilities of tokens that nobody sampled are 0: the sum needs no mask.
+        logprob_mean = float(np.add.reduce(completion.sampler_logprobs)) / num_sampled
     row = {
         "step": step,
         "episode_id": f"{split}/{step}/{prompt.prompt_idx}/{completion.sample_idx}",
         "policy_version": completion.policy_version,
-        "staleness": policy_step - completion.oldest_version,
+        "staleness": place["staleness"],
         "split": split,
         "prompt_idx": prompt.prompt_idx,
         "sample_idx": completion.sample_idx,
-        "group_size": group_size,
-        "rank_in_group": rank,
+        "group_size": place["group_size"],
+        "rank_in_group": place["rank_in_group"],
         "select_reason": "",
         "prompt": prompt.text,
         "response": completion.text,
@@ -241,16 +182,13 @@ def _row(
         "response_tokens": num_sampled,
         "carried_tokens": num_sampled - int(np.count_nonzero(completion.fresh_mask)),
         "finish_reason": completion.finish_reason,
-        "logprob_mean": float(np.add.reduce(completion.sampler_logprobs)) / num_sampled
-        if has_logprobs
-        else None,
+        "logprob_mean": logprob_mean,
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }
     if episode.reference_logprobs is not None and num_sampled:
-        row["reference_logprob_mean"] = float(
-            episode.reference_logprobs[completion.loss_mask].mean()
-        )
+        sampled = episode.reference_logprobs[completion.loss_mask]  # [num_sampled]
+        row["reference_logprob_mean"] = float(sampled.mean())
     if observed := len(completion.token_ids) - num_sampled:
         row["observed_tokens"] = observed
     if prompt.task:
@@ -263,12 +201,13 @@ def _row(
         row["conversation"] = _conversation(episode)
     if len(completion.traces) > 1:
         row["traces"] = _traces(episode)
-    for kind, cells in (
-        ("reward", scored.reward_breakdown),
-        ("extra", scored.extra),
-        ("example", prompt.columns),
-    ):
-        row.update({f"{kind}/{name}": cell for name, cell in cells.items()})
+    columns = {
+        "reward": scored.reward_breakdown,
+        "extra": scored.extra,
+        "example": prompt.columns,
+    }
+    for kind, cells in columns.items():
+        row |= {f"{kind}/{name}": cell for name, cell in cells.items()}
     own = episode.credit.columns
     if taken := sorted(row.keys() & own):
         raise UserError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.observe.cell_text import flat_cell
 from torchtitan_rl.observe.line_file import read_lines
-from torchtitan_rl.observe.sample_rows import Row, kind_of
+from torchtitan_rl.observe.sample_rows import Row
 
 if TYPE_CHECKING:
     import pyarrow
@@ -48,12 +48,9 @@ def _column(cells: list[Any]) -> "pyarrow.Array":
     import pyarrow
 
     cells = [flat_cell(cell) for cell in cells]
-    kinds = {kind_of(cell) for cell in cells} - {None}
-    common = None
-    if len(kinds) > 1:
-        common = str
-    elif any(isinstance(cell, float) for cell in cells):
-        common = float
-    return pyarrow.array(
-        [cell if cell is None or common is None else common(cell) for cell in cells]
-    )
+    types = {type(cell) for cell in cells} - {type(None)}
+    if types == {int, float}:
+        cells = [cell if cell is None else float(cell) for cell in cells]
+    elif len(types) > 1:
+        cells = [cell if cell is None else str(cell) for cell in cells]
+    return pyarrow.array(cells)
