@@ -21,7 +21,7 @@ from torchtitan_rl.environments.agents.protocol import (
     heard,
     policy_message,
 )
-from torchtitan_rl.environments.agents.running import Running, RunningCommand, RunningCoroutine
+from torchtitan_rl.environments.agents.running import RunningCommand, RunningCoroutine
 from torchtitan_rl.environments.agents.settings import NotFollowed
 from torchtitan_rl.environments.checks import Context, check_command
 from torchtitan_rl.environments.fitted import FittedEnvironment
@@ -123,7 +123,9 @@ class AgentEnvironment(FittedEnvironment):
 
         self._session = gateway().open_session()
         if callable(self._agent):
-            self._running: Running = RunningCoroutine(self._agent, self._session, task=self._task)
+            self._running: RunningCommand | RunningCoroutine = RunningCoroutine(
+                self._agent, self._session, task=self._task
+            )
         else:
             self._running = RunningCommand(
                 self._agent, self._session, task=self._task, env=self._env

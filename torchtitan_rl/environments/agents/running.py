@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.environments.agents.protocol import AgentError, AgentFailed, Outcome
 from torchtitan_rl.environments.checks import described
@@ -36,13 +36,6 @@ KEPT = 2000
 
 STOP_SECONDS = 10.0
 """Maximum time that a killed command is waited for."""
-
-
-class Running(Protocol):
-    """An agent that has been started. Its end is reported to the session."""
-
-    def stop(self) -> None:
-        """End the agent if it still runs. Kill its processes and remove its files."""
 
 
 class RunningCommand:
