@@ -204,7 +204,8 @@ def _rehearsed(config: RunConfig, layout: Layout) -> Rehearsal | str:
     # A prompt has 4 completions of 3/4 of the longest: a micro-batch for each rank.
     prompts = max(2, layout.world // layout.tp * tokens // (3 * longest))
     try:
-        choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
+        chosen = choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
+        config.trainer.activation_checkpoint, config.generator.sleep = chosen
         return rehearse(config, layout, 0, prompts=prompts, longest=longest)
     except Exception:
         return traceback.format_exc()

@@ -11,7 +11,7 @@ from torchtitan_rl.models import small_qwen3
 def shipped(name: str) -> RunConfig:
     """Returns the config. One for any model gets Qwen3-1.7B."""
     config = load_config(name)
-    choose_dtypes(config)
+    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
     if name.startswith("debug"):
         experts = EXPERTS if name == "debug_moe" else {}
         config.model_spec = small_qwen3(**{"vocab_size": 320, **experts})

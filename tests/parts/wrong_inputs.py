@@ -92,11 +92,9 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "64",
             "64: expected with prompts.max_prompt_tokens 32 at most generator.max_model_len 64",
         ),
-        _option(
-            "prompts.max-prompt-tokens",
-            "100000",
-            "100000: expected less than generator.max_model_len 64, which a prompt shares with its completion. Use "
-            "--prompts.max-prompt-tokens 480 --generator.max-model-len 512.",
+        WrongInput(
+            "--prompts.max-prompt-tokens 100000",
+            "sampling.max_tokens = 32: expected with prompts.max_prompt_tokens 100000 at most generator.max_model_len 64",
         ),
         _option("generator.max-model-len", "4096", "4096: expected at most the model's 512 positions. Use --"),
         _option("trainer.max-tokens-per-microbatch", "10", "10: expected at least 64, the longest sequence"),

@@ -20,19 +20,26 @@ ISAS_WITHOUT = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE
 """Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from using them."""
 
 
-def choose_dtypes(config: "RunConfig") -> str:
-    """Set generator.dtype and trainer.mixed_precision_param if they are "auto". Returns a line for the user, or ""."""
+def choose_dtypes(config: "RunConfig") -> dict[str, str]:
+    """The dtype of generator and trainer by its field: this machine's where it is "auto"."""
+    dtypes: dict[str, str] = {}
+    for field, dtype in config.dtypes.items():
+        dtypes[field] = machine_dtype() if dtype == "auto" else dtype
+    return dtypes
+
+
+def machine_dtype() -> str:
+    """The dtype that this machine multiplies faster, "bfloat16" or "float32"."""
+    return "bfloat16" if not ON_CPU or multiplies_bfloat16() else "float32"
+
+
+def describe_choice(config: "RunConfig") -> str:
+    """A line with the dtype of "auto", if the config has it, or ""."""
     if "auto" not in config.dtypes.values():
         return ""
-    has_instructions = not ON_CPU or multiplies_bfloat16()
-    chosen = "bfloat16" if has_instructions else "float32"
-    if config.generator.dtype == "auto":
-        config.generator.dtype = chosen
-    if config.trainer.mixed_precision_param == "auto":
-        config.trainer.mixed_precision_param = chosen
-    return f"dtype auto: {chosen}" + (
-        "" if has_instructions else ", as this CPU has no instructions for bfloat16"
-    )
+    chosen = machine_dtype()
+    why = ", as this CPU has no instructions for bfloat16" if chosen == "float32" else ""
+    return f"dtype auto: {chosen}{why}"
 
 
 def multiplies_bfloat16() -> bool:

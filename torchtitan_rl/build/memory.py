@@ -1,7 +1,7 @@
-"""Estimates the GPU memory that a config needs, before anything is started."""
+"""Estimates the memory that a config needs, before anything is started: a count on the meta device, and bytes a parameter and token."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,71 +92,91 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     twentieth: NCCL's buffers, and the tiles of an exact divergence.
 
     The trainer keeps float32 weights and two moments, 12 bytes per parameter over the ranks that share them, and gradients of 4
-    bytes during an update. A reference policy adds 4, a teacher those of the forward's dtype. The engine has its configured share of the GPU. With LoRA all this is
-    of the adapters alone, the base has the forward's dtype, and the reference is the base. vLLM keeps the tensors of a push
-    beside the buffers in its share, until the next push has replaced them.
+    bytes during an update. With LoRA these are of the adapters alone. The engine has its configured share of the GPU. vLLM keeps the
+    tensors of a push beside the buffers in its share, until the next push has replaced them.
     """
-    shape, trainer = _Shape.of(config.model_spec), config.trainer
-    p = trainer.parallelism
-    tp, width = p.tensor_parallel_degree, BYTES[trainer.mixed_precision_param]
+    shape, lora = _Shape.of(config.model_spec), config.trainer.lora.rank > 0
+    tp = config.trainer.parallelism.tensor_parallel_degree
     shards = fsdp_shards(config, world_size)
-    state = shape.parameters / (shards * tp)
-    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    reference = 4 * state if algorithm.needs_reference else 0
-    frozen, trained, pushed = 0.0, state, {}
-    if trainer.lora.rank:
-        frozen, reference = state * width, 0
-        parameters, exported = _adapter_sizes(config)
-        trained = parameters / (shards * tp)
-        pushed = {"pushed adapter": exported * BYTES[config.generator.dtype]}
-    teacher = teacher_spec(config)
-    is_base = trainer.lora.rank > 0 and config.teacher == config.hf_assets_path
-    if config.teaches_itself:
-        exact = algorithm.policy_loss.divergence_beta is not None
-        copied = config.teacher_rate < 1 and (
-            config.teacher_rate > 0 or exact or not trainer.lora.rank
-        )
-        frozen += copied * state * (4 if config.teacher_rate and not trainer.lora.rank else width)
-    elif teacher is not None and not is_base:
-        frozen += _Shape.of(teacher).parameters / (shards * tp) * width
-    for folder in filter(Path.is_dir, map(Path, config.more_teachers.values())):
-        frozen += _Shape.of(spec_from_folder(folder)).parameters / (shards * tp) * width
+    ranks, pushed = shards * tp, 0.0
+    trained = shape.parameters / ranks
+    if lora:
+        adapters, exported = _adapter_sizes(config)
+        trained, pushed = adapters / ranks, exported * BYTES[config.generator.dtype]
+    frozen = _frozen_bytes(config, shape) / ranks
     engine = config.generator.gpu_memory_utilization * gpu_bytes * config.needs_engine
-    largest = max(shape.embedding, shape.layer)
     awake = {
-        "weights and moments": 12 * trained + frozen + reference,
+        "weights and moments": 12 * trained + frozen,
         "engine": engine,
         "weight sync": _sync_bytes(shape, BYTES[config.generator.dtype], shards=shards, tp=tp),
         "CUDA": CONTEXT_BYTES,
-        **{name: 2 * size for name, size in pushed.items()},  # the new one and the one before
     }
-    tokens = trainer.max_tokens_per_microbatch
-    chunk = min(trainer.logprob_chunk_tokens, tokens)
-    rows = min(shape.vocabulary / tp, GPU_TILE / chunk)
-    kept = shape.layers * (
-        shape.dim + ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.layer_activations
-    )
-    layer = shape.layer - shape.experts * (
-        1 - 1 / p.expert_parallel_degree
-    )  # a rank's own experts are not gathered
-    gathered = (
-        2 * layer + shape.vocabulary_matrices * shape.embedding,
-        max(shape.embedding, layer),
-    )  # weights and gradients that exist at one time
-    if p.fsdp_reshard_after_forward == "never":
-        gathered = shape.parameters, shape.parameters
     updating = {
-        STATE: 16 * trained + frozen + reference,
-        "gathered weights": gathered[0] * width / tp,
-        "gathered gradients": (gathered[1] * 4 + largest * width) / tp * trained / state,
-        "activations": tokens * (kept + shape.layer_activations) * width / tp,
-        "log-probabilities": chunk * rows * (8 + width) + 8 * (tokens + rows) * shape.dim,
+        STATE: 16 * trained + frozen,
+        **_update_bytes(config, shape, trained_share=trained / (shape.parameters / ranks)),
         "CUDA": CONTEXT_BYTES,
-        **pushed,
     }
+    if lora:
+        awake["pushed adapter"] = 2 * pushed  # the new one and the one before
+        updating["pushed adapter"] = pushed
     if not config.generator.sleep:
         updating["engine"] = engine
     return MemoryNeed(awake, updating)
+
+
+def _frozen_bytes(config: "RunConfig", shape: "_Shape") -> float:
+    """Bytes, on all ranks together, of the weights that no optimizer updates: LoRA's base, the reference, teachers.
+
+    LoRA's base has the forward's dtype, and is the reference too. Without it the reference has float32. A teacher has the forward's
+    dtype; one that is the policy itself is a copy, unless it is the policy of the step or LoRA's base.
+    """
+    width, lora = BYTES[config.trainer.mixed_precision_param], config.trainer.lora.rank > 0
+    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    frozen = 0.0
+    if lora:
+        frozen += shape.parameters * width
+    elif algorithm.needs_reference:
+        frozen += shape.parameters * 4
+    teacher, rate = teacher_spec(config), config.teacher_rate
+    if config.teaches_itself:
+        exact = algorithm.policy_loss.divergence_beta is not None
+        if rate < 1 and (rate > 0 or exact or not lora):
+            frozen += shape.parameters * (4 if rate and not lora else width)
+    elif teacher is not None and not (lora and config.teacher == config.hf_assets_path):
+        frozen += _Shape.of(teacher).parameters * width
+    for folder in filter(Path.is_dir, map(Path, config.more_teachers.values())):
+        frozen += _Shape.of(spec_from_folder(folder)).parameters * width
+    return frozen
+
+
+def _update_bytes(
+    config: "RunConfig", shape: "_Shape", *, trained_share: float
+) -> dict[str, float]:
+    """Bytes of an update on each GPU besides the state, by use.
+
+    Args:
+        trained_share: share of the parameters that are trained; less than 1 with LoRA.
+    """
+    trainer, p = config.trainer, config.trainer.parallelism
+    tp, width = p.tensor_parallel_degree, BYTES[trainer.mixed_precision_param]
+    # A rank's own experts are not gathered.
+    layer = shape.layer - shape.experts * (1 - 1 / p.expert_parallel_degree)
+    weights = 2 * layer + shape.vocabulary_matrices * shape.embedding  # that exist at one time
+    gradients = max(shape.embedding, layer)
+    if p.fsdp_reshard_after_forward == "never":
+        weights = gradients = shape.parameters
+    largest = max(shape.embedding, shape.layer)
+    tokens = trainer.max_tokens_per_microbatch
+    chunk = min(trainer.logprob_chunk_tokens, tokens)
+    rows = min(shape.vocabulary / tp, GPU_TILE / chunk)
+    inner = ACTIVATION_SHARE[trainer.activation_checkpoint] * shape.layer_activations
+    kept = shape.layers * (shape.dim + inner)  # values a token
+    return {
+        "gathered weights": weights * width / tp,
+        "gathered gradients": (gradients * 4 + largest * width) / tp * trained_share,
+        "activations": tokens * (kept + shape.layer_activations) * width / tp,
+        "log-probabilities": chunk * rows * (8 + width) + 8 * (tokens + rows) * shape.dim,
+    }
 
 
 def _adapter_sizes(config: "RunConfig") -> tuple[int, int]:
@@ -180,37 +200,69 @@ def _sync_bytes(shape: "_Shape", width: int, *, shards: int, tp: int) -> float:
     return max(max(gathered, with_layer) * width, min(largest, GPU_BLOCK) * (8 + width))
 
 
-def choose_by_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int | None) -> str:
-    """Set trainer.activation_checkpoint and generator.sleep if they are "auto". Returns a line that says what a run has.
+def _engine_bytes(config: "RunConfig") -> tuple[float, float]:
+    """Bytes of an engine's weights, and of one token in its KV cache, on each of its ranks."""
+    width, degree = BYTES[config.generator.dtype], config.generator.tensor_parallel_degree
+    parameters, rank = _Shape.of(config.model_spec).parameters, config.trainer.lora.rank
+    if rank:  # the buffers have room for the next larger of vLLM's ranks
+        parameters += _adapter_sizes(config)[1] * room_for(rank) / rank
+    return width * parameters / degree, width * _cached_values(config) / degree
+
+
+def _cached_values(config: "RunConfig") -> int:
+    """Numbers of one token in a KV cache: its keys and values in all layers."""
+    shape = hf_architecture(config.model_spec.model)
+    return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+
+
+def choose_by_memory(
+    config: "RunConfig", *, world_size: int, gpu_bytes: int | None
+) -> tuple[str, bool]:
+    """Returns trainer.activation_checkpoint and generator.sleep, chosen where they are "auto".
 
     The engine stays awake, and fewer activations are recomputed, if the estimated peak is at most ROOMY of the GPU.
-    Recomputation is given up first, because it takes a quarter of an update. Without a GPU, nothing changes.
+    Recomputation is given up first, because it takes a quarter of an update. Without a GPU they are what they were.
     """
+    checkpointing, sleep = config.trainer.activation_checkpoint, config.generator.sleep
     if gpu_bytes is None:
-        return ""
-    generator, trainer = config.generator, config.trainer
+        return checkpointing, sleep
 
-    def need() -> MemoryNeed:
-        return memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
-
-    if trainer.activation_checkpoint == "auto":
-        for trainer.activation_checkpoint in ("none", "selective", "full"):
-            if need().peak <= ROOMY * gpu_bytes:
-                break
-    if generator.sleep == "auto":
-        generator.sleep = False
-        generator.sleep = need().peak > ROOMY * gpu_bytes
-    estimate = f"memory of each GPU of {gpu_bytes / GIB:.0f} GiB, estimated: {need().describe()}."
-    if not config.needs_engine:
+    def fits(checkpointing: str, sleep: bool | str) -> bool:
+        trainer = replace(config.trainer, activation_checkpoint=checkpointing)
+        generator = replace(config.generator, sleep=sleep)
+        tried = replace(config, trainer=trainer, generator=generator)
         return (
-            f"{estimate} trainer.activation_checkpoint {trainer.activation_checkpoint}; no engine"
+            memory_need(tried, world_size=world_size, gpu_bytes=gpu_bytes).peak <= ROOMY * gpu_bytes
         )
-    weights, cached = _engine_bytes(config)
-    room = generator.gpu_memory_utilization * gpu_bytes - weights
+
+    if checkpointing == "auto":
+        checkpointing = next((c for c in ("none", "selective") if fits(c, sleep)), "full")
+    if sleep == "auto":
+        sleep = not fits(checkpointing, False)
+    return checkpointing, sleep
+
+
+def gpu_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> str:
+    """A line with the memory that a run takes of each GPU and what was chosen, and a warning if that is more than there is."""
+    need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
+    generator = config.generator
+    chosen = f"trainer.activation_checkpoint {config.trainer.activation_checkpoint}"
+    if config.needs_engine:
+        weights, cached = _engine_bytes(config)
+        room = max(generator.gpu_memory_utilization * gpu_bytes - weights, 0) / cached
+        chosen += (
+            f", generator.sleep {generator.sleep}; the KV cache holds about {room:,.0f} tokens, {generator.max_num_seqs} sequences of "
+            f"full length need {generator.max_num_seqs * generator.max_model_len:,}"
+        )
+    line = (
+        f"memory of each GPU of {gpu_bytes / GIB:.0f} GiB, estimated: {need.describe()}. {chosen}"
+    )
+    if need.peak <= gpu_bytes:
+        return line
     return (
-        f"{estimate} trainer.activation_checkpoint {trainer.activation_checkpoint}, generator.sleep {generator.sleep}; the KV cache holds "
-        f"about {max(room, 0) / cached:,.0f} tokens, {generator.max_num_seqs} sequences of full length need "
-        f"{generator.max_num_seqs * generator.max_model_len:,}"
+        f"{line}\nwarning: that is more than the GPU has. 0.6B took 5 % more than its estimate, larger models are not measured. If memory "
+        "runs out, start more GPUs (NGPU, NNODES), or lower generator.gpu_memory_utilization, trainer.max_tokens_per_microbatch or "
+        "trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
     )
 
 
@@ -229,58 +281,19 @@ def machine_memory(config: "RunConfig", *, world_size: int) -> str:
     return f"{line}\nwarning: {world_size} of them need {needed / GIB:.0f} GiB. Lower {lower}."
 
 
-def _engine_bytes(config: "RunConfig") -> tuple[float, float]:
-    """Bytes of an engine's weights, and of one token in its KV cache, on each of its ranks."""
-    width, cached = BYTES[config.generator.dtype], _cached_values(config)
-    degree = config.generator.tensor_parallel_degree
-    parameters, rank = _Shape.of(config.model_spec).parameters, config.trainer.lora.rank
-    if rank:  # the buffers have room for the next larger of vLLM's ranks
-        parameters += _adapter_sizes(config)[1] * room_for(rank) / rank
-    return width * parameters / degree, width * cached / degree
-
-
-def _cached_values(config: "RunConfig") -> int:
-    """Numbers of one token in a KV cache: its keys and values in all layers."""
-    shape = hf_architecture(config.model_spec.model)
-    return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
-
-
 def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
-    """Check that the engine's weights and the trainer's float32 state fit GPUs of `gpu_bytes`.
-
-    `memory_warning` handles the rest of `memory_need`, which is only an estimate.
+    """Check that the trainer's float32 state fits GPUs of `gpu_bytes`: it is exact, and found out only after the engine's start.
 
     Raises:
         UserError: with the bytes and the fields to change.
     """
-    degree, (weights, _) = config.generator.tensor_parallel_degree, _engine_bytes(config)
-    if config.needs_engine and weights >= config.generator.gpu_memory_utilization * gpu_bytes:
-        raise UserError(
-            f"generator.gpu_memory_utilization {config.generator.gpu_memory_utilization} of {gpu_bytes / GIB:.0f} GiB does "
-            f"not hold the engine's weights, {weights * degree / GIB:.1f} GiB over generator.tensor_parallel_degree "
-            f"{degree}; raise either."
-        )
     state = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).updating[STATE]
     if state > gpu_bytes:
+        teacher = " with its teacher" if config.teacher else ""
         raise UserError(
-            f"{config.model_spec.name} {config.model_spec.flavor}{' with its teacher' * bool(config.teacher)} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB cannot fit: "
-            f"its {STATE} take {state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES)."
+            f"{config.model_spec.name} {config.model_spec.flavor}{teacher} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB cannot "
+            f"fit: its {STATE} take {state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES)."
         )
-
-
-def memory_warning(config: "RunConfig", *, world_size: int, gpu_bytes: int | None) -> str:
-    """A warning with the estimated peak and its parts if it exceeds `gpu_bytes`; "" if it fits, or without a GPU."""
-    if gpu_bytes is None:
-        return ""
-    need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
-    if need.peak <= gpu_bytes:
-        return ""
-    return (
-        f"warning: {need.peak / GIB:.1f} GiB are computed for each GPU of {gpu_bytes / GIB:.0f} GiB: {need.describe()}. 0.6B "
-        "took 5 % more than its estimate, larger models are not measured. If memory runs out, start more GPUs (NGPU, NNODES), "
-        "or lower generator.gpu_memory_utilization, "
-        "trainer.max_tokens_per_microbatch or trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
-    )
 
 
 @dataclass(frozen=True)

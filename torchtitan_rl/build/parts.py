@@ -21,12 +21,12 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl import comm, events
-from torchtitan_rl.build.auto_dtype import choose_dtypes
+from torchtitan_rl.build.auto_dtype import choose_dtypes, describe_choice
 from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.build.memory import (
     choose_by_memory,
+    gpu_memory,
     gpu_memory_bytes,
-    memory_warning,
     teacher_spec,
 )
 from torchtitan_rl.build.node import check_environment
@@ -135,15 +135,17 @@ def prepare(config: "RunConfig") -> Prepared:
     """
     check_environment()
     world_size = int(os.environ["WORLD_SIZE"])
-    if said := choose_dtypes(config):
-        events.progress(said)
+    if choice := describe_choice(config):
+        events.progress(choice)
+    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
     prepared = check_parts(config, world_size=world_size)
     if config.teacher:
         prepare_teacher(config, load_tokenizer(config.hf_assets_path))
         check_model(config, world_size=world_size)  # with the teacher's memory
-    for estimate in (choose_by_memory, memory_warning):
-        if said := estimate(config, world_size=world_size, gpu_bytes=gpu_memory_bytes()):
-            events.progress(said)
+    on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
+    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
+    if on["gpu_bytes"] is not None:
+        events.progress(gpu_memory(config, **on))
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
     return prepared

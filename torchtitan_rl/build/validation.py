@@ -1,5 +1,6 @@
 """Checks a config before a process group starts."""
 
+import math
 import os
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,6 @@ from torchtitan.config import Configurable
 from torchtitan_rl.algorithm import NoCorrection
 from torchtitan_rl.algorithm.losses.objectives import Gdpo
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
-from torchtitan_rl.build.lengths import check_lengths
 from torchtitan_rl.build.memory import check_memory, gpu_memory_bytes
 from torchtitan_rl.build.teacher_folder import check_asked
 from torchtitan_rl.data.task import Task
@@ -95,7 +95,7 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     if not os.path.isdir(
         config.hf_assets_path
     ):  # the positions of a folder's model are read later: see check_model
-        check_lengths(config, _samplings(config))
+        check_lengths(config)
     _check_training(config)
     _check_weights(config)
     _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
@@ -236,7 +236,7 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
                 size % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {size} {what}",
                 "Use another degree.",
             )  # fmt: skip
-    check_lengths(config, _samplings(config))
+    check_lengths(config)
     if ON_CPU:
         _check_cpu(config)
     if gpu_bytes := gpu_memory_bytes():
@@ -373,6 +373,33 @@ def _check_training(config: "RunConfig") -> None:
         f"at most num_prompts_per_step {config.num_prompts_per_step}, as a mini-batch holds whole prompt groups",
         "Lower it, or raise the other.",
     )
+
+
+def check_lengths(config: "RunConfig") -> None:
+    """Check that prompts, completions and micro-batches fit each other, and the model's positions where `model_spec` is known."""
+    prompt, longest = config.prompts.max_prompt_tokens, config.generator.max_model_len
+    positions = math.inf if config.model_spec is None else config.model_spec.model.max_seq_len
+    expect(
+        longest <= positions, "generator.max_model_len", longest, f"at most the model's {positions} positions",
+        f"Use --generator.max-model-len {positions}.",
+    )  # fmt: skip
+    # The turns of a rollout may be in several traces. Then only a turn must fit.
+    turn = config.conversations.max_turn_tokens or math.inf
+    for field, sampling in _samplings(config).items():
+        sequence = prompt + min(sampling.max_tokens, turn)
+        remedy = f"Use --generator.max-model-len {sequence}."
+        if sequence > positions:
+            remedy = "Lower one of them."
+        expect(
+            sequence <= longest, f"{field}.max_tokens", sampling.max_tokens,
+            f"with prompts.max_prompt_tokens {prompt} at most generator.max_model_len {longest}", remedy,
+        )  # fmt: skip
+    sequence = prompt + min(config.sampling.max_tokens, turn)
+    packed = config.trainer.max_tokens_per_microbatch
+    expect(
+        packed >= sequence, "trainer.max_tokens_per_microbatch", packed,
+        f"at least {sequence}, the longest sequence (prompts.max_prompt_tokens + sampling.max_tokens)", f"Use {sequence}.",
+    )  # fmt: skip
 
 
 def _check_weights(config: "RunConfig") -> None:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from torchtitan_rl.build.auto_dtype import choose_dtypes
+from torchtitan_rl.build.auto_dtype import choose_dtypes, describe_choice
 from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.build.memory import (
     choose_by_memory,
     fsdp_shards,
+    gpu_memory,
     gpu_memory_bytes,
     machine_memory,
-    memory_warning,
     teacher_spec,
 )
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
@@ -54,7 +54,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
 
     Raises the errors of a run.
     """
-    dtypes = choose_dtypes(config)
+    dtype_choice = describe_choice(config)
+    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
     task, scorers = check_parts(config, world_size=world_size)
     tokenizer = load_tokenizer(config.hf_assets_path)
     if config.teacher:
@@ -62,7 +63,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         check_model(config, world_size=world_size)  # with the teacher's memory
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
-    _show("memory", _memory(config, world_size, dtypes))
+    _show("memory", _memory(config, world_size, dtype_choice))
     parts = build_prompts(config, task, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
@@ -144,14 +145,15 @@ def _layout(config: "RunConfig", world_size: int) -> str:
     )
 
 
-def _memory(config: "RunConfig", world_size: int, dtypes: str) -> str:
-    """The memory estimate for this machine's GPUs, or for the machine if there are none. `dtypes`: the chosen ones."""
+def _memory(config: "RunConfig", world_size: int, dtype_choice: str) -> str:
+    """The memory estimate for this machine's GPUs, or for the machine if there are none, below the chosen dtype."""
     on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
+    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
     if on["gpu_bytes"] is None:
-        lines = [machine_memory(config, world_size=world_size)]
+        estimate = machine_memory(config, world_size=world_size)
     else:
-        lines = [choose_by_memory(config, **on), memory_warning(config, **on)]
-    return "\n".join(filter(None, [dtypes, *lines]))
+        estimate = gpu_memory(config, **on)
+    return f"{dtype_choice}\n{estimate}" if dtype_choice else estimate
 
 
 def _rewards(

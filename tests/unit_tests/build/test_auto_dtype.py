@@ -23,6 +23,5 @@ def test_auto_follows_the_machine(monkeypatch, on_cpu, capability, isa, expected
     monkeypatch.setattr(auto_dtype, "ON_CPU", on_cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
-    said = auto_dtype.choose_dtypes(config)
-    assert set(config.dtypes.values()) == {expected}
-    assert said.startswith(f"dtype auto: {expected}")
+    assert auto_dtype.describe_choice(config).startswith(f"dtype auto: {expected}")
+    assert set(auto_dtype.choose_dtypes(config).values()) == {expected}

@@ -16,8 +16,8 @@ from torchtitan_rl.build.memory import (
     STATE,
     check_memory,
     choose_by_memory,
+    gpu_memory,
     memory_need,
-    memory_warning,
     teacher_spec,
 )
 from torchtitan_rl.command.registry import config_functions
@@ -45,10 +45,11 @@ def sized(size, *, rank=0):
 @pytest.mark.parametrize(("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_8b", 4), ("qwen3_30b_a3b", 8)])
 def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
     function, config = getattr(qwen3_configs, name), shipped(name)
-    check_memory(config, world_size=gpus, gpu_bytes=H100)
-    choose_by_memory(config, world_size=gpus, gpu_bytes=H100)
-    assert not memory_warning(config, world_size=gpus, gpu_bytes=H100)
-    need = memory_need(config, world_size=gpus, gpu_bytes=H100)
+    on = {"world_size": gpus, "gpu_bytes": H100}
+    check_memory(config, **on)
+    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
+    assert "warning" not in gpu_memory(config, **on)
+    need = memory_need(config, **on)
     stated = re.search(r"(\d+) GiB awake, (\d+) in an update", function.__doc__)
     assert stated is not None
     assert [int(part) for part in stated.groups()] == [
@@ -59,8 +60,9 @@ def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_say
 @pytest.mark.parametrize("name", config_functions())
 def test_every_shipped_config_has_an_estimate(name):
     config = shipped(name)
-    choose_by_memory(config, world_size=8, gpu_bytes=H100)
-    assert memory_need(config, world_size=8, gpu_bytes=H100).peak > 0
+    on = {"world_size": 8, "gpu_bytes": H100}
+    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
+    assert memory_need(config, **on).peak > 0
 
 
 @pytest.mark.parametrize(
@@ -75,9 +77,10 @@ def test_every_shipped_config_has_an_estimate(name):
 def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, gib, checkpointing, sleep):
     config = sized(size)
     on = {"world_size": gpus, "gpu_bytes": int(gib * GIB)}
-    said = choose_by_memory(config, **on)
-    assert (config.trainer.activation_checkpoint, config.generator.sleep) == (checkpointing, sleep)
-    assert f"trainer.activation_checkpoint {checkpointing}, generator.sleep {sleep}; the KV cache holds" in said
+    assert choose_by_memory(config, **on) == (checkpointing, sleep)
+    config.trainer.activation_checkpoint, config.generator.sleep = checkpointing, sleep
+    line = gpu_memory(config, **on)
+    assert f"trainer.activation_checkpoint {checkpointing}, generator.sleep {sleep}; the KV cache holds" in line
     assert memory_need(config, **on).peak <= ROOMY * gib * GIB
 
 
