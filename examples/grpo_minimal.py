@@ -141,7 +141,7 @@ def main() -> None:
             after = correct(sample(parts, parts.held_out, step=0, sampling=GREEDY))
             events.progress(f"held-out sums that are right: {before:.1%} before training, {after:.1%} after")
             if args.output:
-                save(parts, Path(config.hf_assets_path), args.output)
+                save(parts, Path(parts.config.hf_assets_path), args.output)
     except (UserError, TrainingStopped) as error:
         sys.exit(f"error: {error}")
 

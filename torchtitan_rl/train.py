@@ -139,11 +139,12 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         from torchtitan_rl.replicated import check_config
         from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.run.run_folder import RunFolder
-    prepared = prepare(config)
+    resolved = prepare(config)
+    config = resolved.config
     digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
     check_config(config_fields(config) | digests)
     folder = RunFolder.claim(config.dump_folder, name)
-    resume = prepare_resume(config, folder.path)
+    resume, config.prompts.date = prepare_resume(config, folder.path)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
     if not folder.continues:
@@ -153,7 +154,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         controller = build_run(
             config,
             folder.path,
-            prepared=prepared,
+            resolved=resolved,
             resume=resume,
             stop_requested=stop.requested,
         )

@@ -21,20 +21,13 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl import comm, events
-from torchtitan_rl.build.auto_dtype import choose_dtypes, describe_choice
 from torchtitan_rl.build.grader_parts import build_grader
-from torchtitan_rl.build.memory import (
-    choose_by_memory,
-    gpu_memory,
-    gpu_memory_bytes,
-    teacher_spec,
-)
+from torchtitan_rl.build.memory import teacher_spec
 from torchtitan_rl.build.node import check_environment
 from torchtitan_rl.build.rank_variables import be_only_rank
+from torchtitan_rl.build.resolve import Resolved, resolve
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
-from torchtitan_rl.build.task_parts import Prepared, build_prompts, check_parts
-from torchtitan_rl.build.teacher_folder import prepare_teacher
-from torchtitan_rl.build.validation import check_model
+from torchtitan_rl.build.task_parts import build_prompts
 from torchtitan_rl.generator.demonstrations import NoEngine
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.start import start_generator
@@ -102,6 +95,8 @@ class PolicySync:
 class Parts:
     """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
 
+    config: "RunConfig"
+    """The resolved config."""
     tokenizer: "PreTrainedTokenizerBase"
     prompts: "PromptStream"
     held_out: "list[Prompt]"
@@ -125,53 +120,39 @@ class Parts:
         comm.close_process_group()
 
 
-def prepare(config: "RunConfig") -> Prepared:
-    """Check the config and this machine, make or download the policy's start, and join the other ranks.
-
-    Sets `hf_assets_path` and `model_spec`, and what depends on the GPU's memory.
-
-    Raises:
-        UserError: naming the field, the value, what was expected and the remedy.
-    """
+def prepare(config: "RunConfig") -> Resolved:
+    """Check this machine, resolve the config on it, and join the other ranks. Raises UserError as `resolve`."""
     check_environment()
-    world_size = int(os.environ["WORLD_SIZE"])
-    if choice := describe_choice(config):
-        events.progress(choice)
-    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
-    prepared = check_parts(config, world_size=world_size)
-    if config.teacher:
-        prepare_teacher(config, load_tokenizer(config.hf_assets_path))
-        check_model(config, world_size=world_size)  # with the teacher's memory
-    on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
-    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
-    if on["gpu_bytes"] is not None:
-        events.progress(gpu_memory(config, **on))
+    resolved = resolve(config, world_size=int(os.environ["WORLD_SIZE"]))
+    if resolved.dtype_choice:
+        events.progress(resolved.dtype_choice)
+    if resolved.memory:
+        events.progress(resolved.memory)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)
-    return prepared
+    return resolved
 
 
 def build_parts(
-    config: "RunConfig", prepared: Prepared | None = None, *, folder: Path = Path()
+    config: "RunConfig", resolved: Resolved | None = None, *, folder: Path = Path()
 ) -> Parts:
     """Build and connect the parts of a training loop. The engine sleeps, with empty weights, until the first push. Collective.
 
     Args:
-        prepared: from `prepare`; None: prepared here.
+        resolved: from `prepare`; None: resolved here.
         folder: where the trainer writes what torchtitan dumps for debugging.
 
     Raises:
         UserError: as `prepare`, and if parts do not fit each other.
     """
-    if prepared is None:
+    if resolved is None:
         be_only_rank()
-        prepared = prepare(config)
-    task, scorers = prepared
+        resolved = prepare(config)
+    config, task = resolved.config, resolved.task
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
-    grader = build_grader(
-        config.grader, task, scorers
-    )  # first of all: it forks, and the others start threads
+    # First of all: it forks, and the others start threads.
+    grader = build_grader(config.grader, task, resolved.scorers)
     prompts, held_out, environments = build_prompts(config, task, tokenizer)
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     with events.phase(
@@ -195,6 +176,7 @@ def build_parts(
         )
         generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
+        config=config,
         tokenizer=tokenizer,
         prompts=prompts,
         held_out=held_out,

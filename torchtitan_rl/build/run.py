@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from torchtitan_rl.build.parts import Parts, build_parts
+from torchtitan_rl.build.resolve import Resolved
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.events import phase
 from torchtitan_rl.fields.references import caller_folder
@@ -29,7 +30,6 @@ from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from torchtitan_rl.build.task_parts import Prepared
     from torchtitan_rl.config import RunConfig
 
 
@@ -37,7 +37,7 @@ def build_run(
     config: "RunConfig",
     run_folder: Path,
     *,
-    prepared: "Prepared | None" = None,
+    resolved: Resolved | None = None,
     resume: Resume | None = None,
     stop_requested: Callable[[], int] = lambda: 0,
 ) -> Controller:
@@ -45,9 +45,10 @@ def build_run(
 
     Args:
         stop_requested: see `Controller`.
-        prepared: from `build.parts.prepare`; None: prepared here.
+        resolved: from `build.parts.prepare`; None: resolved here.
     """
-    parts = build_parts(config, prepared, folder=run_folder)
+    parts = build_parts(config, resolved, folder=run_folder)
+    config = parts.config
     evaluation = config.evaluation.build()
     observer = _build_observer(config, parts, run_folder)
     step_sampler = Demonstrations(parts.generator, parts.prompts)

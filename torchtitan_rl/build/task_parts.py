@@ -3,9 +3,7 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
-from torchtitan_rl.build.grader_parts import find_scorers
-from torchtitan_rl.build.start_checkpoint import check_tokenizer, prepare_start, unlike_its_file
-from torchtitan_rl.build.validation import check_model, check_task, validate
+from torchtitan_rl.build.start_checkpoint import check_tokenizer, unlike_its_file
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
 from torchtitan_rl.data.task import Example, Task
@@ -20,36 +18,6 @@ if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
     from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.environments.factory import Conversations
-    from torchtitan_rl.rewards.grader import Scorers
-
-
-class Prepared(NamedTuple):
-    """The parts that were built while the config was checked."""
-
-    task: Task
-    scorers: "dict[str, Scorers]"
-    """See `build_grader.find_scorers`."""
-
-
-def check_parts(config: "RunConfig", *, world_size: int) -> Prepared:
-    """Make the checks that need no weights, the quickest first, and build the task. Makes or downloads the start, which sets
-    `hf_assets_path` and `model_spec`.
-
-    Raises UserError as `validate`.
-    """
-    validate(config, world_size=world_size)
-    task = build_task(config.task)
-    samples = config.samples_training
-    scorers = find_scorers(
-        config.grader,
-        task,
-        required=samples,
-        only_watched=bool(config.teacher or config.teacher_hint) or config.eval_only or not samples,
-    )
-    check_task(config, task)
-    prepare_start(config)
-    check_model(config, world_size=world_size)
-    return Prepared(task, scorers)
 
 
 def build_task(config: Task.Config) -> Task:

@@ -10,20 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from torchtitan_rl.build.auto_dtype import choose_dtypes, describe_choice
 from torchtitan_rl.build.grader_parts import build_grader
-from torchtitan_rl.build.memory import (
-    choose_by_memory,
-    fsdp_shards,
-    gpu_memory,
-    gpu_memory_bytes,
-    machine_memory,
-    teacher_spec,
-)
+from torchtitan_rl.build.memory import fsdp_shards, machine_memory, teacher_spec
+from torchtitan_rl.build.resolve import resolve
 from torchtitan_rl.build.start_checkpoint import load_tokenizer
-from torchtitan_rl.build.task_parts import build_prompts, check_parts
-from torchtitan_rl.build.teacher_folder import prepare_teacher
-from torchtitan_rl.build.validation import check_model
+from torchtitan_rl.build.task_parts import build_prompts
 from torchtitan_rl.data.end_tokens import THINKING_TAGS
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tool_calls import opened_thinking
@@ -54,16 +45,15 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
 
     Raises the errors of a run.
     """
-    dtype_choice = describe_choice(config)
-    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
-    task, scorers = check_parts(config, world_size=world_size)
+    resolved = resolve(config, world_size=world_size)
+    config, task = resolved.config, resolved.task
     tokenizer = load_tokenizer(config.hf_assets_path)
     if config.teacher:
-        _show("teacher", _teacher(config, tokenizer))
-        check_model(config, world_size=world_size)  # with the teacher's memory
+        _show("teacher", _teacher(config))
     _show("run folder", _run_folder(config))
     _show("layout", _layout(config, world_size))
-    _show("memory", _memory(config, world_size, dtype_choice))
+    memory = resolved.memory or machine_memory(config, world_size=world_size)
+    _show("memory", "\n".join(filter(None, [resolved.dtype_choice, memory])))
     parts = build_prompts(config, task, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
@@ -78,7 +68,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     if not config.samples_training:
         _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
     if config.needs_engine:
-        with closing(build_grader(config.grader, task, scorers)) as grader:
+        with closing(build_grader(config.grader, task, resolved.scorers)) as grader:
             _show(
                 "rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer)
             )
@@ -108,9 +98,8 @@ def _learned(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     return "\n".join(lines)
 
 
-def _teacher(config: "RunConfig", tokenizer: PreTrainedTokenizerBase) -> str:
-    """The teacher's model, checked as a run does, as text."""
-    prepare_teacher(config, tokenizer)
+def _teacher(config: "RunConfig") -> str:
+    """The teacher's model, which has been checked, as text."""
     spec = teacher_spec(config)
     return f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary"
 
@@ -121,7 +110,7 @@ def _run_folder(config: "RunConfig") -> str:
     if (folder / LOCK).exists():
         lock(folder).close()
     check_writable(folder.absolute())
-    found = choose_resume(config, folder)
+    found, _ = choose_resume(config, folder)
     if found is None:
         return f"{folder}: a new run"
     how = "a new run, forked from" if found.fork else "goes on from"
@@ -143,17 +132,6 @@ def _layout(config: "RunConfig", world_size: int) -> str:
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
         f"{_plural(config.num_steps, 'step')} in all"
     )
-
-
-def _memory(config: "RunConfig", world_size: int, dtype_choice: str) -> str:
-    """The memory estimate for this machine's GPUs, or for the machine if there are none, below the chosen dtype."""
-    on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
-    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
-    if on["gpu_bytes"] is None:
-        estimate = machine_memory(config, world_size=world_size)
-    else:
-        estimate = gpu_memory(config, **on)
-    return f"{dtype_choice}\n{estimate}" if dtype_choice else estimate
 
 
 def _rewards(

@@ -118,30 +118,29 @@ def weights_digest(folder: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def prepare_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
-    """Find the checkpoint to resume from, and print what was skipped and what changed. Sets `prompts.date`. Writes nothing.
-    Collective.
+def prepare_resume(config: "RunConfig", run_folder: Path) -> tuple[Resume | None, str]:
+    """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. Collective.
+
+    Returns: the checkpoint, None for a new run; and `prompts.date`: the config's, the checkpoint's, or today's.
 
     Raises:
         UserError: on rank 0, if no checkpoint can be used, or if a binding field of the config has changed.
     """
-    found = choose_resume(config, run_folder) if comm.is_rank_0() else None
-    found, config.prompts.date = comm.broadcast((found, config.prompts.date))
-    return found
+    return comm.broadcast(choose_resume(config, run_folder) if comm.is_rank_0() else None)
 
 
-def choose_resume(config: "RunConfig", run_folder: Path) -> Resume | None:
+def choose_resume(config: "RunConfig", run_folder: Path) -> tuple[Resume | None, str]:
     """Like `prepare_resume`, on one rank alone."""
     choice = config.resume
     if was_restarted() and is_choice(choice):
         choice = "auto"
     found = find_resume(choice, run_folder)
+    date = config.prompts.date
     if found is not None:
-        _accept(found, config)
+        date = _accept(found, config)
     elif (run_folder / "metrics.jsonl").is_file():
         progress(f"{run_folder} has steps and no checkpoint: the run begins again at step 1")
-    config.prompts.date = config.prompts.date or str(datetime.now().date())
-    return found
+    return found, date or str(datetime.now().date())
 
 
 def was_restarted() -> bool:
@@ -149,7 +148,8 @@ def was_restarted() -> bool:
     return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
-def _accept(found: Resume, config: "RunConfig") -> None:
+def _accept(found: Resume, config: "RunConfig") -> str:
+    """Compare the config with the checkpoint's. Returns `prompts.date`, the config's or the checkpoint's."""
     for reason in found.skipped:
         progress(f"skipped {reason}")
     done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
@@ -161,8 +161,8 @@ def _accept(found: Resume, config: "RunConfig") -> None:
         "Raise it, or --resume an earlier step.",
     )
     then = manifest.read(found.checkpoint)["config"]
-    config.prompts.date = config.prompts.date or then.get("prompts.date", "")
-    now = config_fields(config)
+    date = config.prompts.date or then.get("prompts.date", "")
+    now = config_fields(config) | {"prompts.date": date}
     both = then.keys() & now.keys()
     changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n]}
     binding = {name: why for name in changed if (why := _why_binding(name))}
@@ -179,6 +179,7 @@ def _accept(found: Resume, config: "RunConfig") -> None:
         )
     if found.fork:
         progress(f"forked from {found.checkpoint}")
+    return date
 
 
 def _why_binding(name: str) -> str:

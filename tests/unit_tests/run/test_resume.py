@@ -40,10 +40,10 @@ def accept_from(config, run):
 
 
 def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(config, tmp_path, capsys):
-    assert choose_resume(config, tmp_path / "new") is None
+    assert choose_resume(config, tmp_path / "new")[0] is None
     assert capsys.readouterr().out == ""
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    assert choose_resume(config, tmp_path) is None
+    assert choose_resume(config, tmp_path)[0] is None
     assert "has steps and no checkpoint: the run begins again at step 1" in capsys.readouterr().out
 
 
@@ -51,15 +51,13 @@ def test_a_resumed_run_has_the_date_of_its_start_and_a_new_run_todays(config, tm
     config.prompts.date = "2024-02-29"
     accept = accept_from(config, tmp_path / "run")
     config.prompts.date = ""
-    accept()
-    assert config.prompts.date == "2024-02-29"
+    assert accept()[1] == "2024-02-29"
     assert capsys.readouterr().out == ""
     config.prompts.date = "2024-03-01"
     accept()
     assert "prompts.date 2024-02-29 -> 2024-03-01" in capsys.readouterr().out
     config.prompts.date = ""
-    assert choose_resume(config, tmp_path / "new") is None
-    assert config.prompts.date == str(datetime.now().date())
+    assert choose_resume(config, tmp_path / "new") == (None, str(datetime.now().date()))
 
 
 def test_a_harmless_change_is_shown(accept, config, capsys):
@@ -144,11 +142,11 @@ def test_num_steps_below_the_finished_step_is_refused_before_anything_starts(acc
 
 def test_going_back_moves_no_checkpoint_before_the_first_step(accept, config, tmp_path):
     config.resume = "10"
-    assert accept().step == 10
+    assert accept()[0].step == 10
     assert list(CheckpointFolder(tmp_path).steps()) == [10, 20]  # the engine's start may still fail
 
 
 def test_a_job_that_slurm_restarts_goes_on_from_the_newest_checkpoint(accept, config, monkeypatch):
     config.resume = "10"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert accept().step == 20
+    assert accept()[0].step == 20
