@@ -1,7 +1,6 @@
 """Evaluation results: metrics and wrong answers, written to a JSON file and printed as a table."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,19 @@ NUM_FAILURES = 20
 
 def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
     """The wrong answers of an evaluation's pass as plain values, at most NUM_FAILURES."""
-    wrong = [
-        (group.prompt, episode)
-        for group in groups
-        for episode in group.samples
-        if episode.scored.correct is False
-    ]
-    return [
-        {
-            "prompt": prompt.text,
-            "expected_answer": prompt.expected_answer,
-            "answer": episode.scored.answer,
-            "completion": episode.completion.text,
-            "finish_reason": episode.completion.finish_reason,
-        }
-        for prompt, episode in wrong[:NUM_FAILURES]
-    ]
+    failures = []
+    for group in groups:
+        for episode in group.samples:
+            if episode.scored.correct is False and len(failures) < NUM_FAILURES:
+                failure = {
+                    "prompt": group.prompt.text,
+                    "expected_answer": group.prompt.expected_answer,
+                    "answer": episode.scored.answer,
+                    "completion": episode.completion.text,
+                    "finish_reason": episode.completion.finish_reason,
+                }
+                failures.append(failure)
+    return failures
 
 
 def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
@@ -77,25 +73,19 @@ def print_results(results: Mapping[str, Any]) -> None:
     for name, value in metrics.items():
         if name.endswith(("_low", "_high")):
             continue
-        low, high = metrics.get(f"{name}_low", math.nan), metrics.get(f"{name}_high", math.nan)
-        table.add_row(
-            escape(name), f"{value:.4f}", "" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
-        )
+        ends = [metrics[key] for key in (f"{name}_low", f"{name}_high") if key in metrics]
+        interval = " to ".join(f"{end:.4f}" for end in ends)
+        table.add_row(escape(name), f"{value:.4f}", interval)
     console.print(table)
-    failures = Table(
-        "wrong: the prompt ends",
-        "expected",
-        "answer",
-        "the completion ends",
-        title="some wrong answers",
-    )
+    failures = Table("the prompt ends", "expected", "answer", "the completion ends")
+    failures.title = "some wrong answers"
     for failure in next(iter(results["failures"].values()), [])[:5]:
-        cells = (
-            failure["prompt"][-60:],
+        texts = (
+            failure["prompt"],
             failure["expected_answer"],
             str(failure["answer"]),
-            failure["completion"][-60:],
+            failure["completion"],
         )
-        failures.add_row(*(escape(visible(cell)) for cell in cells))
+        failures.add_row(*(escape(visible(text[-60:])) for text in texts))
     if failures.row_count:
         console.print(failures)

@@ -49,58 +49,53 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
     """`reward/...` over rollouts, within groups and for each reward function. `record_step` adds the quantiles."""
     episodes = flat(groups)
     metrics = describe("reward", finite_rewards(episodes))
-    within = [
-        float(np.std(rewards)) for group in groups if (rewards := finite_rewards(group.samples))
-    ]
-    if within:
-        metrics["reward/group_std"] = same_everywhere(fmean(within))
-    for function in sorted(
-        {function for episode in episodes for function in episode.scored.reward_breakdown}
-    ):
+    in_groups = [rewards for group in groups if (rewards := finite_rewards(group.samples))]
+    if in_groups:
+        stds = [float(np.std(rewards)) for rewards in in_groups]
+        metrics["reward/group_std"] = same_everywhere(fmean(stds))
+    for function in sorted({name for e in episodes for name in e.scored.reward_breakdown}):
         values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
         quantiles = ("p0", *QUANTILES, "p100") if has_quantiles(numbers) else ()
         metrics |= describe(f"reward/{function}", numbers, ("mean", "std", *quantiles))
-    shaped = [
-        episode.credit.shaped_reward
-        for episode in episodes
-        if episode.credit.shaped_reward is not None
-    ]
-    bonuses = [
-        e.credit.columns["entropy_bonus"] for e in episodes if "entropy_bonus" in e.credit.columns
-    ]
+    credits = [episode.credit for episode in episodes]
+    shaped = [c.shaped_reward for c in credits if c.shaped_reward is not None]
+    bonuses = [c.columns["entropy_bonus"] for c in credits if "entropy_bonus" in c.columns]
     if bonuses:
-        base, bonus = fmean(shaped), fmean(bonuses)
-        metrics |= describe("entropy_bonus", bonuses, ("mean", "std"))
-        metrics["entropy_bonus/reward_std"] = same_everywhere(
-            1.0 if all_equal(shaped) else float(np.std(shaped))
-        )
-        for name, reward in (("base", base), ("total", base + bonus)):
-            metrics[f"entropy_bonus/reward_{name}"] = same_everywhere(reward)
-            metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(
-                bonus / max(abs(reward), 1e-8)
-            )
-    return metrics | ({"reward/shaped_mean": same_everywhere(fmean(shaped))} if shaped else {})
+        metrics |= _bonus_metrics(shaped, bonuses)
+    if shaped:
+        metrics["reward/shaped_mean"] = same_everywhere(fmean(shaped))
+    return metrics
+
+
+def _bonus_metrics(shaped: list[float], bonuses: list[float]) -> dict[str, Metric]:
+    """`entropy_bonus/...`: the bonus beside the shaped rewards, and with them."""
+    base, bonus = fmean(shaped), fmean(bonuses)
+    scale = 1.0 if all_equal(shaped) else float(np.std(shaped))
+    metrics = describe("entropy_bonus", bonuses, ("mean", "std"))
+    metrics["entropy_bonus/reward_std"] = same_everywhere(scale)
+    for name, reward in (("base", base), ("total", base + bonus)):
+        share = bonus / max(abs(reward), 1e-8)
+        metrics[f"entropy_bonus/reward_{name}"] = same_everywhere(reward)
+        metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(share)
+    return metrics
 
 
 def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
-    if rewarded := [
-        [e.scored for e in group.samples] for group in groups if finite_rewards(group.samples)
-    ]:
-        equal = [not algorithm.credit.rewards_differ(samples) for samples in rewarded]
+    credit = algorithm.credit
+    if rewarded := [group for group in groups if finite_rewards(group.samples)]:
+        equal = [not credit.rewards_differ([e.scored for e in g.samples]) for g in rewarded]
         metrics["groups/zero_variance_fraction"] = fraction(equal)
-        if algorithm.credit.group_filter is not None:
-            scored = [
-                Group(prompt=group.prompt, samples=[e.scored for e in group.samples])
-                for group in groups
+        if credit.group_filter is not None:
+            reasons = [
+                credit.group_left_out(Group(prompt=g.prompt, samples=[e.scored for e in g.samples]))
+                for g in groups
             ]
-            reasons = [algorithm.credit.group_left_out(group) for group in scored]
-            metrics["groups/filtered_fraction"] = fraction(
-                [reason not in (None, ZERO_VARIANCE) for reason in reasons]
-            )
-    judged = [found for group in groups if (found := judgements(group.samples))]
+            filtered = [reason not in (None, ZERO_VARIANCE) for reason in reasons]
+            metrics["groups/filtered_fraction"] = fraction(filtered)
+    judged = [answers for group in groups if (answers := judgements(group.samples))]
     if judged:
         metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
         metrics["groups/all_right_fraction"] = fraction([all(group) for group in judged])
@@ -139,21 +134,16 @@ def advantage_metrics(groups: Groups) -> dict[str, Metric]:
     advantages = [episode.credit.advantage for episode in flat(groups) if episode.in_loss]
     metrics = describe("advantage", advantages)
     if advantages:
-        metrics["advantage/positive_fraction"] = fraction(
-            [advantage > 0 for advantage in advantages]
-        )
-    updates = [
-        [(w, e) for w, e in zip(update_masses(g.samples), g.samples, strict=True) if w > 0]
-        for g in groups
-    ]
-    if updates := [update for update in updates if update]:
-        entropies = [-math.fsum(w * math.log(w) for w, _ in update) for update in updates]
-        incorrect = [
-            math.fsum(w for w, episode in update if is_wrong(episode)) for update in updates
-        ]
-        metrics["groups/effective_rollouts"] = same_everywhere(
-            fmean([math.exp(value) for value in entropies])
-        )
+        positive = [advantage > 0 for advantage in advantages]
+        metrics["advantage/positive_fraction"] = fraction(positive)
+    effective, incorrect = [], []
+    for group in groups:
+        masses = zip(update_masses(group.samples), group.samples, strict=True)
+        if update := [(mass, episode) for mass, episode in masses if mass > 0]:
+            effective.append(math.exp(-math.fsum(mass * math.log(mass) for mass, _ in update)))
+            incorrect.append(math.fsum(mass for mass, episode in update if is_wrong(episode)))
+    if effective:
+        metrics["groups/effective_rollouts"] = same_everywhere(fmean(effective))
         metrics["groups/incorrect_mass"] = same_everywhere(fmean(incorrect))
     return metrics
 
