@@ -25,6 +25,16 @@ def shown(browser: Browser) -> list[int]:
         browser.run("document.querySelector('[aria-label=\"next page\"]').click()")
 
 
+def text(browser: Browser, selector: str) -> str:
+    """The text of the first element."""
+    return browser.run(f"document.querySelector({json.dumps(selector)}).innerText")
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    """The texts of all elements."""
+    return browser.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.innerText)")
+
+
 def clean(browser: Browser) -> bool:
     """Whether the console stayed silent and nothing was asked of a network."""
     return browser.errors == [] and all(url.startswith(("file:", "data:")) for url in browser.requests)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def write_run(
             rows = [row_of(step, p, s, siblings, chance, text) for p in range(prompts) for s in range(siblings)]
             file.write("\n".join(map(json.dumps, rows)) + " \n")
     return folder
+
+
+def change_rows(folder: Path, change: Callable[[dict[str, Any]], Any]) -> list[dict[str, Any]]:
+    """Changes the rows of samples.jsonl, each in place, and returns them."""
+    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    for row in rows:
+        change(row)
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
 
 
 def metrics_of(step: int, steps: int, chance: random.Random) -> dict[str, Any]:

@@ -34,11 +34,8 @@ def once(values):
     return [(value, 1.0) for value in values]
 
 
-def test_mean_of_two_ranks_is_the_pooled_mean_0_75_not_the_mean_of_means():
+def test_mean_is_of_the_pooled_values_and_weighted():
     assert reduced(Reduce.MEAN, once([1, 1, 1]), once([0])) == 0.75
-
-
-def test_mean_is_weighted_by_what_each_value_stands_for():
     assert reduced(Reduce.MEAN, [(2.0, 3.0), (6.0, 1.0)]) == 3.0
 
 

@@ -13,10 +13,27 @@ from torchtitan_rl.observe import record_metric
 from torchtitan_rl.observe.sinks.console import BUILT_IN_GROUPS
 
 
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def console_output(recorder, monkeypatch, stream=None, **config):
+    """What three steps print."""
     stream = stream or io.StringIO()
     monkeypatch.setattr(sys, "stdout", stream)
     record_run(recorder(sinks=["console"], total_steps=3, **config))
+    return stream.getvalue()
+
+
+def printed(recorder, monkeypatch, values, **config):
+    """What a step with these values prints."""
+    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
+    run = recorder(sinks=["console"], **config)
+    for key, value in values.items():
+        record_metric(key, value)
+    run.flush(1)
+    run.close()
     return stream.getvalue()
 
 
@@ -40,10 +57,6 @@ LINE = {
 @pytest.mark.parametrize(("columns", "last_label"), [(80, "entropy"), (120, "logp diff"), (160, "tok/s")])
 @pytest.mark.parametrize("steps", [50, 2000])
 def test_a_step_line_fits_its_terminal(recorder, monkeypatch, columns, last_label, steps):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     stream = Terminal()
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -86,10 +99,6 @@ def test_console_is_coloured_only_on_a_terminal(recorder, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     assert "\x1b[" not in console_output(recorder, monkeypatch)
 
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     assert "\x1b[" in console_output(recorder, monkeypatch, Terminal())
 
 
@@ -102,35 +111,20 @@ def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
 
 
 def test_an_evaluation_line_shows_percent_for_shares_alone_and_a_user_s_measures_last(recorder, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
-    run = recorder(sinks=["console"])
     measures = {"extra/right/accuracy": 120.0, "accuracy": 0.5, "mine_rate": 3.0, "format_rate": 1.0}
-    for name, value in measures.items():
-        record_metric(f"evaluation/{name}", value)
-    run.flush(1)
-    run.close()
-    assert re.search(r"acc +50.0%", stream.getvalue())
-    [line] = [line for line in stream.getvalue().splitlines() if "evaluation" in line]
+    output = printed(recorder, monkeypatch, {f"evaluation/{name}": value for name, value in measures.items()})
+    assert re.search(r"acc +50.0%", output)
+    [line] = [line for line in output.splitlines() if "evaluation" in line]
     assert line.split("  ")[2:] == ["accuracy 50.0%", "mine rate 3", "format rate 100.0%", "extra/right/accuracy 120"]
 
 
 def test_the_step_line_has_no_accuracy_of_a_reward_function(recorder, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
-    run = recorder(sinks=["console"])
-    record_metric("evaluation/extra/right/accuracy", 120.0)
-    run.flush(1)
-    run.close()
-    assert re.search(r"acc +-", stream.getvalue())
+    assert re.search(r"acc +-", printed(recorder, monkeypatch, {"evaluation/extra/right/accuracy": 120.0}))
 
 
 def test_a_user_s_own_metrics_are_on_the_panel(recorder, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", stream := io.StringIO())
-    run = recorder(sinks=["console"], console_every=1)
-    for name in ("extra/right/characters", "mine/depth", "ratio/unlisted"):
-        record_metric(name, 7.0)
-    run.flush(1)
-    run.close()
-    output = stream.getvalue()
+    values = dict.fromkeys(("extra/right/characters", "mine/depth", "ratio/unlisted"), 7.0)
+    output = printed(recorder, monkeypatch, values, console_every=1)
     assert re.search(r"extra +right/characters 7", output)
     assert re.search(r"mine +depth 7", output)
     assert "unlisted" not in output

@@ -8,7 +8,7 @@ import pytest
 
 from tests import parts
 from tests.parts.report_page import at
-from tests.parts.report_runs import write_run
+from tests.parts.report_runs import change_rows, write_run
 from torchtitan_rl.observe.report import write_report
 from torchtitan_rl.run.run_end import write_end
 
@@ -32,7 +32,6 @@ def test_the_tab_key_reaches_every_row_tab_chart_and_line(browser, one):
 def run_with_all(folder: Path) -> Path:
     """A run whose report has every kind of text: warnings, errors, a conversation, coloured tokens."""
     folder = write_run(folder, steps=5, num_steps=50)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     said = [
         {"role": "assistant", "content": "call", "reward": -0.2, "advantage": 0.25, "logged": {"tool_errors": 1}},
         {"role": "tool", "name": "multiply", "content": "error: ValueError: no such number"},
@@ -41,11 +40,9 @@ def run_with_all(folder: Path) -> Path:
     context = {"context": [{"role": "user", "content": "shorter"}], "context_tokens": 3, "tokens": 9}
     traces = [{"parent": None, "reason": ""} | context, {"parent": 0, "reason": "compacted"} | context]
     tokens = {"text": ["4", "word", "x"], "logprob": [-0.01, -5.0, None], "diff": [0.0, 1e-5, None], "advantage": -1.5}
-    for place, row in enumerate(rows):
-        row |= {"tokens": tokens, "messages": [{"role": "user", "content": "what was asked"}]}
-        if place % 2:
-            row |= {"conversation": said, "traces": traces, "left_out": "too long"}
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    talk = {"conversation": said, "traces": traces, "left_out": "too long"}
+    asked = [{"role": "user", "content": "what was asked"}]
+    change_rows(folder, lambda r: r.update(tokens=tokens, messages=asked, **(talk if r["sample_idx"] % 2 else {})))
     (folder / "logs" / "rank_0.log").write_text(
         "2026-11-21 12:00:00,000 ERROR root: the sink died\n2026-11-21 12:00:00,000 WARNING root: slow\n"
     )

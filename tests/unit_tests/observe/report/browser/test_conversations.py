@@ -4,37 +4,31 @@ import json
 
 import pytest
 
-from tests.parts.report_page import at, clean, shown
-from tests.parts.report_runs import write_run
+from tests.parts.report_page import at, clean, shown, text, texts
+from tests.parts.report_runs import change_rows, write_run
 from torchtitan_rl.observe.report import write_report
 
 
 @pytest.mark.parametrize(("waited", "shown_as"), [(1.5, "1.5 s"), (0.00584, "6 ms"), (9.7e-5, "under 1 ms")])
 def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp_path, waited, shown_as):
     folder = write_run(tmp_path / "a", steps=1)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     said = [
         {"role": "assistant", "content": "call", "reward": -0.2, "advantage": 0.25, "logged": {"tool_calls": 1, "tool_errors": 1}},
         {"role": "tool", "name": "multiply", "content": "error: ValueError: no such number"},
         {"role": "assistant", "content": "the last word", "advantage": -0.5},
     ]  # fmt: skip
     messages = [{"role": "system", "content": "<tools>"}, {"role": "user", "content": "what was asked"}]
-    rows[0] |= {
-        "conversation": said,
-        "messages": messages,
-        "prompt": "<|im_start|>system",
-        "environment_seconds": waited,
-    }
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cells = {"conversation": said, "messages": messages, "prompt": "<|im_start|>system", "environment_seconds": waited}
+    change_rows(folder, lambda row: row.update(cells if row["episode_id"] == "train/1/0/0" else {}))
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", q="no such number"))
     assert shown(browser) == [0]  # only the tool said it
-    line = browser.run("document.querySelector('tr[data-row]').innerText")
+    line = text(browser, "tr[data-row]")
     assert "what was asked" in line
     assert "the last word" in line
     cards = browser.run("[...document.querySelectorAll('.cards > div')].map(e => e.innerText.replace('\\n', ' '))")
     assert cards == ["turns 2", "tool calls 1", "tool errors 1", f"waiting {shown_as}"]
-    turns = browser.run("[...document.querySelectorAll('.turn.assistant')].map(e => e.innerText)")
+    turns = texts(browser, ".turn.assistant")
     assert "turn 1" in turns[0]
     assert "advantage 0.25" in turns[0]
     assert "advantage -0.5" in turns[1]
@@ -57,7 +51,7 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
     (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + "\n")
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
-    parts = browser.run("[...document.querySelectorAll('.body > :is(.assistant, .opening)')].map(e => e.innerText)")
+    parts = texts(browser, ".body > :is(.assistant, .opening)")
     assert [part.split("\n")[0].strip() for part in parts] == [
         "assistant · turn 1 · trace 0",
         "trace 1 · from trace 0 · message 2 changed · 1 message, 18 tokens",
@@ -67,8 +61,8 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
     lefts = browser.run("[...document.querySelectorAll('.body > :is(.assistant, .opening)')].map(e => e.offsetLeft)")
     assert lefts[0] == lefts[3] < lefts[1] == lefts[2]  # a tree: what came from a trace is further in
     browser.run("document.querySelector('.opening').open = true")
-    assert "so far: 45" in browser.run("document.querySelector('.opening').innerText")
-    assert "traces\n2" in browser.run("document.querySelector('.cards').innerText")
+    assert "so far: 45" in text(browser, ".opening")
+    assert "traces\n2" in text(browser, ".cards")
     assert clean(browser), browser.errors
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.parts.report_page import at, clean
-from tests.parts.report_runs import HOSTILE, write_run
+from tests.parts.report_page import at, clean, text
+from tests.parts.report_runs import HOSTILE, change_rows, write_run
 from torchtitan_rl.observe.report import write_report
 
 
@@ -25,11 +25,9 @@ def test_every_view_opens_without_an_error_and_fits_the_window(browser, one, wid
 
 def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path):
     folder = write_run(tmp_path / "b<img src=x>", steps=3, text=HOSTILE)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    for row in rows:
-        row |= {"prompt": HOSTILE, "split": HOSTILE, "finish_reason": HOSTILE, "select_reason": HOSTILE, f"extra/{HOSTILE}": HOSTILE,
+    hostile = {"prompt": HOSTILE, "split": HOSTILE, "finish_reason": HOSTILE, "select_reason": HOSTILE, f"extra/{HOSTILE}": HOSTILE,
                 f"reward/{HOSTILE}": 1.0, "messages": [{"role": HOSTILE, "content": HOSTILE}], "answer": HOSTILE, "left_out": HOSTILE}  # fmt: skip
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_rows(folder, lambda row: row.update(hostile))
     (folder / "logs" / "rank_0.log").write_text(
         f"2026-11-21 12:00:00,000 WARNING root: {HOSTILE}\n".replace("\ud800", ""), "utf-8"
     )
@@ -44,7 +42,7 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
         assert browser.run("document.querySelectorAll('main img, main svg, main script, main iframe').length") == 0
         assert clean(browser), browser.errors
     browser.open(at(tmp_path / "r.html", view="samples", q="javascript:alert", open="train/1/0/0"))
-    text = browser.run("document.querySelector('.detail').innerText")
-    assert "</script><script>window.hacked = 1</script><img src=x" in text
-    assert "\u241b[31m\u2400" in text  # control characters as signs
-    assert "[U+202E]gnp.exe" in text
+    shown = text(browser, ".detail")
+    assert "</script><script>window.hacked = 1</script><img src=x" in shown
+    assert "\u241b[31m\u2400" in shown  # control characters as signs
+    assert "[U+202E]gnp.exe" in shown

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.parts.report_page import at, clean
+from tests.parts.report_page import at, clean, text
 from tests.parts.report_runs import write_run
 from torchtitan_rl.observe.report import write_report
 
@@ -39,13 +39,13 @@ def test_links_survive_growth(browser, tmp_path, number):
         if place % 10 == 9:  # as the browser reloads it: at its own address
             browser.open(browser.run("location.href"))
         browser.wait(f"document.querySelector('.detail .facts')?.innerText.startsWith({json.dumps(words_of(name))})")
-        assert browser.run("document.querySelector('tr.open .c-step').innerText") == name.split("/")[1]
+        assert text(browser, "tr.open .c-step") == name.split("/")[1]
     assert clean(browser), browser.errors
 
 
 def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser, tmp_path, one):
     browser.open(at(one[0], view="samples", open="train/77/0/0"))
-    said = browser.run("document.querySelector('.detail').innerText")
+    said = text(browser, ".detail")
     assert "train/77/0/0, is not in this page" in said
     assert "metrics.keep_all_rows" in said
     assert "train/77/0/0" in browser.run("decodeURIComponent(location.hash)")  # kept, for when the run has gone on
@@ -53,8 +53,6 @@ def test_a_link_to_a_sample_that_is_not_there_says_so_and_how_to_get_it(browser,
     rows = write_report(write_run(tmp_path / "a", steps=40, **LARGE), page, size_mb=0.9).rows
     for row in rows[::-97]:
         browser.open(at(page, view="samples", open=row["episode_id"]))
-        if "is not in this page" in browser.run("document.querySelector('.detail').innerText"):
+        if "is not in this page" in text(browser, ".detail"):
             break
-    assert "It may not fit: write the page with a larger --size" in browser.run(
-        "document.querySelector('.detail').innerText"
-    )
+    assert "It may not fit: write the page with a larger --size" in text(browser, ".detail")

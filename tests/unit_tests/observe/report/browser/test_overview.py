@@ -3,7 +3,7 @@
 import json
 import random
 
-from tests.parts.report_page import clean
+from tests.parts.report_page import clean, text
 from tests.parts.report_runs import row_of, write_run
 from torchtitan_rl.observe.report import load_run, write_report
 from torchtitan_rl.observe.report.overview import lines
@@ -13,7 +13,7 @@ from torchtitan_rl.run.run_end import write_end
 def test_the_overview_has_the_lines_and_draws_the_curves(browser, one):
     page, _ = one
     browser.open(page)
-    assert "reward 0.4" in browser.run("document.querySelector('.lines').innerText")
+    assert "reward 0.4" in text(browser, ".lines")
     titles = browser.run("[...document.querySelectorAll('figure[data-chart]')].map(f => f.dataset.chart)")
     assert {"Reward", "Held-out accuracy", "Entropy", "Gradient norm", "Time of a step"} <= set(titles)
     assert "KL" not in titles  # this run has none
@@ -28,7 +28,7 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     write_end(folder, "failed", error, code=1, rank=1, phase="step 6: grade")
     write_report(folder, tmp_path / "r.html")
     browser.open(tmp_path / "r.html", height=900)
-    said = browser.run("document.querySelector('.ending').innerText")
+    said = text(browser, ".ending")
     assert said.startswith("Failed in step 6, grade (rank 1): 5 of 50 steps")
     assert "ZeroDivisionError: division by zero" in said
     assert browser.run("document.querySelector('.ending').getBoundingClientRect().bottom") < 900
@@ -60,10 +60,10 @@ def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
     write_end(folder, "failed", "KeyError: furlong", code=1, rank=0, phase="step 6: grade")
     write_report(folder, tmp_path / "r.html")
     browser.open(tmp_path / "r.html")
-    assert "12 samples of step 6, as far as they came" in browser.run("document.querySelector('.ending').innerText")
+    assert "12 samples of step 6, as far as they came" in text(browser, ".ending")
     browser.run("document.querySelector('[data-failed]').click()")
     assert browser.run("document.querySelectorAll('tr[data-row]').length") == 12
-    assert "not in the loss: its step failed" in browser.run("document.querySelector('.detail').innerText")
+    assert "not in the loss: its step failed" in text(browser, ".detail")
     browser.run("history.back()")
     browser.wait("document.querySelector('main').dataset.view === 'overview'")
     assert clean(browser), browser.errors

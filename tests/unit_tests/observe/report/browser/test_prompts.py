@@ -1,19 +1,16 @@
 """The table of prompts in a browser."""
 
-import json
-
 from tests.parts.report_page import at, clean
-from tests.parts.report_runs import write_run
+from tests.parts.report_runs import change_rows, write_run
 from torchtitan_rl.observe.report import write_report
 
 
 def test_prompts_are_listed_by_their_pass_rate(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=2, siblings=1)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     right = {0: (False, False), 1: (True, True), 2: (False, True), 3: (True, False)}
-    for row in rows:
-        row |= {"prompt": f"prompt {row['prompt_idx']}", "correct": right[row["prompt_idx"]][row["step"] - 1]}
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_rows(
+        folder, lambda r: r.update(prompt=f"prompt {r['prompt_idx']}", correct=right[r["prompt_idx"]][r["step"] - 1])
+    )
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="prompts"))
     kinds = browser.run(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.parts.report_page import ROWS_OF_A_PAGE, at, clean, shown
-from tests.parts.report_runs import write_run
+from tests.parts.report_page import ROWS_OF_A_PAGE, at, clean, shown, text, texts
+from tests.parts.report_runs import change_rows, write_run
 from torchtitan_rl.observe.report import write_report
 
 FILTERS = [
@@ -49,7 +49,7 @@ def test_j_and_k_go_through_the_samples_and_turn_the_page(browser, one):
     for _ in range(ROWS_OF_A_PAGE):
         browser.press("j")
     assert browser.run(opened) == ROWS_OF_A_PAGE
-    assert browser.run("document.querySelector('.pager').innerText").find("page 2 of") > 0
+    assert text(browser, ".pager").find("page 2 of") > 0
     browser.press("k")
     assert browser.run(opened) == ROWS_OF_A_PAGE - 1
 
@@ -68,14 +68,7 @@ def test_siblings_come_best_first_with_their_difference_marked(browser, one):
 
 def test_one_prompt_is_followed_over_training(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=5)
-    text = (folder / "samples.jsonl").read_text()
-    (folder / "samples.jsonl").write_text(
-        text.replace("What is 3 +", "What is 3 + 1?").replace("1? 1", "1?").replace("1? 2", "1?")
-    )
-    rows = [json.loads(line) for line in text.splitlines() if line]
-    for row in rows:
-        row["prompt"] = f"prompt {row['prompt_idx']}"
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_rows(folder, lambda row: row.update(prompt=f"prompt {row['prompt_idx']}"))
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", tab="history", open="train/1/0/0"))
     steps = browser.run("[...document.querySelectorAll('[data-step]')].map(e => Number(e.dataset.step))")
@@ -85,8 +78,7 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
 
 def with_tokens(folder, tokens, **cells):
     """The run with these tokens in each row, and a report of it."""
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row | {"tokens": tokens} | cells) + "\n" for row in rows))
+    change_rows(folder, lambda row: row.update(tokens=tokens, **cells))
     write_report(folder, folder / "r.html", size_mb=100)
     return folder / "r.html"
 
@@ -122,8 +114,8 @@ def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path):
             "(r => r.top >= 0 && r.bottom <= innerHeight)(document.querySelector('.token-values').getBoundingClientRect())"
         )
         assert seen
-    assert "advantage -1.5" in browser.run("document.querySelector('.badges').innerText")
-    assert "0, certain" in browser.run("document.querySelector('.scale').innerText")
+    assert "advantage -1.5" in text(browser, ".badges")
+    assert "0, certain" in text(browser, ".scale")
     assert clean(browser), browser.errors
 
 
@@ -133,12 +125,12 @@ def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
             "teacher_s_best": ["4 or 5", "<i>", "", None]}  # fmt: skip
     page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS | more)
     browser.open(at(page, view="samples", open="train/1/0/0", paint="teacher_log_ratios"))
-    chips = browser.run("[...document.querySelectorAll('[data-paint]')].map(e => e.innerText)")
+    chips = texts(browser, "[data-paint]")
     assert chips == ["no colours", "log-probability", "trainer − sampler", "entropy", "divergence from the teacher", "advantage",
                      "age in updates", "teacher log ratios"]  # fmt: skip
     colours = browser.run("[...document.querySelectorAll('.token')].map(e => getComputedStyle(e).backgroundColor)")
     assert len(set(colours[:3])) == 3  # below 0, above 0, 0
-    assert browser.run("document.querySelector('.scale').innerText").startswith("-2")
+    assert text(browser, ".scale").startswith("-2")
     browser.run("document.querySelectorAll('.tokens .token')[1].click()")
     told = browser.run(VALUES)
     assert (told["entropy"], told["divergence from the teacher"], told["teacher log ratios"]) == ("0.7", "1", "1")
@@ -150,17 +142,12 @@ def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
 
 def test_siblings_that_are_not_stored_are_named(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=3)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    for row in rows:
-        row["group_size"] = 5
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change_rows(folder, lambda row: row.update(group_size=5))
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0", tab="siblings"))
-    cards = browser.run("[...document.querySelectorAll('[data-sibling] .facts')].map(e => e.innerText)")
+    cards = texts(browser, "[data-sibling] .facts")
     assert all("advantage" in card for card in cards)
-    assert "3 of 5 siblings are stored. Not there: samples 3, 4;" in browser.run(
-        "document.querySelector('.detail').innerText"
-    )
+    assert "3 of 5 siblings are stored. Not there: samples 3, 4;" in text(browser, ".detail")
 
 
 def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, tmp_path):
@@ -175,7 +162,7 @@ def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, t
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples"))
     assert shown(browser) == sorted(range(48), key=lambda i: (-rows[i]["step"], rows[i]["reward"]))
-    assert browser.run("document.querySelector('.detail .badge').innerText") == "reward -9"
+    assert text(browser, ".detail .badge") == "reward -9"
     browser.run(
         "(e => { e.value = 'eval_greedy'; e.dispatchEvent(new Event('change')) })(document.querySelector('[data-field=split]'))"
     )
