@@ -21,8 +21,6 @@ _SHAREGPT_ROLES = {
 """Names of `from` in ShareGPT's form that are no roles."""
 _WEIGHTS = ("weight", "loss_weight", "loss_mask", "loss", "train", "training", "trainable")
 """Fields by which other trainers say whether an assistant's turn is learned."""
-
-
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 
 
@@ -37,9 +35,9 @@ def check_has_no_media(row: Row) -> None:
             )
 
 
-def prompt_messages(given: list[Any]) -> list[Message]:
+def prompt_messages(records: list[Any]) -> list[Message]:
     """Returns checked chat messages. Raises RowError for an invalid message or if the last turn is not the user's."""
-    messages = read_messages(given)
+    messages = read_messages(records)
     if not messages:
         raise RowError("no message of the user's before the assistant's turn")
     if messages[-1]["role"] == "system":
@@ -53,121 +51,112 @@ def prompt_messages(given: list[Any]) -> list[Message]:
     return messages
 
 
-def read_messages(given: list[Any]) -> list[Message]:
+def read_messages(records: list[Any]) -> list[Message]:
     """Returns checked chat messages with all fields that a template may read. Raises RowError for an invalid one."""
-    return [_message(one) for one in given]
+    return [_message(record) for record in records]
 
 
-def _message(given: Any) -> Message:
-    if isinstance(given, dict) and "from" in given and "role" not in given:
-        given = _from_sharegpt(given)
-    if not isinstance(given, dict) or not is_text(given.get("role")):
+def _message(record: Any) -> Message:
+    if isinstance(record, dict) and "from" in record and "role" not in record:
+        record = _from_sharegpt(record)
+    if not isinstance(record, dict) or not is_text(record.get("role")):
         raise RowError("a message without a role")
-    role = given["role"]
+    role = record["role"]
     if role not in ROLES:
         raise RowError(f"a message with the role {role!r}, which is none of {', '.join(ROLES)}")
-    if given.get("function_call"):
+    if record.get("function_call"):
         raise RowError("a message with function_call, of OpenAI's first form; write tool_calls")
     for field in _WEIGHTS:
-        if role == "assistant" and given.get(field) not in (None, 1):
+        if role == "assistant" and record.get(field) not in (None, 1):
             raise RowError(
-                f"an assistant's message with {field} {given[field]!r}, which would be learned as any other; leave {field} out"
+                f"an assistant's message with {field} {record[field]!r}, which would be learned as any other; leave {field} out"
             )
-    message = {
-        field: value for field, value in given.items() if value is not None
-    }  # Arrow has null for a missing field
+    # Arrow has null for a missing field.
+    message = {field: value for field, value in record.items() if value is not None}
     calls = message.pop("tool_calls", None)
     if calls:
         message["tool_calls"] = _read_list(calls, _call, "tool_calls")
-    if "content" not in message and (calls or any(message.get(field) for field in REASONING)):
-        message["content"] = ""
-    if isinstance(message.get("content"), list):
-        message["content"] = "".join(map(_part, message["content"]))
-    if not all(is_text(message.get(field, "")) for field in REASONING) or not is_text(
-        message.get("content")
-    ):
+    thoughts = [message[field] for field in REASONING if field in message]
+    content = message.get("content", "" if calls or any(thoughts) else None)
+    if isinstance(content, list):
+        content = "".join(map(_part, content))
+    if not all(map(is_text, [content, *thoughts])):
         raise RowError("a message whose content is not text")
-    return message
+    return {**message, "content": content}
 
 
-def _part(given: Any) -> str:
+def _part(part: Any) -> str:
     """Returns the text of a part, {"type": "text", "text": "Hi"}. Raises RowError for another, such as an image."""
-    kind = given.get("type") if isinstance(given, dict) else type(given).__name__
-    if kind != "text" or not is_text(given.get("text")):
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind != "text" or not is_text(part.get("text")):
         raise RowError(
             f"a message with a part of type {kind!r}; expected parts of type 'text', as policies read text alone"
         )
-    return given["text"]
+    return part["text"]
 
 
-def _from_sharegpt(given: dict[str, Any]) -> Message:
+def _from_sharegpt(record: dict[str, Any]) -> Message:
     """Returns a message in ShareGPT's form, {"from": "human", "value": "Hi"}, in OpenAI's."""
-    role, value = given["from"], given.get("value", given.get("content"))
-    message = {"role": _SHAREGPT_ROLES.get(role, role), "content": value}
-    return message if role != "function_call" else {**message, "content": "", "tool_calls": value}
+    role, text = record["from"], record.get("value", record.get("content"))
+    if role == "function_call":
+        return {"role": "assistant", "content": "", "tool_calls": text}
+    return {"role": _SHAREGPT_ROLES.get(role, role), "content": text}
 
 
-def read_tools(given: Any) -> Tools | None:
+def read_tools(tools: Any) -> Tools | None:
     """Returns a row's tools in OpenAI's form; None if it has none. Raises RowError if they are no list of functions."""
-    return _read_list(given, _tool, "tools") or None
+    return _read_list(tools, _tool, "tools") or None
 
 
-def _tool(given: Any) -> dict[str, Any]:
-    function = _function(given, "tools")
-    return (
-        {"type": "function", **given}
-        if function is not given
-        else {"type": "function", "function": given}
-    )
+def _tool(tool: Any) -> dict[str, Any]:
+    outer, function = _outer_and_function(tool, "tools")
+    return {"type": "function", **outer, "function": function}
 
 
-def _call(given: Any) -> dict[str, Any]:
+def _call(call: Any) -> dict[str, Any]:
     """Returns a tool call. Arguments as JSON text become an object, as some templates would write the text in quotes."""
-    function = _function(given, "tool_calls")
+    outer, function = _outer_and_function(call, "tool_calls")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            arguments = None
     if not isinstance(arguments, dict):
         raise RowError(f"a call of {function['name']!r} whose arguments are no JSON object")
-    called = {"function": {**function, "arguments": arguments}}
-    return (
-        {"type": "function", **given, **called}
-        if function is not given
-        else {"type": "function", **called}
-    )
+    return {"type": "function", **outer, "function": {**function, "arguments": arguments}}
 
 
-def written_calls(given: Any) -> list[Any] | None:
+def written_calls(calls: Any) -> list[Any] | None:
     """Returns the calls in a list of them or its JSON text, as in xlam's `answers`; None for anything else."""
-    with contextlib.suppress(ValueError, RecursionError):
-        given = json.loads(given) if isinstance(given, str) else given
-    listed = given if isinstance(given, list) else []
-    are_calls = all(isinstance(one, dict) and {"name", "arguments"} <= one.keys() for one in listed)
-    return listed if listed and are_calls else None
+    if isinstance(calls, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            calls = json.loads(calls)
+    if not isinstance(calls, list) or not calls:
+        return None
+    are_calls = all(isinstance(c, dict) and {"name", "arguments"} <= c.keys() for c in calls)
+    return calls if are_calls else None
 
 
-def _function(given: Any, field: str) -> dict[str, Any]:
-    """Returns what describes a function, which may be a level deeper. Raises RowError if it has no name."""
-    function = given.get("function", given) if isinstance(given, dict) else None
+def _outer_and_function(record: Any, field: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the fields around a function, {} if there are none, and the function. Raises RowError if it has no name."""
+    outer, function = {}, record
+    if isinstance(record, dict) and "function" in record:
+        outer, function = record, record["function"]
     if not isinstance(function, dict) or not is_text(function.get("name")):
         raise RowError(f"{field} is no list of functions with names, in OpenAI's form")
-    return function
+    return outer, function
 
 
-def _read_list(given: Any, read: Callable[[Any], dict[str, Any]], field: str) -> list[Any]:
+def _read_list(value: Any, read: Callable[[Any], dict[str, Any]], field: str) -> list[Any]:
     """Returns the items of a list or of its JSON text, each as `read` returns it."""
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            given = json.loads(given.strip() or "[]")
+            value = json.loads(value.strip() or "[]")
         except (ValueError, RecursionError) as error:
             raise RowError(f"{field} is neither a list nor its JSON text") from error
-    listed = [given] if isinstance(given, dict) else given or []
-    if not isinstance(listed, list):
+    items = [value] if isinstance(value, dict) else value or []
+    if not isinstance(items, list):
         raise RowError(f"{field} is neither a list nor its JSON text")
-    return [read(one) for one in listed]
+    return [read(item) for item in items]
 
 
 def without_nulls(value: Any) -> Any:

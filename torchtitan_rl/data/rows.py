@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtitan_rl.data.answers import KINDS, OR, KindName
-from torchtitan_rl.data.row_set import ANSWER_COLUMNS, RowSet
+from torchtitan_rl.data.row_reader import ANSWER_COLUMNS, RowReader
+from torchtitan_rl.data.row_set import RowSet
 from torchtitan_rl.data.table import Table, load_table
 from torchtitan_rl.data.task import (
     Example,
@@ -94,28 +96,17 @@ class Rows(Task):
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        of_task = {
-            one.name: one.default for one in fields(config)
-        }  # for the task's own data set on the hub
         place = Path(from_caller(str(Path(config.path).expanduser())))
-        is_local, is_file = bool(config.path) and place.exists(), place.is_file()
-        self._told = {""}
+        # A task's own defaults are for its data set on the hub. One file has no splits.
+        defaults = {field.name: field.default for field in fields(config)}
         self._held_out_split = config.held_out_split
-        if (
-            is_file
-            and not config.held_out_path
-            and config.held_out_split == of_task["held_out_split"]
-        ):
-            self._held_out_split = ""  # one file has no splits
-        expect(
-            not is_local
-            or config.subset in ("", of_task["subset"])
-            or (place / config.subset).is_dir(),
-            "task.subset",
-            config.subset,
-            "a folder in task.path",
-            "Leave it out, or name its file.",
-        )
+        if config.held_out_split == defaults["held_out_split"] and not config.held_out_path:
+            self._held_out_split = "" if place.is_file() else config.held_out_split
+        if config.path and place.exists() and config.subset not in ("", defaults["subset"]):
+            is_folder = (place / config.subset).is_dir()
+            remedy = "Leave it out, or name its file."
+            expect(is_folder, "task.subset", config.subset, "a folder in task.path", remedy)
+        self._summaries = {""}
         table = load_table(config.path, subset=config.subset, split=config.split)
         self._train = self._part(table)
         self._held_out = self._held_out_parts()
@@ -125,7 +116,7 @@ class Rows(Task):
     @property
     def has_answers(self) -> bool:
         """Whether the training table has an answer column."""
-        return bool(self._train.answer_column)
+        return bool(self._train.reader.answer_column)
 
     def train_example(self, index: int, *, seed: int) -> Example:
         """Returns the example at `index` of the stream. The order of the rows depends on the seed and the epoch."""
@@ -152,16 +143,15 @@ class Rows(Task):
 
     def leave_out(self, faults: Faults) -> None:
         """Leaves out rows that cannot be used. Raises UserError if a table keeps none."""
-        held_out = [
-            (part, f"held out as {name}" if name else "held out")
-            for name, part in self._held_out.items()
-        ]
-        for part, what in [(self._train, "for training"), *held_out]:
+        parts = {"for training": self._train}
+        for name, part in self._held_out.items():
+            parts[f"held out as {name}" if name else "held out"] = part
+        for what, part in parts.items():
             with heartbeat(f"tokenize the prompts of {part.table.name}"):
-                found = [fault or "" for examples in part.batches() for fault in faults(examples)]
-            for reason in sorted(set(found) - {""}):
-                part.leave_out_where(np.array(found) == reason, reason)
-                found = [fault for fault in found if fault != reason]
+                reasons = [fault or "" for examples in part.batches() for fault in faults(examples)]
+            for reason in sorted({*reasons} - {""}):
+                part.leave_out_where(np.array(reasons) == reason, reason)
+                reasons = [other for other in reasons if other != reason]
             progress(part.describe(what))
             expect(
                 len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but: {part.describe(what)}",
@@ -187,7 +177,7 @@ class Rows(Task):
     def is_correct(self, answer: str | None, expected_answer: str) -> bool:
         """Returns whether the answer is one of the accepted ones."""
         return answer is not None and any(
-            self.equal(answer, one) for one in expected_answer.split(OR)
+            self.equal(answer, accepted) for accepted in expected_answer.split(OR)
         )
 
     def equal(self, answer: str, expected_answer: str) -> bool:
@@ -211,25 +201,16 @@ class Rows(Task):
     def _held_out_parts(self) -> dict[str, RowSet]:
         """Returns the held-out sets by name, and leaves their prompts out of training."""
         config = self.config
-        one = config.held_out_path or (self._held_out_split and config.path)
+        path = config.held_out_path or (self._held_out_split and config.path)
         expect(
-            not (one and config.held_out_paths), "task.held_out_path", one,
+            not (path and config.held_out_paths), "task.held_out_path", path,
             "nothing, because task.held_out_paths is set",
             "Name all tables in held_out_paths.",
         )  # fmt: skip
         for name in config.held_out_paths:
             check_metric_name(name, "task.held_out_paths")
-        paths = config.held_out_paths or ({"": one} if one else {})
+        paths = config.held_out_paths or ({"": path} if path else {})
         if not paths:
-            share, rows = config.held_out_share, len(self._train.kept)
-            some = f"a share that leaves some of the {rows} rows for training"
-            expect(
-                rows < 2 or round(share * rows) < rows,
-                "task.held_out_share",
-                share,
-                some,
-                "Lower it.",
-            )
             return {"": self._train.split_off(config.held_out_share, config.held_out_seed)}
         parts = {}
         for name, path in paths.items():
@@ -240,7 +221,7 @@ class Rows(Task):
             )
             answers = "an answer column, as the training rows have one"
             expect(
-                bool(parts[name].answer_column) or not self.has_answers,
+                bool(parts[name].reader.answer_column) or not self.has_answers,
                 field,
                 path,
                 answers,
@@ -253,14 +234,15 @@ class Rows(Task):
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
-            part = RowSet(table, self.config, self.expected_answer, self.answer_columns)
-        if (reads := part.reads()) not in self._told:
-            progress(reads)
-        self._told.add(reads)
+            reader = RowReader(table, self.config, self.expected_answer, self.answer_columns)
+            part = RowSet(reader)
+        if (summary := reader.summary()) not in self._summaries:
+            progress(summary)
+        self._summaries.add(summary)
         return part
 
 
 @functools.lru_cache(maxsize=4)
-def _order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+def _order(num_rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     """Returns [num_rows] the order of the rows in an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(num_rows)

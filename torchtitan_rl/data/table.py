@@ -70,16 +70,13 @@ class Table:
 
     def numbered_rows(self) -> Iterator[tuple[str, Row | RowError]]:
         """Yields the number of every row together with the row, or with the error if it cannot be read."""
-        batches = (
-            range(start, min(start + BATCH, len(self))) for start in range(0, len(self), BATCH)
-        )
-        for index, record in enumerate(
-            record for batch in batches for record in self._data.__getitems__(batch)
-        ):
-            try:
-                yield record["number"] if self._as_text else str(index + 1), self._read(record)
-            except RowError as error:
-                yield record["number"], error
+        for start in range(0, len(self), BATCH):
+            batch = range(start, min(start + BATCH, len(self)))
+            for index, record in zip(batch, self._data.__getitems__(batch), strict=True):
+                try:
+                    yield record["number"] if self._as_text else str(index + 1), self._read(record)
+                except RowError as error:
+                    yield record["number"], error
 
     def label(self, column: str, value: Any) -> Any:
         """Returns the value, or the name that the hub shows for it where the column has classes: A for 0. None for no class."""
@@ -99,12 +96,13 @@ class Table:
             raise RowError(str(error).partition(";")[0]) from error
         except RecursionError as error:
             raise RowError(NESTED) from error
-        if not isinstance(row, dict):
+        if isinstance(row, list):
             raise RowError(
-                "not a JSON object"
-                + "; rows are objects (a conversation's: messages, answer), and a file with one list of them is named .json"
-                * isinstance(row, list)
+                "not a JSON object; rows are objects (a conversation's: messages, answer), and a file with one list of "
+                "them is named .json"
             )
+        if not isinstance(row, dict):
+            raise RowError("not a JSON object")
         return row
 
 
@@ -121,25 +119,15 @@ def load_table(
     if subset and (place / subset).is_dir():
         place = place / subset
     has_splits = not place.is_file() and not (place / "state.json").is_file()
-    a_file = (
-        "a folder or a data set of the hub, which have splits. One file or saved data set has none"
-    )
     expect(
-        has_splits or split == "train",
-        f"the split {split!r} of {field}",
-        path,
-        a_file,
+        has_splits or split == "train", f"the split {split!r} of {field}", path,
+        "a folder or a data set of the hub, which have splits. One file or saved data set has none",
         "Leave the split out, or name its file.",
-    )
+    )  # fmt: skip
     if (place / "dataset_dict.json").is_file():  # written by DatasetDict.save_to_disk
         saved = sorted(file.parent.name for file in place.glob("*/state.json"))
-        expect(
-            split in saved,
-            field,
-            path,
-            f"the split {split!r}, but it has {saved}",
-            "Name one of them.",
-        )
+        there = f"the split {split!r}, but it has {saved}"
+        expect(split in saved, field, path, there, "Name one of them.")
         place = place / split
     try:
         if (place / "state.json").is_file():  # written by Dataset.save_to_disk
@@ -152,75 +140,37 @@ def load_table(
             table = _from_hub(path, subset, split, field)
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # many types, for files that are damaged and caches that cannot be written
-        cause = error.__cause__ or error
-        said = str(cause).partition("\n")[0].rstrip(".")
+    except Exception as error:  # many types, for damaged files and caches that cannot be written
+        first_line = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
         raise UserError(
-            f"{field} = {path!r}: expected rows that can be read, but: {said}. {_remedy_for(cause)}"
+            f"{field} = {path!r}: expected rows that can be read, but: {first_line}. {_REMEDY} They are cached in the "
+            "folder of HF_HOME, which must be writable."
         ) from error
     expect(len(table) > 0, field, path, "at least one row, but it is empty", _REMEDY)
     return table
 
 
-def _remedy_for(cause: BaseException) -> str:
-    """Returns what to do about rows that could not be read: another path, or another place for the cache of their table."""
-    import datasets
-
-    cache, failed = (
-        Path(datasets.config.HF_DATASETS_CACHE),
-        Path(str(getattr(cause, "filename", None))),
-    )
-    if cache.is_relative_to(failed) or failed.is_relative_to(cache):
-        return "The rows are cached there: set HF_HOME to a folder that can be written."
-    return _REMEDY
-
-
 def _files(place: Path, split: str, field: str) -> list[Path]:
     """Returns the files with the word `split` in their path below `place`; for "train", all if no path has any split's."""
-    expect(
-        place.is_file() or place.is_dir(),
-        field,
-        str(place),
-        "a file or a folder, but it is neither",
-        _REMEDY,
-    )
-    if place.is_file():
-        expect(
-            _format(place) in FORMATS,
-            field,
-            str(place),
-            f"one of {', '.join(FORMATS)}",
-            "Convert it, or rename it.",
-        )
+    if not place.is_dir():
+        known = f"one of {', '.join(FORMATS)}"
+        expect(_format(place) in FORMATS, field, str(place), known, "Convert it, or rename it.")
         return [place]
-    names = [
-        str(file.relative_to(place))
-        for file in sorted(place.rglob("*"))
-        if _format(file) in FORMATS
-    ]
-    names = [
-        name for name in names if not re.search(r"(?:^|/)\.", name)
-    ]  # no .cache, no .ipynb_checkpoints
-    named = [name for name in names if re.search(rf"(?<![^\W_]){re.escape(split)}\b", name)]
-    has_splits = any(
-        re.search(rf"(?<![^\W_])(?:{'|'.join(_SPLITS)})(?![^\W\d_])", name) for name in names
-    )
-    found = [place / name for name in named or ([] if has_splits or split != "train" else names)]
+    files = [file for file in sorted(place.rglob("*")) if _format(file) in FORMATS]
+    names = [str(file.relative_to(place)) for file in files]
+    names = [name for name in names if not re.search(r"(?:^|/)\.", name)]  # no .ipynb_checkpoints
+    of_split = [name for name in names if re.search(rf"(?<![^\W_]){re.escape(split)}\b", name)]
+    any_split = rf"(?<![^\W_])(?:{'|'.join(_SPLITS)})(?![^\W\d_])"
+    if split == "train" and not any(re.search(any_split, name) for name in names):
+        of_split = of_split or names
     expect(
-        bool(found), field, str(place), f"files of the split {split!r}, but it has {names}",
+        bool(of_split), field, str(place), f"files of the split {split!r}, but it has {names}",
         "Name one of its files." if names else _REMEDY,
     )  # fmt: skip
-    formats = {_format(file) for file in found}
-    expect(
-        len(formats) == 1,
-        field,
-        str(place),
-        f"files of one format, but it has {sorted(formats)}",
-        "Name one file.",
-    )
-    return found
+    formats = sorted({_format(Path(name)) for name in of_split})
+    one = f"files of one format, but it has {formats}"
+    expect(len(formats) == 1, field, str(place), one, "Name one file.")
+    return [place / name for name in of_split]
 
 
 def _format(file: Path) -> str:
@@ -261,13 +211,8 @@ def _from_files(files: list[Path], name: str) -> Table:
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and Path(path).suffix not in FORMATS
     where = "" if Path(path).is_absolute() else f" in {caller_folder()}"
-    expect(
-        bool(is_name),
-        field,
-        path,
-        "a file or folder that exists",
-        f"There is none{where}. {_REMEDY}",
-    )
+    remedy = f"There is none{where}. {_REMEDY}"
+    expect(bool(is_name), field, path, "a file or folder that exists", remedy)
     try:
         return Table(path, _load_from_hub(path, subset, split), False)
     except Exception:
@@ -304,40 +249,32 @@ def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
         place = Path(path)
         read = _csv_records if _format(place) in _CELL_FORMATS else _json_records
         for number, row, fault in read(place):
-            yield {
-                "number": f"{place.name}:{number}" if len(files) > 1 else str(number),
-                "row": row,
-                "fault": fault,
-            }
+            where = f"{place.name}:{number}" if len(files) > 1 else str(number)
+            yield {"number": where, "row": row, "fault": fault}
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yields a .json file's list item by item. JSON Lines, also in a .json file, are read line by line."""
     if _format(path) == ".json":
+        with _opened(path) as file:
+            content = file.read()
         try:
-            with _opened(path) as file:
-                rows = json.loads(file.read().decode("utf-8-sig"))
-        except ValueError as error:
-            if "Extra data" not in str(error):
-                yield (
-                    1,
-                    "",
-                    _NO_UTF8
-                    if isinstance(error, UnicodeDecodeError)
-                    else f"not valid JSON ({error})",
-                )
-                return
+            rows = json.loads(content.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            yield 1, "", _NO_UTF8
+            return
         except RecursionError:
             yield 1, "", NESTED
             return
+        except json.JSONDecodeError as error:
+            if content.lstrip().startswith(b"["):  # a list, and no lines of objects
+                yield 1, "", f"not valid JSON ({error})"
+                return
         else:
-            is_list = isinstance(rows, list)
-            for number, row in enumerate(rows if is_list else [rows], start=1):
-                yield (
-                    number,
-                    json.dumps(row),
-                    "" if is_list else "a single object; expected a list of objects",
-                )
+            if not isinstance(rows, list):
+                yield 1, json.dumps(rows), "a single object; expected a list of objects"
+                return
+            yield from ((number, json.dumps(row), "") for number, row in enumerate(rows, start=1))
             return
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
@@ -359,35 +296,29 @@ def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
         text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(file))
         try:
             rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
-            names = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
-            twice = [name for name in names if names.count(name) > 1]
-            apart = re.search(r"[,;\t|]", names[0]) if len(names) == 1 else None
-            if apart:
-                yield (
-                    1,
-                    "",
-                    f"columns separated by {apart[0]!r}; expected {delimiter!r} in a {_format(path)} file",
-                )
-                return
+            rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+            header_fault = _header_fault(rows.fieldnames, delimiter)
             for number, row in enumerate(rows, start=1):
-                untitled = (
-                    "a first line without a name for each column; expected the columns' names there"
-                )
-                doubled = (
-                    f"two columns {twice[0]!r}" if twice and twice[0] else untitled if twice else ""
-                )
-                fault = "more fields than the header" if None in row else doubled
-                yield (
-                    number,
-                    json.dumps(
-                        {key: value or None for key, value in row.items() if key is not None}
-                    ),
-                    fault,
-                )
+                fault = "more fields than the header" if row.pop(None, None) else header_fault
+                cells = {column: cell or None for column, cell in row.items()}
+                yield number, json.dumps(cells), fault
         except UnicodeDecodeError:
             yield number + 1, "", _NO_UTF8
         except csv.Error as error:
             yield number + 1, "", f"not valid CSV ({error})"
+
+
+def _header_fault(names: Sequence[str], delimiter: str) -> str:
+    """Returns why a CSV file's first line does not name its columns; "" if it does."""
+    other = re.search(r"[,;\t|]", names[0]) if len(names) == 1 else None
+    if other:
+        return f"columns separated by {other[0]!r}; expected {delimiter!r}"
+    repeated = [name for name in names if names.count(name) > 1]
+    if not repeated:
+        return ""
+    if repeated[0]:
+        return f"two columns {repeated[0]!r}"
+    return "a first line without a name for each column; expected the columns' names there"
 
 
 def _main() -> None:

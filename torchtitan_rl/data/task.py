@@ -27,16 +27,15 @@ Faults = Callable[[Sequence["Example"]], list[str | None]]
 """Returns, for each example, why it cannot be a prompt; None if it can."""
 
 RESERVED_COLUMNS = frozenset(
-    [
-        "prompts",
-        "completions",
-        "completion_ids",
-        "logprobs",
-        "loss_masks",
-        "finish_reasons",
+    ["prompts", "completions", "completion_ids", "logprobs", "loss_masks", "finish_reasons"]
+    + [
         "expected_answer",
+        "turn_rewards",
+        "turn_columns",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
     ]
-    + ["turn_rewards", "turn_columns", "trainer_state", "log_extra", "log_metric"]
 )
 """Keywords that the grader passes to reward functions itself. No data set column may have one of these names."""
 
@@ -66,40 +65,29 @@ class Example:
     """The messages that follow the prompt's, to learn from: the assistant's turns. None: completions are sampled."""
 
     def __post_init__(self) -> None:
-        by_name = isinstance(self.columns, dict) and all(
-            isinstance(name, str) for name in self.columns
-        )
+        names = [*self.columns] if isinstance(self.columns, dict) else [None]
+        by_name = all(isinstance(name, str) for name in names)
         expect(by_name, "Example.columns", self.columns, "a dict by name", "Return one.")
-        turns = self.messages if isinstance(self.messages, list) else []
-        chat = bool(turns) and all(
-            isinstance(one, dict) and isinstance(one.get("role"), str) for one in turns
-        )
+        reserved = sorted(RESERVED_COLUMNS.intersection(names))
+        others = "names that the grader does not give itself"
+        expect(not reserved, "Example.columns", reserved, others, "Rename these columns.")
         expect(
-            self.messages is None or chat,
-            "Example.messages",
-            self.messages,
+            self.messages is None or _are_messages(self.messages), "Example.messages", self.messages,
             "a list of one or more dicts with a role, or None for a prompt of text alone",
             "Give the first message here; what an environment's reset() returns follows it.",
-        )
-        answer, clash = self.expected_answer, sorted(RESERVED_COLUMNS & self.columns.keys())
-        if isinstance(answer, Real) and not isinstance(answer, bool):
-            object.__setattr__(self, "expected_answer", str(answer))
+        )  # fmt: skip
+        if isinstance(self.expected_answer, Real) and not isinstance(self.expected_answer, bool):
+            object.__setattr__(self, "expected_answer", str(self.expected_answer))
         for name in ("text", "expected_answer"):
             value = getattr(self, name)
-            expect(
-                isinstance(value, str),
-                f"Example.{name}",
-                value,
-                "a text",
-                "Let the task convert it.",
-            )
-        expect(
-            not clash,
-            "Example.columns",
-            clash,
-            "names that the grader does not give itself",
-            "Rename these columns.",
-        )
+            is_text = isinstance(value, str)
+            expect(is_text, f"Example.{name}", value, "a text", "Let the task convert it.")
+
+
+def _are_messages(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, dict) and isinstance(item.get("role"), str) for item in value)
 
 
 class Task(OwnConfig, ABC):
@@ -242,15 +230,12 @@ def completion_text(completion: str | list[dict[str, str]]) -> str:
 
     With the tag in front by which the prompt opened the thinking, so that what is thought is told from the answer.
     """
+    if isinstance(completion, OpenedText):
+        return f"{completion.opened}{completion}"
     if isinstance(completion, str):
-        return (
-            f"{completion.opened}{completion}" if isinstance(completion, OpenedText) else completion
-        )
-    return "\n".join(
-        completion_text(message["content"])
-        for message in completion
-        if message["role"] == "assistant"
-    )
+        return completion
+    turns = [message["content"] for message in completion if message["role"] == "assistant"]
+    return "\n".join(map(completion_text, turns))
 
 
 def shared_out(num: int, among: int) -> list[int]:
@@ -260,11 +245,6 @@ def shared_out(num: int, among: int) -> list[int]:
 
 def check_metric_name(name: str, field: str) -> None:
     """Raise UserError if `name` cannot be part of a metric's name, evaluation/<name>/..."""
-    holds = bool(name) and "/" not in name and name != "sampled"
-    expect(
-        holds,
-        field,
-        name,
-        "a name without /, other than sampled, by which metrics go",
-        "Choose another.",
-    )
+    is_valid = bool(name) and "/" not in name and name != "sampled"
+    expected = "a name without /, other than sampled, by which metrics go"
+    expect(is_valid, field, name, expected, "Choose another.")

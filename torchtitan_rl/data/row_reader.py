@@ -1,0 +1,466 @@
+"""`RowReader`: which columns of a table are the prompt, the answer and the completion, and how a row becomes an example."""
+
+import json
+import re
+import string
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from numbers import Real
+from typing import Any
+
+from torchtitan_rl.data.answers import OR, last_tagged
+from torchtitan_rl.data.chat_messages import REASONING, Message
+from torchtitan_rl.data.row_messages import (
+    check_has_no_media,
+    is_text,
+    prompt_messages,
+    read_messages,
+    read_tools,
+    without_nulls,
+    written_calls,
+)
+from torchtitan_rl.data.table import Row, RowError, Table
+from torchtitan_rl.data.task import RESERVED_COLUMNS, Example, Task
+from torchtitan_rl.errors import UserError, expect
+
+PROMPT_COLUMNS = (
+    "prompt",
+    "messages",
+    "question",
+    "problem",
+    "conversations",
+    "conversation",
+    "query",
+    "instruction",
+)
+ANSWER_COLUMNS = ("answer", "expected_answer", "ground_truth")
+COMPLETION_COLUMNS = ("completion", "response")
+TOOL_COLUMNS = ("tools", "tool_defs")
+SYSTEM_COLUMNS = ("system", "system_prompt")
+NESTED_ANSWERS = ("reward_model", "reward_spec", "verification_info", "info", "answer")
+"""Columns whose objects, or their JSON texts, may have the answer in one of ANSWER_COLUMNS."""
+FORMATS = {
+    "ShareGPT": ("conversations",),
+    "Alpaca": ("instruction", "output"),
+    "preference pairs": ("chosen", "rejected"),
+    "verl": ("prompt", "reward_model"),
+    "prime-rl": ("prompt", "verification_info"),
+    "OpenAI chat": ("messages", "tools"),
+}
+"""Formats that people have, and the columns by which they are known."""
+NUM_SHOWN = 10
+_NO_UTF8 = "has characters that UTF-8 cannot encode (lone surrogates)"
+
+
+class UnreadableAnswer(RowError):
+    """The answer of a row is not what the task reads."""
+
+
+class RowReader:
+    """Reads the rows of one table as examples."""
+
+    def __init__(
+        self,
+        table: Table,
+        config: Task.Config,
+        read_answer: Callable[[str], str | None],
+        answer_columns: Sequence[str],
+    ) -> None:
+        """
+        Args:
+            read_answer: returns an answer's text as the task compares it; None if it is not one.
+            answer_columns: columns that may have the answer.
+
+        Raises:
+            UserError: with the numbers of rows that cannot be read, or naming a setting of the columns.
+        """
+        self.table = table
+        self._config = config
+        self._read_answer = read_answer
+        self._whole_numbers: set[str] = set()
+        """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
+        self._first: dict[str, Any] = self._columns()
+        self.columns = list(self._first)
+        self.demonstrates = config.demonstrations != "none"
+        self.prompt_column = self._named_or_first("prompt_column", self._prompt_columns())
+        self.answer_column = self._answer_column(answer_columns)
+        self.completion_column = self._completion_column()
+        expect(
+            bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
+            f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
+        )  # fmt: skip
+        if config.template:
+            self._check_template(config.template)
+
+    def example(self, row: Row) -> Example:
+        """Returns the row as an example. Raises RowError if it cannot be one."""
+        check_has_no_media(row)
+        for column in self._whole_numbers & row.keys():
+            if row[column]:
+                row[column] = row[column].removesuffix(".0")
+        prompt = value_at(row, self.prompt_column) if self.prompt_column else ""
+        tools = None
+        if "{tool" not in self._config.template:
+            tools = next(filter(None, map(row.get, TOOL_COLUMNS)), None)
+        if self.table.is_arrow:
+            prompt, tools = without_nulls(prompt), without_nulls(tools)
+        prompt = self._after_columns(prompt, row)
+        demonstration = None
+        if self.demonstrates:
+            prompt, demonstration = self._divided(prompt, row)
+        if isinstance(prompt, list) and not self._config.template:
+            text, messages = "", prompt_messages(prompt)
+        else:
+            text = self._text(prompt, row)
+            messages = [{"role": "user", "content": text.strip()}]
+        used = (self.prompt_column, self.completion_column, *RESERVED_COLUMNS)
+        return Example(
+            text=text,
+            messages=messages,
+            expected_answer=self._answer(row),
+            columns={column: row.get(column) for column in self.columns if column not in used},
+            tools=read_tools(tools),
+            demonstration=demonstration,
+        )
+
+    def summary(self) -> str:
+        """Returns the format and the columns that no prompt or answer is made of, in words; "" if it is plain rows.
+
+        Example: "data.jsonl: ShareGPT: conversations; not in the prompt: id, source"
+        """
+        parts = []
+        known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
+        if known:
+            parts.append(f"{known[0]}: {', '.join(FORMATS[known[0]])}")
+        if isinstance(value_at(self._first, self.answer_column), list):
+            parts.append(f"the answer is any of {self.answer_column}")
+        elif "." in self.answer_column:
+            parts.append(f"the answer is {self.answer_column}")
+        named = (self.prompt_column, self.completion_column, self.answer_column)
+        outer = [column.partition(".")[0] for column in named]
+        used = {"id", *TOOL_COLUMNS, *self._joined, *named, *outer}
+        unread = [column for column in self.columns if column not in used]
+        if unread and not self._config.template:
+            more = ", ..." if len(unread) > NUM_SHOWN else ""
+            parts.append(f"not in the prompt: {', '.join(unread[:NUM_SHOWN])}{more}")
+        if reserved := sorted(RESERVED_COLUMNS & {*unread}):
+            parts.append(f"not given to reward functions: {', '.join(reserved)}")
+        return f"{self.table.name}: {'; '.join(parts)}" if parts else ""
+
+    def _columns(self) -> dict[str, Any]:
+        """Returns the columns of any row, in order of first appearance, each with its first value that is not null or ""."""
+        first: dict[str, Any] = {}
+        faults: dict[str, list[str]] = defaultdict(list)
+        empty: set[str] = set()
+        other: set[str] = set()
+        for number, row in self.table.numbered_rows():
+            if isinstance(row, RowError):
+                faults[str(row)].append(number)
+                continue
+            for column, value in row.items():
+                if first.setdefault(column) in (None, ""):
+                    first[column] = value
+                if value is None:
+                    empty.add(column)
+                elif self.table.has_text_cells and not re.fullmatch(r"-?\d+\.0", value):
+                    other.add(column)
+        refuse(self.table, faults)
+        if self.table.has_text_cells:
+            self._whole_numbers = empty - other
+        return first
+
+    def _prompt_columns(self) -> list[str]:
+        """Returns the usual columns of the prompt. Those that end with the assistant's turn come last, or first to learn them."""
+        usual = [*PROMPT_COLUMNS]
+        completions = {*COMPLETION_COLUMNS}
+        if self.demonstrates:
+            completions.add("chosen")
+            if isinstance(self._first.get("chosen"), list):
+                usual.append("chosen")
+        if self.demonstrates and (self._config.completion_column or completions & {*self.columns}):
+            return usual
+
+        def is_answered(column: str) -> bool:
+            return _last_role(self._first.get(column)) in ("assistant", "gpt")
+
+        return sorted(usual, key=lambda column: is_answered(column) != self.demonstrates)
+
+    def _answer_column(self, usual: Sequence[str]) -> str:
+        """Returns the configured column of the answer, else the first usual one, which may be inside an object."""
+        nested = [f"{column}.{name}" for column in NESTED_ANSWERS for name in ANSWER_COLUMNS]
+        nested = [name for name in nested if value_at(self._first, name) is not None]
+        filled = [column for column in usual if self._first.get(column) not in (None, "")]
+        inside = [name for name in nested if name.startswith("answer.")]
+        return self._named_or_first("answer_column", (*inside, *filled, *nested, *usual))
+
+    def _completion_column(self) -> str:
+        """Returns the configured column of the completion, else the first usual one; "" without demonstrations."""
+        if not self.demonstrates:
+            expect(
+                not self._config.completion_column, "task.completion_column", self._config.completion_column,
+                "none without task.demonstrations", "Set task.demonstrations to last or all.",
+            )  # fmt: skip
+            return ""
+        usual = [*COMPLETION_COLUMNS, "chosen"]
+        if self.prompt_column == "instruction":
+            usual.append("output")
+        usual = [column for column in usual if column != self.prompt_column]
+        return self._named_or_first("completion_column", usual)
+
+    def _named_or_first(self, setting: str, usual: Sequence[str]) -> str:
+        """Returns the configured column, else the first existing one of the `usual` columns, else ""."""
+        name = getattr(self._config, setting)
+        if not name:
+            existing = (c for c in usual if c.partition(".")[0] in self.columns)
+            return next(existing, "")
+        remedy = f"It has {self.columns}."
+        if self._config.template:
+            remedy += " For another one, give task.template too, '' for none."
+        exists = name in self.columns or name.partition(".")[0] in self.columns
+        expect(exists, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
+        return name
+
+    def _check_template(self, template: str) -> None:
+        """Raises UserError unless the template names columns of the table, at least one, and not the answer's."""
+        if problem := self._template_problem(template):
+            raise UserError(
+                f"task.template = {template!r}: expected columns of {self.table.name} in braces, but {problem}. It has "
+                f"{self.columns}; a brace itself is written twice."
+            )
+
+    def _template_problem(self, template: str) -> str | None:
+        try:
+            fields = [name for _, name, _, _ in string.Formatter().parse(template)]
+        except ValueError as error:
+            return str(error)
+        names = [name for name in fields if name is not None]
+        missing = [name for name in names if re.split(r"[.\[]", name)[0] not in self.columns]
+        if missing:
+            return f"{missing} are none"
+        if not names:
+            return "it names none"
+        if self.answer_column in names:
+            return f"['{self.answer_column}'] is task.answer_column, which the prompt would show"
+        for name in names:
+            if _last_role(self._first.get(name)):
+                return f"{name!r} has messages; {{{name}[0][content]}} is a text"
+        return None
+
+    @property
+    def _joined(self) -> set[str]:
+        """The columns of which the prompt is made besides its own, where the config names neither it nor a template."""
+        if self._config.prompt_column or self._config.template:
+            return set()
+        known = {*SYSTEM_COLUMNS}
+        if self.prompt_column == "instruction":
+            known |= {"input", "context", "history"}
+        return known & {*self.columns}
+
+    def _after_columns(self, prompt: Any, row: Row) -> Any:
+        """Returns the prompt after what the columns of a system message and LLaMA-Factory's `history` say, if they do."""
+        joined = {name: row[name] for name in self._joined if row.get(name)}
+        history = joined.pop("history", None)
+        systems = [joined[name] for name in SYSTEM_COLUMNS if name in joined]
+        before = [{"role": "system", "content": system} for system in systems]
+        if not (before or history):
+            return prompt
+        messages = prompt
+        if not isinstance(prompt, list):
+            messages = [{"role": "user", "content": self._text(prompt, row)}]
+        first = [message for message in read_messages(messages[:1]) if message["role"] == "system"]
+        if before and first and first != before:
+            raise RowError(
+                f"a system message in {self.prompt_column!r} and another in 'system'; leave out one"
+            )
+        before = before[len(first) :]
+        for pair in history or ():
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise RowError("'history' is no list of pairs, each a question and its answer")
+            before.append({"role": "user", "content": pair[0]})
+            before.append({"role": "assistant", "content": pair[1]})
+        return before + messages
+
+    def _divided(self, prompt: Any, row: Row) -> tuple[Any, list[Message]]:
+        """Returns the row's prompt and the messages to learn from, up to the last assistant turn; [] if there are none."""
+        completion = self._completion(row)
+        if completion and completion[0]["role"] in ("system", "developer", "user"):
+            prompt, completion = self._without_prompt(prompt, completion)
+        if not isinstance(prompt, list):
+            return prompt, completion
+        whole = read_messages([*prompt, *completion])
+        turns = [place for place, message in enumerate(whole) if message["role"] == "assistant"]
+        if not turns:
+            return prompt, []
+        first = len(prompt) if self.completion_column else 0
+        learned = [place for place in turns if place >= first]
+        if self._config.demonstrations == "last":
+            learned = learned[-1:]
+        if not learned:
+            return whole[: len(prompt)], []
+        begin = learned[0]
+        if begin and whole[begin - 1]["role"] == "assistant":
+            raise RowError(
+                "two messages of the assistant's in a row, of which the second answers nothing; join them"
+            )
+        if not all(_has_content(whole[place]) for place in learned):
+            return whole[:begin], []
+        return whole[:begin], whole[begin : turns[-1] + 1]
+
+    def _completion(self, row: Row) -> list[Message]:
+        """Returns the messages in the row's completion column; [] if it is empty or there is no such column."""
+        completion = value_at(row, self.completion_column) if self.completion_column else None
+        if calls := row.get("tools") and written_calls(completion):
+            completion = [{"role": "assistant", "content": "", "tool_calls": calls}]
+        if _is_missing(completion):
+            return []
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
+        if not isinstance(completion, list):
+            raise RowError(f"{self.completion_column!r} is neither text nor a list of messages")
+        return read_messages(without_nulls(completion) if self.table.is_arrow else completion)
+
+    def _without_prompt(
+        self, prompt: Any, whole: list[Message]
+    ) -> tuple[list[Message], list[Message]]:
+        """Returns the prompt and what follows it, of a completion that repeats the prompt, as those of preference pairs."""
+        if not isinstance(prompt, list):
+            prompt = [{"role": "user", "content": prompt}]
+        question = [_role_and_text(message) for message in read_messages(prompt)]
+        for begin in range(len(whole) - len(question)):
+            end = begin + len(question)
+            if [_role_and_text(message) for message in whole[begin:end]] == question:
+                return whole[:end], whole[end:]
+        raise RowError(
+            f"{self.completion_column!r} does not begin with the assistant's turn or with {self.prompt_column!r}"
+        )
+
+    def _text(self, prompt: Any, row: Row) -> str:
+        if self._config.template:
+            return self._filled_template(row)
+        if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
+            raise RowError(f"no {self.prompt_column!r}")
+        if not isinstance(prompt, str):
+            raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
+        if not is_text(prompt):
+            raise RowError(f"{self.prompt_column!r} {_NO_UTF8}")
+        for name in ("input", "context"):
+            if name in self._joined and is_text(row.get(name)) and row[name].strip():
+                prompt = f"{prompt}\n\n{row[name]}"
+        if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
+            raise RowError(
+                f"{self.prompt_column!r} is text that lists messages; write a list, in JSON or Parquet"
+            )
+        return prompt
+
+    def _filled_template(self, row: Row) -> str:
+        try:
+            text = self._config.template.format(**row)
+        except KeyError as error:  # a column that other rows have
+            raise RowError(f"no column {error} for task.template") from error
+        except (ValueError, AttributeError, TypeError, IndexError) as error:
+            raise RowError(f"task.template cannot be filled: {error}") from error
+        if not is_text(text):
+            raise RowError(f"task.template {_NO_UTF8}")
+        return text
+
+    def _answer(self, row: Row) -> str:
+        """Returns the row's answer as text, "" if it has none; all that it accepts with OR between them."""
+        value = value_at(row, self.answer_column) if self.answer_column else None
+        values = value if isinstance(value, list) else [value]
+        answers = [self._one_answer(each) for each in values]
+        accepted = dict.fromkeys(filter(None, answers))
+        if None in answers and not accepted:
+            expected = ""
+            if self._config.answer_kind == "number":
+                expected = ": expected a number alone, with a point before decimals"
+            raise UnreadableAnswer(
+                f"no answer that can be read in {self.answer_column!r}{expected}"
+            )
+        return OR.join(accepted)
+
+    def _one_answer(self, value: Any) -> str | None:
+        """Returns one answer as text, "" if it is empty, None if the task does not read it."""
+        answer = self.table.label(self.answer_column, value)
+        if _is_missing(answer):
+            return ""
+        if isinstance(answer, float) and answer.is_integer():
+            answer = int(answer)
+        if not isinstance(answer, str | Real | Decimal):
+            remedy = ""
+            if isinstance(answer, dict) and answer:
+                inside = next(iter(answer))
+                remedy = f"; name what is inside, such as {self.answer_column}.{inside}"
+            raise RowError(f"{self.answer_column!r} is neither text nor a number{remedy}")
+        if not is_text(str(answer)):
+            raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
+        if self._config.answer_kind == "tag" and last_tagged(str(answer)) is not None:
+            raise RowError(
+                f"{self.answer_column!r} has <answer> tags itself; write what is between them"
+            )
+        return self._read_answer(str(answer))
+
+
+def value_at(row: Row, name: str) -> Any:
+    """Returns a column's value, or with a dotted name a value inside of an object, a list or its JSON text; None if there is none.
+
+    Example: value_at({"reward_model": {"ground_truth": "8"}}, "reward_model.ground_truth") == "8", and
+    value_at({"answers": [{"text": "8"}, {"text": "eight"}]}, "answers.text") == ["8", "eight"]
+    """
+    if name in row:
+        return row[name]
+    column, _, inner = name.partition(".")
+    value = row.get(column)
+    if isinstance(value, str) and inner:
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if isinstance(value, list):
+        inside = [value_at(item, inner) for item in value if isinstance(item, dict)]
+        if any(item is not None for item in inside):
+            return inside
+        value = {str(place): item for place, item in enumerate(value)}
+    return value_at(value, inner) if isinstance(value, dict) and inner else None
+
+
+def refuse(table: Table, faults: dict[str, list[str]]) -> None:
+    """Raises UserError with the numbers of the rows that have each fault, if there are any."""
+    if faults:
+        listed = "; ".join(f"{row_numbers(numbers)}: {fault}" for fault, numbers in faults.items())
+        count = sum(map(len, faults.values()))
+        what = " task.template," if "task.template" in listed else ""
+        raise UserError(
+            f"task.path: {table.name} has {row_count(count)} that cannot be used. {listed}. Correct{what} or delete them."
+        )
+
+
+def row_count(num: int) -> str:
+    """Returns a number of rows in words. Example: "1 row"."""
+    return f"{num:,} row{'' if num == 1 else 's'}"
+
+
+def row_numbers(numbers: list[str]) -> str:
+    """Returns at most ten row numbers as text. Example: "rows 3, 7"."""
+    more = ", ..." if len(numbers) > NUM_SHOWN else ""
+    return f"row{'' if len(numbers) == 1 else 's'} {', '.join(numbers[:NUM_SHOWN])}{more}"
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a cell is empty: null, blank text, or NaN, which pandas writes for a missing value."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _last_role(value: Any) -> str:
+    """Returns the role of the last of a list of messages, "" for any other value."""
+    last = value[-1] if isinstance(value, list) and value else None
+    return str(last.get("role", last.get("from", ""))) if isinstance(last, dict) else ""
+
+
+def _role_and_text(message: Message) -> tuple[str, str]:
+    return message["role"], message["content"].strip()
+
+
+def _has_content(message: Message) -> bool:
+    """Whether an assistant's message says, thinks or calls something."""
+    return bool(message.keys() & {*REASONING, "tool_calls"}) or bool(message["content"].strip())
