@@ -1,7 +1,5 @@
 """What a chat template leaves out of the messages and tools that it is given. Templates do so without an error."""
 
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,27 +16,6 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields with an assistant's thinking. Each template reads its own."""
 
 END_OF_THINKING = "</think>"
-
-RENDER_LIMIT_S = 20.0
-"""Seconds of computing that a chat template may take for one text. It is a program, which may loop."""
-
-
-def render_chat(tokenizer: Any, messages: list[Message], **options: Any) -> str:
-    """Returns what the chat template writes. In the main thread, which renders all prompts, TimeoutError ends it at the limit."""
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"it takes more than {RENDER_LIMIT_S:g} s of computing")
-
-    if threading.current_thread() is not threading.main_thread():
-        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(
-        signal.ITIMER_VIRTUAL, RENDER_LIMIT_S
-    )  # it stands still while the process is paused
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def left_out(
@@ -58,13 +35,12 @@ def left_out(
         template: source of the template.
     """
     marks = _Marks()
-    last_user = max(
-        (place for place, one in enumerate(messages) if one["role"] == "user"), default=-1
-    )
+    roles = [message["role"] for message in messages]
+    last_user = max((place for place, role in enumerate(roles) if role == "user"), default=-1)
     may_drop = [field for field in REASONING if field in template]
     marked = [
-        marks.message(one, may_drop if place < last_user else ())
-        for place, one in enumerate(messages)
+        marks.message(message, may_drop if place < last_user else ())
+        for place, message in enumerate(messages)
     ]
     named = [marks.inside(tool, "the tools", only=("function", "name")) for tool in tools or ()]
     text = render(marked, named or None)
@@ -83,12 +59,14 @@ class _Marks:
         marked = dict(message)
         for field in ("content", *REASONING):
             if isinstance(message.get(field), str) and field not in may_drop:
-                of_field = "" if field == "content" else f"{field} of "
-                marked[field] = self._text(message[field], f"{of_field}the {role} message")
+                what = f"the {role} message"
+                if field != "content":
+                    what = f"{field} of {what}"
+                marked[field] = self._text(message[field], what)
         if message.get("tool_calls"):
-            of_calls = f"the tool_calls of the {role} message"
+            what = f"the tool_calls of the {role} message"
             marked["tool_calls"] = [
-                self.inside(call, of_calls, only=("function", "name", "arguments"))
+                self.inside(call, what, only=("function", "name", "arguments"))
                 for call in message["tool_calls"]
             ]
         return marked

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtitan_rl.data.chat_messages import render_chat
 from torchtitan_rl.errors import expect
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def _special_token_ids(
     if not tokenizer.chat_template:
         return []
     try:
-        text = render_chat(tokenizer, conversation)
+        text = tokenizer.apply_chat_template(conversation, tokenize=False)
     except Exception:  # a template is a program; what it raises is named where prompts are made
         return []
     after = text.partition("x7q")[2].partition("r3z")[0]
@@ -67,10 +66,10 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
     for name in ("generation_config.json", "config.json"):
         file = Path(folder) / name
         entries = json.loads(file.read_text()) if file.is_file() else {}
-        found = entries.get("eos_token_id")
-        listed = found if isinstance(found, list) else [found]
+        eos = entries.get("eos_token_id")
+        listed = eos if isinstance(eos, list) else [eos]
         are_ids = all(token is None or isinstance(token, int) for token in listed)
-        form = f"a token id or a list of them as eos_token_id, but its {name} has {found!r:.200}"
+        form = f"a token id or a list of them as eos_token_id, but its {name} has {eos!r:.200}"
         expect(are_ids, "hf_assets_path", str(folder), form, "Correct it.")
         named = named or [token for token in listed if token is not None]
     ends = {*named, tokenizer.eos_token_id}

@@ -1,6 +1,5 @@
 """`PromptRenderer` turns an example into the text and tokens of a prompt."""
 
-import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ import numpy as np
 from jinja2 import TemplateError
 from torchtitan.config import Configurable
 
-from torchtitan_rl.data.chat_messages import Message, Tools, left_out, render_chat
+from torchtitan_rl.data.chat_messages import Message, Tools, left_out
 from torchtitan_rl.data.demonstration import (
     TemplateRewritesError,
     TurnBeginsOtherwiseError,
@@ -106,7 +105,6 @@ class PromptRenderer(Configurable):
         added = tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
         # Tokens, such as <eos>, that the tokenizer appends to a text. After one the policy would begin another text.
         self._num_appended = len(list(takewhile(bool, reversed(added))))
-        self._longest_token = max(map(len, tokenizer.get_vocab()))
         self._template = str(tokenizer.chat_template or "") if config.apply_chat_template else ""
         self._switches = "enable_thinking" in self._template
         unread = "False, as no chat template with such a switch is used"
@@ -134,18 +132,18 @@ class PromptRenderer(Configurable):
 
         Raises Refused or another UserError if it cannot.
         """
-        [found] = self.prompts([example])
-        if isinstance(found, UserError):
-            raise found
-        return found
+        [prompt] = self.prompts([example])
+        if isinstance(prompt, UserError):
+            raise prompt
+        return prompt
 
     def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
         """Returns each example as a prompt, or the error if it cannot be one. A batch is tokenized on all cores."""
-        found: list[Prompt | UserError] = []
+        prompts: list[Prompt | UserError] = []
         for is_chat, run in groupby(map(self._checked_text, examples), key=_is_chat):
-            alike = list(run)
-            found += alike if is_chat is None else self._tokenized(alike, is_chat)
-        return found
+            rendered = list(run)
+            prompts += rendered if is_chat is None else self._tokenized(rendered, is_chat)
+        return prompts
 
     def hinted(self, prompt: Prompt, hint: str) -> Prompt:
         """Returns the prompt with a hint: at the end of its last user message, or before a plain text. Names of special
@@ -154,12 +152,11 @@ class PromptRenderer(Configurable):
         if not prompt.messages:
             messages, text = None, f"{hint}\n\n{prompt.text}"
         else:
-            last = max(
-                (i for i, one in enumerate(prompt.messages) if one["role"] == "user"), default=-1
-            )
-            asked = prompt.messages[last]
+            roles = [message["role"] for message in prompt.messages]
+            last = max((i for i, role in enumerate(roles) if role == "user"), default=-1)
+            question = prompt.messages[last]
             messages = [*prompt.messages]
-            messages[last] = {**asked, "content": f"{asked['content']}\n\n{hint}"}
+            messages[last] = {**question, "content": f"{question['content']}\n\n{hint}"}
             text = self._chat_text(messages, prompt.tools or self._tools[prompt.task])
         ids = self._token_ids([text], is_chat=bool(messages))[0]
         return replace(prompt, text=text, messages=messages, token_ids=ids)
@@ -167,8 +164,8 @@ class PromptRenderer(Configurable):
     def faults(self, examples: Sequence[Example]) -> list[str | None]:
         """Returns for each example why it cannot be a prompt, worded to follow "3 rows"; None if it can."""
         odd = "that have no tokens or that the tokenizer cannot represent"
-        found = self.prompts(examples)
-        return [None if isinstance(each, Prompt) else getattr(each, "fault", odd) for each in found]
+        prompts = self.prompts(examples)
+        return [None if isinstance(p, Prompt) else getattr(p, "fault", odd) for p in prompts]
 
     def check_represents(self, text: str) -> None:
         """Raises UserError unless decoding the tokens of `text`, or of its beginning, gives it again."""
@@ -181,41 +178,17 @@ class PromptRenderer(Configurable):
     def _checked_text(self, example: Example) -> "_Rendered | UserError":
         """Returns the example's text, or the error that is known before it is tokenized."""
         rendered = self._rendered(example)
-        if isinstance(rendered, UserError):
+        if isinstance(rendered, UserError) or self.config.special_tokens == "allow":
             return rendered
-        shown = rendered.text[:200]
-        least = math.ceil(len(rendered.text) / self._longest_token)
-        if (
-            least > self.config.max_prompt_tokens
-        ):  # a text of many megabytes would be tokenized for half a minute
-            return self._too_long(
-                least, shown, f"the fewest tokens possible for the {len(rendered.text)} characters"
-            )
-        try:
-            rendered.text.encode()
-        except (
-            UnicodeEncodeError
-        ) as error:  # the tokenizer's error would not say which prompt it is
-            return UserError(
-                f"prompt = {shown!r}: expected text that UTF-8 can encode, but: {error.reason} at character "
-                f"{error.start}. Remove lone surrogates from the examples, prompts.system_prompt and prompts.few_shot."
-            )
         texts = strings([rendered.messages or rendered.text, example.demonstration, example.tools])
-        found = next(filter(None, map(self._special.search, texts)), None)
-        if found and self.config.special_tokens == "refuse":
-            return Refused(
-                f"prompt = {found.string[:200]!r}: expected text without {found[0]!r}, which the tokenizer reads as a "
-                "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format.",
-                "with the name of a special token in their text (prompts.special_tokens)",
-            )
+        for text in texts:
+            if special := self._special.search(text):
+                return Refused(
+                    f"prompt = {text[:200]!r}: expected text without {special[0]!r}, which the tokenizer reads as a "
+                    "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format.",
+                    "with the name of a special token in their text (prompts.special_tokens)",
+                )
         return rendered
-
-    def _too_long(self, least: int, shown: str, what: str = "the number of tokens") -> TooLong:
-        return TooLong(
-            f"prompts.max_prompt_tokens = {self.config.max_prompt_tokens}: expected at least {least}, {what} of "
-            f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task.",
-            f"longer than prompts.max_prompt_tokens {self.config.max_prompt_tokens}",
-        )
 
     def _rendered(self, example: Example) -> "_Rendered | Refused":
         if example.tools and (
@@ -243,7 +216,7 @@ class PromptRenderer(Configurable):
                     f"it leaves out {lost}",
                     f"of which the chat template leaves out {lost}",
                 )
-        except (TemplateError, TypeError, TimeoutError) as error:
+        except (TemplateError, TypeError) as error:
             problem = f"for the roles {roles} it raises: {error}"
         if problem:
             return Refused(
@@ -258,7 +231,7 @@ class PromptRenderer(Configurable):
         return example.tools or self._tools[example.task]
 
     def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
-        ids = self._token_ids([one.text for one in rendered], is_chat)
+        ids = self._token_ids([each.text for each in rendered], is_chat)
         decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
         return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
 
@@ -267,54 +240,40 @@ class PromptRenderer(Configurable):
         ids = self.tokenizer(texts, add_special_tokens=not is_chat)["input_ids"]
         if not is_chat and self._num_appended:
             ids = [token_ids[: -self._num_appended] for token_ids in ids]
-        begins = self.tokenizer.bos_token_id
-        if (
-            begins is not None
-        ):  # a plain text that begins with it, such as a chat format, has it already
-            ids = [
-                token_ids[1:] if token_ids[:2] == [begins, begins] else token_ids
-                for token_ids in ids
-            ]
-        return ids
+        bos = self.tokenizer.bos_token_id
+        if bos is None:
+            return ids
+        # A plain text that begins with <bos>, such as a chat format, has it already.
+        return [each[1:] if each[:2] == [bos, bos] else each for each in ids]
 
     def _with_preface(self, messages: list[Message]) -> list[Message]:
         """Returns the messages preceded by the system prompt and the few-shot examples."""
-        own = messages[:1] if messages[0]["role"] == "system" else []
-        system = (
-            [{"role": "system", "content": self.config.system_prompt}]
-            if self.config.system_prompt
-            else []
-        )
-        shown = [
-            {"role": role, "content": text.strip()}
-            for pair in self.config.few_shot
-            for role, text in zip(("user", "assistant"), pair, strict=True)
-        ]
-        return [*(own or system), *shown, *messages[len(own) :]]
+        preface = []
+        if messages[0]["role"] == "system":
+            preface, messages = messages[:1], messages[1:]
+        elif self.config.system_prompt:
+            preface = [{"role": "system", "content": self.config.system_prompt}]
+        for question, answer in self.config.few_shot:
+            preface.append({"role": "user", "content": question.strip()})
+            preface.append({"role": "assistant", "content": answer.strip()})
+        return [*preface, *messages]
 
     def _plain_text(self, example: Example) -> str:
+        why = "it is switched off" if self.tokenizer.chat_template else "the tokenizer has none"
         expect(
-            bool(example.text or not example.messages),
-            "prompts.apply_chat_template",
-            self.config.apply_chat_template,
-            "a chat template, because the task's prompts are chat messages without plain text, but "
-            f"{'the tokenizer has none' if not self.tokenizer.chat_template else 'it is switched off'}",
+            bool(example.text or not example.messages), "prompts.apply_chat_template", self.config.apply_chat_template,
+            f"a chat template, because the task's prompts are chat messages without plain text, but {why}",
             "Start from an instruct checkpoint, or give the task plain text (task.template).",
-        )
+        )  # fmt: skip
         system = [self.config.system_prompt] if self.config.system_prompt else []
-        return "\n\n".join(
-            [
-                *system,
-                *(question + answer for question, answer in self.config.few_shot),
-                example.text,
-            ]
-        )
+        shown = [question + answer for question, answer in self.config.few_shot]
+        return "\n\n".join([*system, *shown, example.text])
 
     def _chat_text(
         self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True
     ) -> str:
         options = {"add_generation_prompt": add_generation_prompt, "tools": tools, **self._options}
-        return render_chat(self.tokenizer, messages, **options)
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
     def _check_template(self) -> None:
         """Raises UserError unless the template renders and opens the assistant's turn. What it leaves out is found in each prompt."""
@@ -328,24 +287,17 @@ class PromptRenderer(Configurable):
                 self._chat_text([question, *more], tools, add_generation_prompt=False)
                 for more in ((), ({"role": "assistant", "content": answer},))
             )
-        except (
-            Exception
-        ) as error:  # a template is a program: whatever it raises, and errors of its syntax
-            expect(
-                False,
-                field,
-                name,
-                f"a template that renders, but: {type(error).__name__}: {str(error).rstrip('.')}",
-                remedy,
-            )
+        except Exception as error:  # a template is a program
+            raise UserError(
+                f"{field} = {name!r}: expected a template that renders, but: {type(error).__name__}: "
+                f"{str(error).rstrip('.')}. {remedy}"
+            ) from error
         # Some templates need no generation prompt: with "[/INST]" the answer follows the user's turn directly.
         expect(
-            opened != closed or whole.partition(answer)[0].strip() == opened.strip(),
-            field,
-            name,
+            opened != closed or whole.partition(answer)[0].strip() == opened.strip(), field, name,
             f"a template that opens the assistant's turn, but with add_generation_prompt it renders {opened!r}",
             "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
-        )
+        )  # fmt: skip
 
     def _checked(
         self, rendered: "_Rendered", token_ids: list[int], decoded: str
@@ -376,18 +328,16 @@ class PromptRenderer(Configurable):
             if messages is None:
                 segments = plain_segments(answer, self.tokenizer.eos_token)
             else:
-                segments = chat_segments(
-                    text, messages, answer, partial(self._chat_text, tools=self._tools_of(example))
-                )
-            found = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
+                render = partial(self._chat_text, tools=self._tools_of(example))
+                segments = chat_segments(text, messages, answer, render)
+            completion = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
         except TurnBeginsOtherwiseError as error:
-            rows = ("without", "leave out") if self.config.enable_thinking else ("with", "pass")
-            remedy = f"for rows {rows[0]} thinking {rows[1]} --prompts.enable-thinking"
-            remedy = (
-                remedy
-                if self._switches
-                else "its chat_template must write a turn's thinking, and after that opening"
-            )
+            if not self._switches:
+                remedy = "its chat_template must write a turn's thinking, and after that opening"
+            elif self.config.enable_thinking:
+                remedy = "for rows without thinking leave out --prompts.enable-thinking"
+            else:
+                remedy = "for rows with thinking pass --prompts.enable-thinking"
             raise _not_learnable(
                 f"whose turn does not begin as the prompt ends, with {str(error)!r}: {remedy}"
             ) from error
@@ -397,11 +347,12 @@ class PromptRenderer(Configurable):
             ) from error
         except (ValueError, TypeError, TemplateError) as error:
             raise _not_learnable(f"whose demonstration cannot be learned: {error}") from error
-        if len(found.token_ids) > self._max_completion_tokens:
+        longest = self._max_completion_tokens
+        if len(completion.token_ids) > longest:
             raise _not_learnable(
-                f"whose demonstration is longer than sampling.max_tokens {self._max_completion_tokens}"
+                f"whose demonstration is longer than sampling.max_tokens {longest}"
             )
-        return found
+        return completion
 
     def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
         shown, longest = text[:200], self.config.max_prompt_tokens
@@ -410,13 +361,15 @@ class PromptRenderer(Configurable):
             "Leave such examples out in the task.",
         )  # fmt: skip
         if len(token_ids) > longest:
-            raise self._too_long(len(token_ids), shown)
+            raise TooLong(
+                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the number of tokens of "
+                f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task.",
+                f"longer than prompts.max_prompt_tokens {longest}",
+            )
         self._check_represents(text, token_ids, decoded)
 
     def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:
-        unknown = (
-            self.tokenizer.unk_token_id is not None and self.tokenizer.unk_token_id in token_ids
-        )
+        unknown = self.tokenizer.unk_token_id in token_ids  # None is no token
         # Some tokenizers add <bos> or a space before the first word, which is harmless.
         expect(
             not unknown and text.strip() in decoded,
@@ -431,14 +384,10 @@ def template_options(config: PromptRenderer.Config) -> dict[str, Any]:
     """Returns the arguments of the chat template that the config sets. `strftime_now` replaces the one of transformers."""
     try:
         day = datetime.fromisoformat(config.date) if config.date else datetime.now()
-    except ValueError:
-        expect(
-            False,
-            "prompts.date",
-            config.date,
-            "a date such as 2026-11-26",
-            "Leave it out for the day of the start.",
-        )
+    except ValueError as error:
+        raise UserError(
+            f"prompts.date = {config.date!r}: expected a date such as 2026-11-26. Leave it out for the day of the start."
+        ) from error
     return {"enable_thinking": config.enable_thinking, "strftime_now": day.strftime}
 
 

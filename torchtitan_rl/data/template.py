@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.data.chat_messages import Message, Render, Tools, left_out, render_chat
+from torchtitan_rl.data.chat_messages import Message, Render, Tools, left_out
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.text import mapped
@@ -70,7 +70,7 @@ class ChatTemplate:
 
         Raises ValueError if the template leaves out a message or the tools.
         """
-        whole = [*messages, *(self._as_text(self._with_calls(one)) for one in first_messages)]
+        whole = [*messages, *(self._as_text(self._with_calls(first)) for first in first_messages)]
         text = self._render(whole)
         self._check_written(self._render, whole, self._tools)
         return text.replace(BREAK, ""), self._tokens(text)
@@ -81,9 +81,9 @@ class ChatTemplate:
         These are the end of the turn, the messages, and the header of the next turn. Exceptions of the template, for
         example for an order of roles that it does not allow, are passed on. Raises ValueError if it leaves out a message.
         """
-        said = [*map(self._as_text, messages)]
-        token_ids = self._tokens(self._answer_text(said))
-        self._check_written(lambda marked, _: self._answer_text(marked), said, None)
+        answers = [*map(self._as_text, messages)]
+        token_ids = self._tokens(self._answer_text(answers))
+        self._check_written(lambda marked, _: self._answer_text(marked), answers, None)
         return token_ids[token_ids[0] == last_token :]
 
     def policy_text(self, token_ids: Sequence[int]) -> str:
@@ -117,17 +117,17 @@ class ChatTemplate:
             raise ValueError(f"the chat template leaves out {missing}")
 
     def _answer_text(self, messages: Sequence[Message]) -> str:
-        _, found, answer = self._render(
+        _, policy_text, answer = self._render(
             [_QUESTION, {"role": "assistant", "content": _POLICY_TEXT}, *messages]
         ).partition(_POLICY_TEXT)
-        if not found:
+        if not policy_text:
             raise ValueError("the template leaves out the policy's turn")
         return answer
 
     def _render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         tools = tools or self._tools
-        return render_chat(
-            self.tokenizer, list(messages), add_generation_prompt=True, tools=tools, **self._options
+        return self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True, tools=tools, **self._options
         )
 
     def _with_calls(self, message: Message) -> Message:
@@ -144,7 +144,7 @@ class ChatTemplate:
         """Breaks up special tokens in the message's text, so that only the template can begin or end a message."""
         return mapped(
             message,
-            lambda text: self._special.sub(lambda found: found[0][0] + BREAK + found[0][1:], text),
+            lambda text: self._special.sub(lambda token: token[0][0] + BREAK + token[0][1:], text),
         )
 
     def _tokens(self, text: str) -> list[int]:

@@ -9,13 +9,9 @@ from importlib.resources import files
 import pytest
 
 from tests.parts.talk import chat_tokenizer
-from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
-from torchtitan_rl.data import chat_messages
-from torchtitan_rl.data.end_tokens import end_token_ids
 from torchtitan_rl.data.renderer import PromptRenderer
 from torchtitan_rl.data.row_messages import read_messages, read_tools
-from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.task import Example
 from torchtitan_rl.errors import UserError
 
@@ -208,24 +204,3 @@ def test_the_thinking_of_38_rows_is_learned():
         return sum(int(prompt.demonstration.loss_mask.sum()) for prompt in renderer.prompts(shown))
 
     assert (num_learned(reasoning_content="I add."), num_learned()) == (564, 336)
-
-
-LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-
-
-def test_a_chat_template_that_loops_is_stopped_and_named(monkeypatch):
-    monkeypatch.setattr(chat_messages, "RENDER_LIMIT_S", 0.3)
-    made = make_small_tokenizer(["1 + 1"], vocab_size=260)
-    made.chat_template = LOOPS
-    assert end_token_ids("none", made) == [made.eos_token_id]
-    with pytest.raises(
-        UserError, match="chat_template = .* but: TimeoutError: it takes more than 0.3 s of computing. Use"
-    ):
-        PromptStream.Config(max_prompt_tokens=512).build(task=SumDigits.Config().build(), tokenizer=made, seed=0)
-    made = chat_tokenizer()
-    renderer = PromptRenderer.Config().build(task=SumDigits.Config().build(), tokenizer=made)
-    made.chat_template = "{% if messages[0].content == 'loop' %}" + LOOPS + "{% endif %}" + made.chat_template
-    rows = [
-        Example(messages=[{"role": "user", "content": text}], text="", expected_answer="") for text in ("loop", "3+3?")
-    ]
-    assert renderer.faults(rows) == ["that the chat template rejects", None]
