@@ -7,7 +7,7 @@ from typing import Any
 
 from torchtitan_rl.configs.toys.sum_digits import LARGEST, SMALLEST, tagged_integer
 from torchtitan_rl.data.task import Example, Task
-from torchtitan_rl.data.tasks.procedural import ProceduralTask, asked, is_held_out
+from torchtitan_rl.data.tasks.procedural import ProceduralTask, is_held_out, plain_example
 from torchtitan_rl.errors import expect
 
 
@@ -64,6 +64,6 @@ class Calculator(ProceduralTask):
 
     def example(self, problem: tuple[int, int]) -> Example:
         a, b = problem
-        return asked(
+        return plain_example(
             f"What is {a} * {b}? {self.config.instruction}".rstrip(), str(a * b), factors=[a, b]
         )

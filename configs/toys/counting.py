@@ -4,7 +4,7 @@ import random
 
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.task import Example
-from torchtitan_rl.data.tasks.procedural import asked
+from torchtitan_rl.data.tasks.procedural import plain_example
 
 MOST = 48
 """Numbers after the first. One prompt in ten has 40 or more of them, half have 8 or fewer: a Pareto distribution."""
@@ -21,4 +21,6 @@ class Counting(SumDigits):
 
     def example(self, problem: tuple[int, ...]) -> Example:
         first, last = problem
-        return asked(f"Count from {first} to {last}.", str(last + 1), operands=[first, last])
+        return plain_example(
+            f"Count from {first} to {last}.", str(last + 1), operands=[first, last]
+        )

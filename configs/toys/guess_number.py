@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchtitan_rl.data.task import Example, RewardFunction, Task
-from torchtitan_rl.data.tasks.procedural import ProceduralTask, asked, is_held_out
+from torchtitan_rl.data.tasks.procedural import ProceduralTask, is_held_out, plain_example
 from torchtitan_rl.data.turns import Environment, Message, Turn, environment_reward
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
@@ -70,7 +70,9 @@ class GuessNumber(ProceduralTask):
     def example(self, problem: tuple[int, int]) -> Example:
         low, secret = problem
         high = low + self.config.span - 1
-        return asked(f"Guess my number from {low} to {high}.", str(secret), low=low, high=high)
+        return plain_example(
+            f"Guess my number from {low} to {high}.", str(secret), low=low, high=high
+        )
 
 
 class HigherLower(Environment):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
-from torchtitan_rl.data.tasks.procedural import ProceduralTask, asked
+from torchtitan_rl.data.tasks.procedural import ProceduralTask, plain_example
 from torchtitan_rl.data.tool_calls import without_thinking
 from torchtitan_rl.fields.number import number
 
@@ -78,7 +78,7 @@ class SumDigits(ProceduralTask):
 
     def example(self, problem: tuple[int, ...]) -> Example:
         question = f"What is {' + '.join(map(str, problem))}? {self.config.instruction}".rstrip()
-        return asked(question, str(sum(problem)), operands=list(problem))
+        return plain_example(question, str(sum(problem)), operands=list(problem))
 
 
 def tagged_integer(text: str) -> str | None:

@@ -51,21 +51,21 @@ def chat_segments(
         TemplateRewritesError: if a message changes the text before it.
         ValueError: if the template adds an empty block of thinking before the thinking in a message's content.
     """
-    said, written = list(messages), opened
+    history, written = list(messages), opened
     segments: list[tuple[str, bool]] = []
     for place, message in enumerate(demonstration):
-        said.append(message)
+        history.append(message)
         following = demonstration[place + 1 : place + 2]
-        opens = any(one["role"] == "assistant" for one in following)
+        opens = any(after["role"] == "assistant" for after in following)
         learned = message["role"] == "assistant"
         if following and not (opens or learned):
             continue  # templates write several answers of tools as one turn
         for header in (False, True) if opens else (False,):
-            whole = render(said, add_generation_prompt=header)
+            whole = render(history, add_generation_prompt=header)
             if segments and not whole.startswith(written):
                 written, segments[-1] = _without_closing(written, whole, *segments[-1])
             if not whole.startswith(written):
-                before = render(said[:-1], add_generation_prompt=False)
+                before = render(history[:-1], add_generation_prompt=False)
                 if learned and not header and whole.startswith(before):
                     raise TurnBeginsOtherwiseError(written[len(before) :])
                 raise TemplateRewritesError(

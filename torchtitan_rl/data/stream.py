@@ -105,20 +105,17 @@ class PromptStream(OwnConfig):
             progress(
                 f"evaluations have {len(held_out)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
             )
-        asked = [_asked(example) for example in held_out]
-        again = sum(first in asked for first in self._first)
-        if len(asked) > 1 and again >= min(len(asked), _NUM_CHECKED):
+        questions = [_question(example) for example in held_out]
+        repeated = sum(first in questions for first in self._first)
+        if len(questions) > 1 and repeated >= min(len(questions), _NUM_CHECKED):
             progress(
-                f"{again} of the first {_NUM_CHECKED} training examples are also held out: evaluations measure what was trained on"
+                f"{repeated} of the first {_NUM_CHECKED} training examples are also held out: evaluations measure what was trained on"
             )
-        examples = [
-            self._demonstrated(example, f"held_out/{index}")
-            for index, example in enumerate(held_out)
-        ]
-        return [
-            replace(self._renderer.prompt(example), prompt_idx=index)
-            for index, example in enumerate(examples)
-        ]
+        prompts = []
+        for index, example in enumerate(held_out):
+            example = self._demonstrated(example, f"held_out/{index}")
+            prompts.append(replace(self._renderer.prompt(example), prompt_idx=index))
+        return prompts
 
     def epoch(self, num_seen: int) -> float | None:
         """Returns the passes over the data after `num_seen` prompts; None if they never repeat."""
@@ -163,32 +160,29 @@ class PromptStream(OwnConfig):
 
     def _example(self, index: int) -> Example:
         example = tried(self.task, "train_example", index, seed=self.seed)
-        place = f"{type(self.task).__name__}.train_example({index})"
-        expect(
-            isinstance(example, Example),
-            place,
-            example,
-            "an Example",
+        place, remedy = (
+            f"{type(self.task).__name__}.train_example({index})",
             "Return one for every index from 0 up.",
         )
+        expect(isinstance(example, Example), place, example, "an Example", remedy)
         return self._demonstrated(example, f"{self.seed}/{index}")
 
     def _demonstrated(self, example: Example, place: str) -> Example:
         """Returns the example with the demonstration of `prompts.demonstrate`, if there is such a function."""
         if self._demonstrate is None:
             return example
-        field, given = "prompts.demonstrate", self._renderer.config.demonstrate
+        field, reference = "prompts.demonstrate", self._renderer.config.demonstrate
         expected = "a function that returns text"
-        with correctable(f"{field} = {given!r}: expected {expected}, but it raises"):
+        with correctable(f"{field} = {reference!r}: expected {expected}, but it raises"):
             text = self._demonstrate(example, random.Random(f"demonstrate/{place}"))
         filled = isinstance(text, str) and text.strip() != ""
-        expect(filled, field, given, f"{expected}, but it returned {text!r:.80}", "Correct it.")
+        expect(filled, field, reference, f"{expected}, but it returned {text!r:.80}", "Correct it.")
         return replace(example, demonstration=[{"role": "assistant", "content": text}])
 
     def _check_start(self) -> None:
         """Raises UserError if the tokenizer does not fit the task, or if none of the first examples can be a prompt."""
         examples = [self._example(index) for index in range(_NUM_CHECKED)]
-        self._first = [_asked(example) for example in examples]
+        self._first = [_question(example) for example in examples]
         unfit: list[UserError] = []
         for example in examples + self.task.held_out_examples(1):
             self._renderer.check_represents(example.expected_answer)
@@ -200,7 +194,7 @@ class PromptStream(OwnConfig):
             raise unfit[0]
 
 
-def _asked(example: Example) -> tuple:
+def _question(example: Example) -> tuple[Any, ...]:
     """What two equal examples have in common."""
     return example.text, example.messages, example.expected_answer, example.columns
 

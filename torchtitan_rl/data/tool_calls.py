@@ -65,7 +65,7 @@ def parse_calls(text: str, tools: Collection[str] = ()) -> list[ToolCall]:
     Example: parse_calls('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>') == [ToolCall("add", {"a": 1})]
     """
     if "<tool_call>" in text:
-        return [_parse_call(found) for found in _HERMES.findall(text)]
+        return [_parse_call(call) for call in _HERMES.findall(text)]
     bare = text.replace("<|python_tag|>", "").strip()
     named = _NAME.search(bare) if bare.startswith("{") else None
     if named is None or not (named[1] in tools or '"parameters"' in bare or '"arguments"' in bare):
@@ -83,12 +83,12 @@ def parse_calls(text: str, tools: Collection[str] = ()) -> list[ToolCall]:
 
 def _parse_call(text: str) -> ToolCall:
     try:
-        found = json.loads(text)
+        call = json.loads(text)
     except (ValueError, RecursionError) as error:
         return ToolCall("", {}, f"the call is not valid JSON: {error}")
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", {}, 'the call has no "name"; write {"name": ..., "arguments": {...}}')
-    return tool_call(found["name"], found.get("arguments", found.get("parameters")) or {})
+    return tool_call(call["name"], call.get("arguments", call.get("parameters")) or {})
 
 
 def suits(arguments: dict[str, Any], schema: Any) -> bool:
@@ -108,11 +108,11 @@ def _validator(schema: str) -> "Draft202012Validator | None":
     from jsonschema import Draft202012Validator, SchemaError  # vLLM brings it
 
     try:
-        found = json.loads(schema)
-        Draft202012Validator.check_schema(found)
+        content = json.loads(schema)
+        Draft202012Validator.check_schema(content)
     except (SchemaError, RecursionError, LookupError):
         return None
-    return Draft202012Validator(found)
+    return Draft202012Validator(content)
 
 
 def tool_call(name: str, arguments: Any) -> ToolCall:

@@ -66,5 +66,5 @@ class Environment(ABC):
 
 def environment_reward(turn_rewards: list[list[float | None]], **_: Any) -> list[float | None]:
     """Reward function. Returns the sum of each conversation's rewards from its environment; None if there were none."""
-    given = [[reward for reward in rewards if reward is not None] for rewards in turn_rewards]
-    return [sum(rewards) if rewards else None for rewards in given]
+    numbers = [[reward for reward in rewards if reward is not None] for rewards in turn_rewards]
+    return [sum(rewards) if rewards else None for rewards in numbers]

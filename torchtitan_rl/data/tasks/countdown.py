@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtitan_rl.data.answers import last_tagged
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
-from torchtitan_rl.data.tasks.procedural import ProceduralTask, asked
+from torchtitan_rl.data.tasks.procedural import ProceduralTask, plain_example
 from torchtitan_rl.fields.number import number
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Countdown(ProceduralTask):
             "only +, -, *, / and parentheses. Think first, then give the expression between <answer> and </answer>, "
             "for example <answer>(1 + 2) * 3</answer>."
         )
-        return asked(
+        return plain_example(
             question, expression, numbers=numbers, target=target
         )  # one of many right answers
 
@@ -122,8 +122,11 @@ def reaches(expression: str | None, numbers: Sequence[int], target: int) -> bool
 
     Example: reaches("(1 + 2) * 3", [3, 1, 2], 9) == True
     """
-    found = evaluate(expression.partition("=")[0]) if expression else None
-    return found is not None and sorted(found[1]) == sorted(numbers) and found[0] == target
+    evaluated = evaluate(expression.partition("=")[0]) if expression else None
+    if evaluated is None:
+        return False
+    value, used = evaluated
+    return sorted(used) == sorted(numbers) and value == target
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtitan_rl.data.task import (
     Example,
@@ -56,27 +57,21 @@ class Mixture(Task):
         def samplings(self) -> dict[str, SamplingConfig]:
             """Returns the members' own sampling configs, by field."""
             return {
-                f"task.tasks.{name}.sampling": s.sampling
-                for name, s in self.tasks.items()
-                if s.sampling is not None
+                f"task.tasks.{name}.sampling": share.sampling
+                for name, share in self.tasks.items()
+                if share.sampling is not None
             }
 
     def __init__(self, config: Config) -> None:
         self.config = config
         names = list(config.tasks)
-        expect(
-            bool(names),
-            "task.tasks",
-            names,
-            "one task or more",
-            "Name them in the config function.",
-        )
+        field, remedy = "task.tasks", "Name them in the config function."
+        expect(bool(names), field, names, "one task or more", remedy)
         for name, share in config.tasks.items():
-            plain = not isinstance(share.task, Mixture.Config)
-            expect(
-                plain, "task.tasks", name, "a task that is not a mixture", "List its members here."
-            )
-            check_metric_name(name, "task.tasks")
+            is_mixture = isinstance(share.task, Mixture.Config)
+            plain = "a task that is not a mixture"
+            expect(not is_mixture, field, name, plain, "List its members here.")
+            check_metric_name(name, field)
         self._names = names
         self._members = {name: share.task.build() for name, share in config.tasks.items()}
         weights = np.array([share.weight for share in config.tasks.values()])
@@ -102,20 +97,18 @@ class Mixture(Task):
 
     def epoch(self, num_seen: int) -> float | None:
         """Returns the largest epoch of any member, estimated from the weights."""
-        seen = self._weights * num_seen
-        epochs = [
-            member.epoch(round(n)) for member, n in zip(self._members.values(), seen, strict=True)
-        ]
+        members = zip(self._members.values(), self._weights * num_seen, strict=True)
+        epochs = [member.epoch(round(seen)) for member, seen in members]
         return max((epoch for epoch in epochs if epoch is not None), default=None)
 
     def leave_out(self, faults: Faults) -> None:
         """Leaves out the examples of each member that cannot be used."""
         for name, member in self._members.items():
-            tried(
-                member,
-                "leave_out",
-                lambda examples, name=name: faults([self._marked(name, e) for e in examples]),
-            )
+
+            def member_faults(examples: Sequence[Example], name: str = name) -> list[str | None]:
+                return faults([self._marked(name, example) for example in examples])
+
+            tried(member, "leave_out", member_faults)
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         """Returns nothing: each member scores its own examples."""
@@ -140,13 +133,13 @@ class Mixture(Task):
 
 
 @functools.lru_cache(maxsize=4)
-def _block(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
+def _block(seed: int, block: int, weights: tuple[float, ...]) -> npt.NDArray[np.int64]:
     """Returns [_BLOCK] the members drawn at the indices of a block."""
     return np.random.default_rng([seed, block]).choice(len(weights), size=_BLOCK, p=weights)
 
 
 @functools.lru_cache(maxsize=4)
-def _drawn_before(seed: int, block: int, weights: tuple[float, ...]) -> np.ndarray:
+def _drawn_before(seed: int, block: int, weights: tuple[float, ...]) -> npt.NDArray[np.int64]:
     """Returns [members] how often each was drawn before a block."""
     counts = np.zeros(len(weights), dtype=np.int64)
     for earlier in range(block):

@@ -15,7 +15,7 @@ def is_held_out(key: str) -> bool:
     return hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % 8 == 0
 
 
-def asked(question: str, answer: str, **columns: Any) -> Example:
+def plain_example(question: str, answer: str, **columns: Any) -> Example:
     """Returns an example that asks a question, as a user's message and as plain text."""
     messages = [{"role": "user", "content": question}]
     return Example(text=question + "\n", messages=messages, expected_answer=answer, columns=columns)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.data.answers import KINDS, KindName
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
-from torchtitan_rl.data.tasks.procedural import asked, is_held_out
+from torchtitan_rl.data.tasks.procedural import is_held_out, plain_example
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.references import did_you_mean
 
@@ -42,28 +42,15 @@ class ReasoningGym(Task):
     def __init__(self, config: Config) -> None:
         self.config = config
         self._weights = dict(config.tasks)
-        expect(
-            bool(config.tasks), "task.tasks", config.tasks, "one task or more", "Use chain_sum 1."
-        )
+        names, field = list(self._weights), "task.tasks"
+        expect(bool(names), field, config.tasks, "one task or more", "Use chain_sum 1.")
         for name, weight in config.tasks:
-            expect(
-                weight > 0,
-                f"task.tasks {name}",
-                weight,
-                "a weight above 0",
-                "Leave the task out instead.",
-            )
-        self._sources = {name: _source(name, self._settings(name)) for name in self._weights}
-        strange = sorted(
-            {setting.partition(".")[0] for setting, _ in config.settings} - set(self._weights)
-        )
-        expect(
-            not strange,
-            "task.settings",
-            strange,
-            f"settings of {list(self._weights)}",
-            "Write task.setting VALUE.",
-        )
+            remedy = "Leave the task out instead."
+            expect(weight > 0, f"{field} {name}", weight, "a weight above 0", remedy)
+        self._sources = {name: _source(name, self._settings(name)) for name in names}
+        of_others = sorted({setting.partition(".")[0] for setting, _ in config.settings} - {*names})
+        known, remedy = f"settings of {names}", "Write task.setting VALUE."
+        expect(not of_others, "task.settings", of_others, known, remedy)
 
     def train_example(self, index: int, *, seed: int) -> Example:
         """Returns a question that is not held out."""
@@ -115,7 +102,7 @@ class ReasoningGym(Task):
 
     def _example(self, entry: dict[str, Any]) -> Example:
         question = "\n\n".join(filter(None, [entry["question"].strip(), self.config.instruction]))
-        return asked(question, entry["answer"] or "", entry=entry)
+        return plain_example(question, entry["answer"] or "", entry=entry)
 
     def _settings(self, name: str) -> dict[str, Any]:
         own = f"{name}."
