@@ -10,7 +10,6 @@ from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.references import load_reward
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.grader import Scorers
-from torchtitan_rl.rewards.reports import CallReports
 from torchtitan_rl.rewards.reward import JUDGEMENT, Judgement, Reward
 from torchtitan_rl.rewards.scorer import Scope
 
@@ -53,7 +52,7 @@ def build_grader(
     Args:
         scorers: from `find_scorers`; None: they are found here.
     """
-    return config.build(scorers=scorers or find_scorers(config, task), reports=CallReports())
+    return config.build(scorers=scorers or find_scorers(config, task))
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:

@@ -50,9 +50,8 @@ class AsyncCalls:
             ).start()
         result: Future[ScorerResult] = Future()
 
-        async def run() -> (
-            None
-        ):  # sets the result itself: another coroutine may block the loop afterwards
+        async def run() -> None:
+            # It sets the result itself: another coroutine may block the loop afterwards.
             result.set_result(await call.scorer.run_async(call.groups, call.state))
 
         asyncio.run_coroutine_threadsafe(run(), self._loop.result())
@@ -92,18 +91,17 @@ def _from_loop(call: RewardCall, last: float | None) -> ScorerResult:
     try:
         return call.future.result(None if last is None else max(0.0, last - time.monotonic()))
     except TimeoutError:
-        message = f"TimeoutError: took longer than {call.scorer.time_limit_seconds:g} s and cannot be cancelled"
-        return ScorerResult.failed(len(flat(call.groups)), message)
+        return call.scorer.timed_out(len(flat(call.groups)), " and cannot be cancelled")
 
 
 def _from_worker(call: RewardCall) -> ScorerResult:
+    size = len(flat(call.groups))
     try:
         return call.future.result()
-    except Exception as error:
-        # The worker was killed or died, or the groups or the result cannot be pickled.
-        seconds = call.scorer.time_limit_seconds if isinstance(error, TimeoutError) else 0.0
-        result = ScorerResult.failed(
-            len(flat(call.groups)), f"{type(error).__name__}: {error}", seconds
-        )
-        result.worker_killed = isinstance(error, WorkerKilled)
-        return result
+    except TimeoutError:
+        return call.scorer.timed_out(size)
+    except (
+        Exception
+    ) as error:  # the worker has ended, or the groups or the result cannot be pickled
+        cause = "killed" if isinstance(error, WorkerKilled) else "function"
+        return ScorerResult.failed(size, f"{type(error).__name__}: {error}", cause=cause)

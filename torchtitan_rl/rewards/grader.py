@@ -1,24 +1,16 @@
 """The grader computes the rewards of groups of completions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torchtitan.config import Configurable
 
 from torchtitan_rl.fields.number import MANY, number
-from torchtitan_rl.rewards.calls import (
-    AsyncCalls,
-    ResultsOfCompletion,
-    RewardCall,
-    finish,
-)
-from torchtitan_rl.rewards.scorer import (
-    FailurePolicy,
-    RewardScorer,
-    Scope,
-    Scorer,
-)
+from torchtitan_rl.rewards.calls import AsyncCalls, ResultsOfCompletion, RewardCall, finish
+from torchtitan_rl.rewards.reports import CallReports, call_metrics
+from torchtitan_rl.rewards.reward import Judgement, Reward
+from torchtitan_rl.rewards.scorer import FailurePolicy, Scope, Scorer
 from torchtitan_rl.rewards.workers import WorkerPool
 from torchtitan_rl.types import Completion, Group, Metric, ScoredCompletion
 
@@ -27,22 +19,12 @@ from torchtitan_rl.types import Completion, Group, Metric, ScoredCompletion
 class Scorers:
     """The scorers of one task: its own reward functions, those of the config, and its judgement."""
 
-    rewards: list[RewardScorer]
-    judgement: Scorer
+    rewards: list[Reward]
+    judgement: Judgement
 
     @property
     def all(self) -> list[Scorer]:
         return [*self.rewards, self.judgement]
-
-
-class Reports(Protocol):
-    """What follows from calls that are done: `rewards.reports.CallReports`."""
-
-    def of_call(self, call: RewardCall) -> Iterable[tuple[str, Metric]]:
-        """Returns a call's metrics by name. Raises RewardError if it failed and its policy is "raise"."""
-
-    def of_round(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
-        """Raise RewardError if no completion got a reward too many times in a row."""
 
 
 class Grader(Configurable):
@@ -92,31 +74,21 @@ class Grader(Configurable):
         GPU or share memory with the run; "judgement" is the task's. They have no time limit: the watchdog names one
         that hangs."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        scorers: dict[str, Scorers],
-        reports: Reports,
-    ) -> None:
+    def __init__(self, config: Config, *, scorers: dict[str, Scorers]) -> None:
         """Start the workers, which inherit this process's state. Call it before there are threads; the caller closes it.
 
         Args:
             scorers: the scorers of each member of the task, by name. `build.grader_parts` builds them.
         """
         self._scorers = scorers
-        self.reward_names: list[str] = []
+        rewards = [reward.name for of_task in scorers.values() for reward in of_task.rewards]
+        self.reward_names: list[str] = list(dict.fromkeys(rewards))
+        unique = dict.fromkeys(scorer for of_task in scorers.values() for scorer in of_task.all)
         # The place of a scorer's function among those of the workers.
-        self._function_idx: dict[Scorer, int] = {}
-        for of_task in scorers.values():
-            for reward in of_task.rewards:
-                if reward.name not in self.reward_names:
-                    self.reward_names.append(reward.name)
-            for scorer in of_task.all:
-                self._function_idx.setdefault(scorer, len(self._function_idx))
+        self._function_idx: dict[Scorer, int] = {scorer: i for i, scorer in enumerate(unique)}
         self._in_process = set(config.in_process)
-        self._workers = WorkerPool([scorer.run for scorer in self._function_idx], config.workers)
-        self.reports = reports
+        self._workers = WorkerPool([scorer.run for scorer in unique], config.workers)
+        self._reports = CallReports()
         self._metrics: list[tuple[str, Metric]] = []
 
     def round(self, state: Any = None) -> "GradingRound":
@@ -146,9 +118,17 @@ class Grader(Configurable):
         self._metrics = []
         return drained
 
-    def add_metrics(self, call: RewardCall) -> None:
-        """Add a call's metrics for the next drain. Raises RewardError if it failed and its policy is "raise"."""
-        self._metrics += self.reports.of_call(call)
+    def report(
+        self, calls: Sequence[RewardCall], scored: Sequence[Group[ScoredCompletion]]
+    ) -> None:
+        """Keep the metrics of a round's calls for the next drain, and warn of failures.
+
+        Raises RewardError if a function with policy "raise" failed, or no completion got a reward too many times in a row.
+        """
+        for call in calls:
+            self._metrics += call_metrics(call)
+            self._reports.check_call(call)
+        self._reports.check_round(scored)
 
     def scorers(self, group: Group[Completion], scope: Scope) -> list[Scorer]:
         """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
@@ -180,7 +160,7 @@ class Grader(Configurable):
     ) -> Group[ScoredCompletion]:
         """Returns the group with its rewards, given the results of its completions."""
         scorers = self._scorers[group.prompt.task]
-        samples = [_with_reward(one, scorers, results[one]) for one in group.samples]
+        samples = [_with_reward(sample, scorers, results[sample]) for sample in group.samples]
         return Group(prompt=group.prompt, samples=samples)
 
 
@@ -206,8 +186,7 @@ class GradingRound:
 
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
         out of its sum, and one of weight 0 out of every sum. A completion for which a function failed has no reward, because the sum of the others is not
-        comparable, unless the function's weight is 0. Raises RewardError if a function with policy "raise" fails, or
-        if `Reports.of_round` does.
+        comparable, unless the function's weight is 0. Raises RewardError as `Grader.report` does.
         """
         grader = self._grader
         groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
@@ -221,10 +200,8 @@ class GradingRound:
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         results = finish(self._calls)
         self._async_calls.close()
-        for call in self._calls:
-            grader.add_metrics(call)
         scored = [grader.with_rewards(group, results) for group in groups]
-        grader.reports.of_round(scored)
+        grader.report(self._calls, scored)
         return scored
 
 

@@ -7,32 +7,30 @@ from collections.abc import Iterator, Sequence
 
 from torchtitan_rl.rewards.calls import RewardCall
 from torchtitan_rl.rewards.scorer import RewardError
-from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion, flat
+from torchtitan_rl.types import Group, Metric, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
 
-_AFTER_FAILURE = (
-    "Expected one finite float (at most 1e18) or None for each completion. Correct the function"
-)
-_AFTER_KILL = (
-    "The signal came from outside the function: from a person, a batch system or, if memory ran out, the kernel. "
-    "Start the same command again (against a lack of memory, with fewer grader.workers)"
-)
-_AFTER_TIMEOUT = "Make it faster, raise grader.time_limit_seconds_of"
-"""Remedies for a failed call."""
+_REMEDIES = {
+    "function": "Expected one finite float (at most 1e18) or None for each completion. Correct the function",
+    "time limit": "Make it faster, raise grader.time_limit_seconds_of",
+    "killed": "The signal came from outside the function: from a person, a batch system or, if memory ran out, the kernel. "
+    "Start the same command again (against a lack of memory, with fewer grader.workers)",
+}
+"""What to do after a failed call, by its cause."""
 
 MOST_FAILED_ROUNDS = 3
 """The run stops when all scores have failed this many times in a row with on_failure "none"."""
 
 
 class CallReports:
-    """`rewards.grader.Reports` of one grader. It warns once of each function that fails."""
+    """Warnings and errors after calls of one grader. It warns once of each function that fails."""
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
         self._failed_rounds = 0
 
-    def of_round(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
+    def check_round(self, groups: Sequence[Group[ScoredCompletion]]) -> None:
         """Warn if scoring failed for every completion. Raises RewardError after MOST_FAILED_ROUNDS times in a row."""
         samples = flat(groups)
         if not samples:
@@ -49,46 +47,27 @@ class CallReports:
                 f"{shown}, {MOST_FAILED_ROUNDS} times in a row: nothing is being learned. Correct it."
             )
 
-    def of_call(self, call: RewardCall) -> Iterator[tuple[str, Metric]]:
-        """Yields a call's metrics, then reports its failure. Raises RewardError if its policy is "raise"."""
-        scorer = call.scorer
-        result = call.result
+    def check_call(self, call: RewardCall) -> None:
+        """Warn of a call's failure. Raises RewardError if its policy is "raise"."""
+        scorer, result = call.scorer, call.result
         name = scorer.name
         if result.log_error:
             self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
-        asked: list[tuple[Prompt, Completion]] = []
-        for group in call.groups:
-            asked += [(group.prompt, completion) for completion in group.samples]
-        yield from result.recorded
-        yield from _call_metrics(
-            name,
-            result.metrics,
-            num_completions=len(asked),
-            seconds=result.seconds,
-            num_failed=len(result.errors),
-        )
         if not result.errors:
             return
-        first, message = next(iter(result.errors.items()))
-        prompt, completion = asked[first]
-        if message.startswith("returned"):
-            message += f" for completion {completion.sample_idx} ({completion.text[:80]!r})"
+        index, message = next(iter(result.errors.items()))
+        prompts = [group.prompt for group in call.groups for _ in group.samples]
         batch = f" (in a batch of {len(call.groups)} prompts)" if len(call.groups) > 1 else ""
-        described = (
-            f"Reward function {name!r} failed on prompt {prompt.text[:80]!r}{batch}: {message}."
-        )
+        shown = f"Reward function {name!r} failed on prompt {prompts[index].text[:80]!r}{batch}: {message}."
         if scorer.on_failure == "raise":
-            remedy = _AFTER_KILL if result.worker_killed else _AFTER_FAILURE
-            if message.startswith("TimeoutError: took longer"):
-                remedy = _AFTER_TIMEOUT
             raise RewardError(
-                f"{described} {remedy}, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
+                f"{shown} {_REMEDIES[result.cause]}, or set grader.on_failure_of to {{{name!r}: 'none'}} to go on "
                 "without a reward for such completions."
             )
         lost = "reward" if scorer.weight else "value of it"
         self._warn_once(
             f"failure of {name}",
-            f"{described} Such completions get no {lost}: see reward/{name}/failures.",
+            f"{shown} Such completions get no {lost}: see reward/{name}/failures.",
         )
 
     def _warn_once(self, key: str, message: str) -> None:
@@ -106,24 +85,20 @@ def _error_of(sample: ScoredCompletion) -> str:
     return ""
 
 
-def _call_metrics(
-    function: str,
-    metrics: Sequence[tuple[str, float]],
-    *,
-    num_completions: int,
-    seconds: float,
-    num_failed: int,
-) -> Iterator[tuple[str, Metric]]:
-    """Yields the metrics of one call: the values that `function` logged, its duration, and how many scores failed.
+def call_metrics(call: RewardCall) -> Iterator[tuple[str, Metric]]:
+    """Yields the metrics of one call: what it recorded and logged, its duration, and how many scores failed.
 
-    Each logged name has the weight `num_completions` in total.
+    Each logged name has the number of the call's completions as its weight in total.
     """
-    times = Counter(name for name, _ in metrics)
-    for name, value in metrics:
+    name, result = call.scorer.name, call.result
+    yield from result.recorded
+    times = Counter(metric for metric, _ in result.metrics)
+    for metric, value in result.metrics:
         if math.isfinite(value):
-            yield f"extra/{function}/{name}", Metric(value, weight=num_completions / times[name])
+            weight = len(result.scores) / times[metric]
+            yield f"extra/{name}/{metric}", Metric(value, weight=weight)
         else:
-            yield f"extra/{function}/{name}/non_finite", Metric(1.0, "sum")
-    yield f"reward/{function}/seconds", Metric(seconds)
-    if num_failed:
-        yield f"reward/{function}/failures", Metric(num_failed, "sum")
+            yield f"extra/{name}/{metric}/non_finite", Metric(1.0, "sum")
+    yield f"reward/{name}/seconds", Metric(result.seconds)
+    if result.errors:
+        yield f"reward/{name}/failures", Metric(len(result.errors), "sum")

@@ -1,12 +1,16 @@
-"""What the grader asks of a scorer: a reward function, or the task's judgement. `rewards/reward.py` calls them as TRL
-does."""
+"""What a reward function and the task's judgement have in common as scorers: their settings, and the result of a call."""
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torchtitan_rl.errors import TrainingStopped
-from torchtitan_rl.types import Completion, Group, Metric
+from torchtitan_rl.events import recorded_by
+from torchtitan_rl.rewards.reward_log import RewardLog
+from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.types import Completion, Group, Metric, flat
 
 FailurePolicy = Literal["raise", "none"]
 Scope = Literal["group", "batch"]
@@ -25,6 +29,8 @@ class ScorerResult:
     """One score for each completion, None if the scorer gave none: a float, or (answer, correct) from the judgement."""
     errors: dict[int, str] = field(default_factory=dict)
     """{index of the completion: error message}"""
+    cause: Literal["function", "time limit", "killed"] = "function"
+    """What the errors are due to; "killed": the worker was, from outside."""
     extras: dict[str, list[Any]] = field(default_factory=dict)
     """{column logged by the function: one value for each completion}"""
     metrics: list[tuple[str, float]] = field(default_factory=list)
@@ -34,43 +40,64 @@ class ScorerResult:
     log_error: str = ""
     """Reason why the call's logging was dropped; "" if it was kept."""
     seconds: float = 0.0
-    worker_killed: bool = False
-    """Whether the call has no scores because its worker was killed from outside."""
 
     @classmethod
-    def failed(cls, size: int, message: str, seconds: float = 0.0) -> "ScorerResult":
+    def failed(cls, size: int, message: str, **fields: Any) -> "ScorerResult":
         """Returns a result without a score for any of `size` completions."""
-        errors = dict.fromkeys(range(size), message)
-        return cls([None] * size, errors, seconds=seconds)
+        return cls([None] * size, dict.fromkeys(range(size), message), **fields)
 
 
-class Scorer(Protocol):
-    """Scores groups of completions. It is hashable, and workers can call its `run`."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scorer(ABC):
+    """Scores groups of completions, for the grader. It is hashable, and workers can call its `run`."""
 
     name: str
-    is_async: bool
-    """Whether `run_async` is called instead of `run`. Such calls wait together."""
-    on_failure: FailurePolicy
-    scope: Scope
-    """One call scores one prompt's group, or the batch: all completions that the replica samples together."""
-    time_limit_seconds: float
-    """Time limit for one call; 0 means no limit."""
-    weight: float
+    weight: float = 1.0
     """Factor of its scores in the reward; 0 for the judgement."""
+    on_failure: FailurePolicy = "raise"
+    time_limit_seconds: float = 0.0
+    """Time limit for one call; 0 means no limit."""
+    scope: Scope = "group"
+    """One call scores one prompt's group, or the batch: all completions that the replica samples together."""
 
-    def run(self, groups: Groups, state: Any) -> ScorerResult:
-        """Score the groups in one call without a time limit. An exception becomes a result with errors.
+    @property
+    def is_async(self) -> bool:
+        """Whether `run_async` is called instead of `run`. Such calls wait together."""
+        return False
 
-        Args:
-            state: of `Services.reward_state`; None outside a run.
-        """
+    def run(self, groups: Groups, state: TrainerState | None) -> ScorerResult:
+        """Score the groups in one call without a time limit. An exception becomes a result with errors."""
+        log, began = RewardLog(self.name, len(flat(groups))), time.perf_counter()
+        try:
+            with recorded_by(log):
+                result = self.result(groups, state, log)
+        except BaseException as error:  # also SystemExit, which would look like a run's end
+            result = ScorerResult.failed(log.size, self.describe(error, groups))
+        return self.completed(result, log, began)
 
-    async def run_async(self, groups: Groups, state: Any) -> ScorerResult:
-        """The same within the time limit."""
+    def timed_out(self, size: int, more: str = "") -> ScorerResult:
+        """The result of a call that took longer than the time limit."""
+        seconds = self.time_limit_seconds
+        return ScorerResult.failed(
+            size,
+            f"TimeoutError: took longer than {seconds:g} s{more}",
+            cause="time limit",
+            seconds=seconds,
+        )
 
+    @abstractmethod
+    def result(self, groups: Groups, state: TrainerState | None, log: RewardLog) -> ScorerResult:
+        """Make the call. Raises what the foreign code raises."""
 
-class RewardScorer(Scorer, Protocol):
-    """A scorer whose scores are rewards."""
+    @abstractmethod
+    def describe(self, error: BaseException, groups: Groups) -> str:
+        """The error message for what the foreign code has raised."""
 
-    of_turns: bool
-    """Whether its score is the sum of the turns' rewards from the environment."""
+    @staticmethod
+    def completed(result: ScorerResult, log: RewardLog, began: float) -> ScorerResult:
+        """The result with what its call has logged, and its seconds since `began`."""
+        log.drop_incomplete()
+        result.extras, result.metrics, result.log_error = log.extras, log.metrics, log.error
+        result.recorded = log.recorded
+        result.seconds = time.perf_counter() - began
+        return result

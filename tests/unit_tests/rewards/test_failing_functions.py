@@ -54,7 +54,7 @@ def test_nan_reward_affects_only_its_completion():
 
     scored = score(grader(one_bad, on_failure="none"), "bad", "good")
     assert rewards(scored) == [None, 1.0]
-    assert scored[0].extra == {"error/one_bad": "returned nan"}
+    assert scored[0].extra["error/one_bad"].startswith("returned nan for completion 0")
     assert scored[1].extra == {}
 
 
