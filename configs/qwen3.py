@@ -4,9 +4,9 @@ and else the hub's. Another folder: --hf-assets-path /models/Qwen3-0.6B.
 How the settings were chosen, beside those of configs/tasks.py (docs/gpu.md lists the measurements):
 
 - Memory: each config states the GiB per GPU while the engine is awake and at the peak of an update, as computed by
-  torchtitan_rl/build/memory.py. The trainer holds 12 bytes per parameter (float32 weights and two moments), 16 during
+  torchtitan_rl/run/memory.py. The trainer holds 12 bytes per parameter (float32 weights and two moments), 16 during
   an update, divided over the FSDP and TP ranks. The engine takes 40 % of the GPU for bfloat16 weights and KV cache.
-  build/memory.py checks at the start whether a run fits.
+  run/memory.py checks at the start whether a run fits.
 - By estimated memory, at the start: as little activation checkpointing as fits, and the engine frees its memory while the
   trainer works unless all of it fits.
 - Tensor parallelism: only where a model needs it. One engine per GPU decodes fastest as long as the weights leave room for the

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from torchtitan_rl import comm, events
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.build.parts import Parts, build_parts
+from torchtitan_rl.build import Parts, build_parts
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.errors import TrainingStopped, UserError

@@ -76,7 +76,7 @@ run() {
 # Triton compiles at run time; say what it lacks before several GB are downloaded. On a login node it is advice.
 check_build_tools() {
   local missing
-  missing=$("$PY" -c "from torchtitan_rl.build.node import check_build_tools; check_build_tools()" 2>&1) && return
+  missing=$("$PY" -c "from torchtitan_rl.run.node import check_build_tools; check_build_tools()" 2>&1) && return
   missing=${missing##*UserError: }
   if [[ $HAS_GPU == gpu ]]; then
     say "error: $missing" >&2
@@ -88,7 +88,7 @@ check_build_tools() {
 # Say what vLLM lacks on a CPU before a GB is downloaded.
 check_engine_library() {
   local missing
-  missing=$("$PY" -c "from torchtitan_rl.build.node import check_engine_library; check_engine_library()" 2>&1) && return
+  missing=$("$PY" -c "from torchtitan_rl.run.node import check_engine_library; check_engine_library()" 2>&1) && return
   say "error: ${missing##*UserError: }" >&2
   exit 1
 }
@@ -133,7 +133,7 @@ if [[ $KIND == cpu ]]; then install_cpu_torch; fi
 if [[ ${TORCHTITAN_RL_UNLOCKED:-0} == 1 || $(uname) != Linux ]]; then # the locks are for Linux
   run "vLLM, torchtitan and the rest, in the newest versions" "${INSTALL[@]}" -e ".[$KIND,dev]"
 else
-  if ! "$PY" -c "from torchtitan_rl.build.node import check_build_tools; check_build_tools()" 2>/dev/null; then
+  if ! "$PY" -c "from torchtitan_rl.run.node import check_build_tools; check_build_tools()" 2>/dev/null; then
     say "no C compiler or no Python headers here: without pycosat, and so without the tasks of reasoning-gym, which import it"
     grep -v '^pycosat==' "$LOCK" >.venv/without-compiler.lock
     LOCK=.venv/without-compiler.lock
@@ -150,7 +150,7 @@ if [[ -n ${PYTHONDONTWRITEBYTECODE:-} ]]; then
   line="import sys; sys.dont_write_bytecode = False; sys.pycache_prefix = sys.prefix + '/bytecode'"
   for packages in .venv/lib/python3*/site-packages; do echo "$line" >"$packages/keep_bytecode.pth"; done
 fi
-if ! .venv/bin/python -c "from torchtitan_rl.build.node import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
+if ! .venv/bin/python -c "from torchtitan_rl.run.node import check_environment; check_environment(gpu_expected='$HAS_GPU' == 'gpu')" 2>.venv/setup.log; then
   say "error: what was installed cannot be used: $(tail -n 1 .venv/setup.log)" >&2
   exit 1
 fi

@@ -22,7 +22,6 @@ if __name__ == "__main__":
     )  # before the first step Ctrl-C ends the process without a traceback
 
 from torchtitan_rl import device, events  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
-from torchtitan_rl.build.rank_variables import be_only_rank
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import users_frames, users_line
 from torchtitan_rl.observe.terminal import Terminal
@@ -31,6 +30,7 @@ from torchtitan_rl.run.job_processes import die_with_parent
 from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY, has_no_memory
 from torchtitan_rl.run.rank_output import RankOutput, failure_marker
 from torchtitan_rl.run.rank_status import StatusFile, heartbeat_text
+from torchtitan_rl.run.rank_variables import be_only_rank
 from torchtitan_rl.run.run_end import REPORT, Phases, phase_of, write_end
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.stop_signal import StopSignal
@@ -134,8 +134,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     for listener in (Terminal(slowest=heartbeat_text), Phases()):
         events.listen(listener)
     with events.phase("import torchtitan and transformers"):
-        from torchtitan_rl.build.parts import prepare
-        from torchtitan_rl.build.run import build_run
+        from torchtitan_rl.build import build_run, prepare
         from torchtitan_rl.replicated import check_config
         from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.run.run_folder import RunFolder

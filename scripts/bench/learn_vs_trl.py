@@ -84,9 +84,9 @@ def job_of(seed: int, ours: Path, folder: Path, settings: list[str]) -> dict:
     """Returns TRL's side of our run in the folder `ours`."""
     from scripts.bench.step_vs_trl import TRL
     from scripts.bench.step_vs_trl import settings as over
-    from torchtitan_rl.build.start_checkpoint import load_tokenizer, prepare_start
-    from torchtitan_rl.build.task_parts import build_prompts
+    from torchtitan_rl.build import build_prompts
     from torchtitan_rl.command.registry import parse_args
+    from torchtitan_rl.run.start_checkpoint import load_tokenizer, prepare_start
 
     _, config = parse_args(arguments(CELL, seed, ours, None))
     prepare_start(config)

@@ -16,7 +16,7 @@ from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLL
 import torch  # noqa: E402
 
 from torchtitan_rl.algorithm import Algorithm  # noqa: E402
-from torchtitan_rl.build.run import build_run  # noqa: E402
+from torchtitan_rl.build import build_run  # noqa: E402
 from torchtitan_rl.command.registry import load_config  # noqa: E402
 from torchtitan_rl.config import RunConfig  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402

@@ -182,7 +182,7 @@ def make_start() -> None:
     """Make debug's starting checkpoint where it is missing, however long that takes: no test waits for it."""
     code = (
         "from torchtitan_rl import device; from torchtitan_rl.command.registry import load_config; "
-        "from torchtitan_rl.build.start_checkpoint import prepare_start; prepare_start(load_config('debug'))"
+        "from torchtitan_rl.run.start_checkpoint import prepare_start; prepare_start(load_config('debug'))"
     )
     # As the launcher sets it: on a busy machine threads that spin while they wait take five times as long.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}

@@ -10,7 +10,7 @@ SYNCS_PER_STEP = 3
 """Times that the host may wait for the device in an optimizer step, however many forwards it has: for the loss with all that is
 measured, for other ranks' differences, and for the norms. Raise it only for a good reason: each wait leaves the GPU without work."""
 MEMORY = {"update": (0.5, 1.1), "sync": (0.5, 1.1)}
-"""Phase -> least and most of the peak, as a share of what build/memory.py predicts. The prediction is an upper bound: a small
+"""Phase -> least and most of the peak, as a share of what run/memory.py predicts. The prediction is an upper bound: a small
 model does not fill the largest tiles."""
 MIB = 2**20
 SLACK = 100 * MIB
@@ -40,7 +40,7 @@ def _faults_of_rank(record: Rehearsal) -> list[str]:
     for phase, (least, most) in MEMORY.items():
         peak, predicted = record.peaks[phase], record.predicted[phase]
         if not least * predicted <= peak <= most * predicted + SLACK:
-            found.append(f"{phase} peaks at {peak / MIB:.0f} MiB, build/memory.py predicts {predicted / MIB:.0f}")
+            found.append(f"{phase} peaks at {peak / MIB:.0f} MiB, run/memory.py predicts {predicted / MIB:.0f}")
     found += [f"{name} differs from the CPU's" for name in record.differing]
     for one in record.collectives:
         if len(one.ranks) > 1 and (seconds := record.timeouts.get(one.ranks)) != record.timeout:

@@ -26,15 +26,14 @@ from tests.gpu_rehearsal.experts import even_routing
 from tests.gpu_rehearsal.places import place
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.build.memory import memory_need, teacher_spec
-from torchtitan_rl.build.parts import trainer_of_run
-from torchtitan_rl.build.validation import check_model, validate
+from torchtitan_rl.build import trainer_of_run
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.models.experts import mixtures
 from torchtitan_rl.models.hf import local_shard
 from torchtitan_rl.models.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.run.checkpointer import policy_state
+from torchtitan_rl.run.memory import memory_need, teacher_spec
 from torchtitan_rl.trainer import build_trainer as build_module
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.trainer import trainer as trainer_module
@@ -44,6 +43,7 @@ from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
+from torchtitan_rl.validation import check_model, validate
 
 DTensor._op_dispatcher._random_ops.clear()  # the device has no random generator
 
@@ -89,7 +89,7 @@ class Rehearsal:
     peaks: dict[str, int] = field(default_factory=dict)
     """Phase -> bytes at its peak."""
     predicted: dict[str, float] = field(default_factory=dict)
-    """The same by build/memory.py, without CUDA's own memory and the engine's."""
+    """The same by run/memory.py, without CUDA's own memory and the engine's."""
     differing: list[str] = field(default_factory=list)
     """Inputs of the update that differ from those that a CPU computes."""
 

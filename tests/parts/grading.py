@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 
-from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
 
 

@@ -14,11 +14,6 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from tests.parts.tiny import save_tiny_checkpoint
-from torchtitan_rl.build import teacher_folder
-from torchtitan_rl.build.grader_parts import build_grader, find_scorers
-from torchtitan_rl.build.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
-from torchtitan_rl.build.teacher_folder import prepare_teacher
-from torchtitan_rl.build.validation import check_model, check_task, validate
 from torchtitan_rl.command.registry import load_config, parse_args
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
@@ -29,8 +24,13 @@ from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.references import load_class
 from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.build_grader import build_grader, find_scorers
+from torchtitan_rl.run import teacher_folder
 from torchtitan_rl.run.dump_folder import check_dump_folder, lock
+from torchtitan_rl.run.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
+from torchtitan_rl.run.teacher_folder import prepare_teacher
 from torchtitan_rl.types import Prompt
+from torchtitan_rl.validation import check_model, check_task, validate
 
 Cause = Callable[[Path], object]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from tests.parts import wrong_files
 from tests.parts.faults import section
-from torchtitan_rl.build.task_parts import build_task
-from torchtitan_rl.build.validation import check_model, validate
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
+from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tasks import Example
 from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.validation import check_model, validate
 
 TP, GENERATOR_TP = "trainer.parallelism.tensor-parallel-degree", "generator.tensor-parallel-degree"
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
-from torchtitan_rl.build.rank_variables import be_only_rank
-from torchtitan_rl.build.run import build_run
+from torchtitan_rl.build import build_run
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import packaged_model
+from torchtitan_rl.run.rank_variables import be_only_rank
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion
 

@@ -34,6 +34,7 @@ ORDER = [
     {"observe"},
     {"run"},
     {"config"},
+    {"validation"},
     {"build"},
     {"configs"},
     {"command"},
@@ -164,8 +165,8 @@ def test_no_two_modules_or_classes_share_a_name():
 
 def test_upward_import_is_found(tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "room.py").write_text("def f():\n    from torchtitan_rl.build import memory")
-    assert upward_imports(tmp_path) == ["data/room.py:2 imports build.memory"]
+    (tmp_path / "data" / "room.py").write_text("def f():\n    from torchtitan_rl.run import memory")
+    assert upward_imports(tmp_path) == ["data/room.py:2 imports run.memory"]
 
 
 LOOP_ALONE = """

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from torchtitan_rl import events, train
-from torchtitan_rl.build.start_checkpoint import START_CHECKPOINTS
 from torchtitan_rl.command.registry import config_functions, parse_args
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.run.rank_status import StatusFile
 from torchtitan_rl.run.run_end import Phases
+from torchtitan_rl.run.start_checkpoint import START_CHECKPOINTS
 
 
 @pytest.fixture
@@ -118,14 +118,14 @@ def test_a_predicted_peak_over_the_gpus_memory_is_a_warning_before_a_process_gro
     def stop(*_):
         raise UserError("stopped")
 
-    monkeypatch.setattr("torchtitan_rl.build.resolve.gpu_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr("torchtitan_rl.build.gpu_memory_bytes", lambda: 2**30)
     monkeypatch.setattr("torchtitan_rl.comm.init_process_group", stop)
 
     def start(config):
         config.hf_assets_path = str(START_CHECKPOINTS / "none")  # neither made nor compared
         config.model_spec = small_qwen3(vocab_size=320)
 
-    monkeypatch.setattr("torchtitan_rl.build.resolve.prepare_start", start)
+    monkeypatch.setattr("torchtitan_rl.build.prepare_start", start)
     code, said = run(train.train_run, IN_BFLOAT16)
     assert code == 2
     assert "memory of each GPU of 1 GiB, estimated: engine awake" in said
@@ -146,7 +146,7 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
 
     for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("torchtitan_rl.build.resolve.prepare_start", made)
+    monkeypatch.setattr("torchtitan_rl.build.prepare_start", made)
     monkeypatch.setattr(events, "_listeners", [])
     with pytest.raises(UserError, match=message):
         train.train_run(*parse_args(options), output=None, status_file=StatusFile(0))

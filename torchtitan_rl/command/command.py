@@ -17,8 +17,8 @@ import re
 import sys
 from collections.abc import Sequence
 
-from torchtitan_rl.build.node import check_build_tools, environment_kind, gpu_count
 from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.run.node import check_build_tools, environment_kind, gpu_count
 
 QUESTIONS = {"-h", "--help", "--list-configs", "--print-config", "--dry-run", "--preview"}
 """Options of `train` that one process answers, without a launcher."""

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from torchtitan_rl.build.grader_parts import build_grader
-from torchtitan_rl.build.memory import fsdp_shards, machine_memory, teacher_spec
-from torchtitan_rl.build.resolve import resolve
-from torchtitan_rl.build.start_checkpoint import load_tokenizer
-from torchtitan_rl.build.task_parts import build_prompts
+from torchtitan_rl.build import build_prompts, resolve
 from torchtitan_rl.data.end_tokens import THINKING_TAGS
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe.tokens import pieces
 from torchtitan_rl.rewards import RewardError
+from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.dump_folder import check_writable, lock
+from torchtitan_rl.run.memory import fsdp_shards, machine_memory, teacher_spec
 from torchtitan_rl.run.resume import choose_resume
 from torchtitan_rl.run.run_end import LOCK
+from torchtitan_rl.run.start_checkpoint import load_tokenizer
 from torchtitan_rl.text import head_and_tail, visible
 from torchtitan_rl.trainer.teachers.hints import Hints, column
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion

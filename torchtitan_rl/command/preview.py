@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl import events
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.build.parts import build_parts
+from torchtitan_rl.build import build_parts
 from torchtitan_rl.observe.metrics.idle import likely_reason
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.types import Episode, Group, flat

@@ -7,7 +7,6 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
-from torchtitan_rl.build.start_checkpoint import prepare_start
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.configs.toys.answer_recipes import sums
 from torchtitan_rl.configs.toys.sum_digits import debug_task
@@ -17,6 +16,7 @@ from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.dump_folder import lock
 from torchtitan_rl.run.resume import config_fields
+from torchtitan_rl.run.start_checkpoint import prepare_start
 
 
 def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_values(tmp_path, capsys):

@@ -25,8 +25,6 @@ from tests.parts.report_runs import write_run
 from tests.parts.tiny import save_tiny_checkpoint
 from tests.unit_tests.observe.report.test_page import data_of
 from torchtitan_rl.algorithm import Algorithm, Sequences
-from torchtitan_rl.build.grader_parts import build_grader
-from torchtitan_rl.build.validation import validate
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
@@ -34,7 +32,9 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe import Recorder, record_metric
 from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics
 from torchtitan_rl.observe.report import write_report
+from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.trainer import packing
+from torchtitan_rl.validation import validate
 
 PAGE = (Path(__file__).parents[3] / "docs" / "extending.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL))

@@ -17,12 +17,12 @@ from torchtitan_rl.algorithm import Advantage, Aggregation, Algorithm, Loss, Mis
 from torchtitan_rl.algorithm.advantages import GroupScale
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses import distillation, maxent, modifiers, objectives, optimal_baseline, seed_grpo, sft
-from torchtitan_rl.build.validation import validate
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
 from torchtitan_rl.types import flat
+from torchtitan_rl.validation import validate
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers.md").read_text()

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tests.parts.grading import TaskOf, constant, drained, groups, logged, rewards, score
-from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader, RewardError
+from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.rewards.workers import WorkerPool
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.parts.grading import TaskOf, grader, logged, rewards, score
-from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.observe import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.build_grader import build_grader
 
 
 def test_logged_columns_stay_with_their_completions():

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.parts.grading import TaskOf, group, logged, score
-from torchtitan_rl.build.grader_parts import build_grader
 from torchtitan_rl.rewards import Grader
+from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.rewards.reward import Reward
 from torchtitan_rl.rewards.trainer_state import TrainerState
 

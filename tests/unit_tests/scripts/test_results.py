@@ -9,8 +9,8 @@ import pytest
 
 from scripts import results
 from tests.parts.report_runs import write_run
-from torchtitan_rl.build.validation import validate
 from torchtitan_rl.command.registry import load_config, parse_args
+from torchtitan_rl.validation import validate
 
 
 @pytest.mark.parametrize("cell", results.cells())

@@ -7,9 +7,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint
-from torchtitan_rl.build.start_checkpoint import load_tokenizer, prepare_start, unlike_its_file
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.data.tasks import Task
+from torchtitan_rl.run.start_checkpoint import load_tokenizer, prepare_start, unlike_its_file
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from torchtitan_rl.build.validation import validate
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.validation import validate
 
 
 def check(*args: str, world_size: int = 1) -> None:

@@ -5,8 +5,8 @@ import importlib.metadata
 import pytest
 import torch
 
-from torchtitan_rl.build import node
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.run import node
 
 
 @pytest.fixture

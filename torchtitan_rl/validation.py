@@ -11,8 +11,6 @@ from torchtitan.config import Configurable
 from torchtitan_rl.algorithm import NoCorrection
 from torchtitan_rl.algorithm.losses.objectives import Gdpo
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
-from torchtitan_rl.build.memory import check_memory, gpu_memory_bytes
-from torchtitan_rl.build.teacher_folder import check_asked
 from torchtitan_rl.data.task import Task
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.environments.vllm_parsers import check_parser_name
@@ -28,6 +26,8 @@ from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.identity import built_by
+from torchtitan_rl.run.memory import check_memory, gpu_memory_bytes
+from torchtitan_rl.run.teacher_folder import check_asked
 from torchtitan_rl.sampling import SamplingConfig
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 from tests.parts.wrong_files import _checkpoint
-from torchtitan_rl.build.resolve import resolve
+from torchtitan_rl.build import resolve
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.run.resume import config_fields
 

@@ -4,9 +4,9 @@ import sysconfig
 
 import pytest
 
-from torchtitan_rl.build import node
-from torchtitan_rl.build.node import check_build_tools, gpu_count
 from torchtitan_rl.errors import UserError
+from torchtitan_rl.run import node
+from torchtitan_rl.run.node import check_build_tools, gpu_count
 
 LISTED = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa1111-0000)
   MIG 3g.40gb     Device  0: (UUID: MIG-cccc)

@@ -10,7 +10,10 @@ from scripts.make_random_checkpoint import qwen3
 from tests.gpu_rehearsal.shipped import shipped
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl import device
-from torchtitan_rl.build.memory import (
+from torchtitan_rl.command.registry import config_functions
+from torchtitan_rl.configs.tasks import sums
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.run.memory import (
     GIB,
     ROOMY,
     STATE,
@@ -20,9 +23,6 @@ from torchtitan_rl.build.memory import (
     memory_need,
     teacher_spec,
 )
-from torchtitan_rl.command.registry import config_functions
-from torchtitan_rl.configs.tasks import sums
-from torchtitan_rl.errors import UserError
 from torchtitan_rl.trainer.model_loader import meta_model
 
 H100 = int(79.2 * GIB)

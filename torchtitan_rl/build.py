@@ -1,18 +1,20 @@
-"""Builds what a training loop calls, in the order in which the parts need each other.
+"""Builds a run: decides what the config leaves open, makes each drawer's part in order, and hands them to the controller.
 
     with closing(build_parts(config)) as parts:
         parts.weight_sync.push(policy_version=0)
         for group in parts.generator.generate(parts.prompts.next_batch(16), step=1): ...
 
-`train.py` builds a run on these parts; `examples/grpo_minimal.py` is a loop of one's own.
+It is the only order of the start: `train.py` calls `build_run`, the dry run `resolve`, a loop of one's own `build_parts`
+(examples/grpo_minimal.py).
 """
 
+import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
@@ -21,14 +23,15 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl import comm, events
-from torchtitan_rl.build.grader_parts import build_grader
-from torchtitan_rl.build.memory import teacher_spec
-from torchtitan_rl.build.node import check_environment
-from torchtitan_rl.build.rank_variables import be_only_rank
-from torchtitan_rl.build.resolve import Resolved, resolve
-from torchtitan_rl.build.start_checkpoint import load_tokenizer
-from torchtitan_rl.build.task_parts import build_prompts
-from torchtitan_rl.generator.demonstrations import NoEngine
+from torchtitan_rl.algorithm.losses.sft import check_demonstrated
+from torchtitan_rl.controller import Controller
+from torchtitan_rl.data.build_task import build_task
+from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
+from torchtitan_rl.data.renderer import template_options
+from torchtitan_rl.data.task import Task
+from torchtitan_rl.events import phase, progress
+from torchtitan_rl.fields.references import caller_folder, tried
+from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
@@ -36,6 +39,33 @@ from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.models.shard_checksums import ShardChecksums
+from torchtitan_rl.observe.metrics.throughput import TokenFlops
+from torchtitan_rl.observe.observer import RunObserver
+from torchtitan_rl.observe.recorder import Recorder
+from torchtitan_rl.rewards.build_grader import build_grader, find_scorers
+from torchtitan_rl.run.auto_dtype import choose_dtypes, describe_choice
+from torchtitan_rl.run.checkpointer import Checkpointer
+from torchtitan_rl.run.dump_folder import CHECKOUT
+from torchtitan_rl.run.identity import described, repositories
+from torchtitan_rl.run.memory import (
+    choose_by_memory,
+    gpu_memory,
+    gpu_memory_bytes,
+    teacher_spec,
+)
+from torchtitan_rl.run.node import check_environment
+from torchtitan_rl.run.rank_variables import be_only_rank
+from torchtitan_rl.run.resume import Resume, config_fields
+from torchtitan_rl.run.run_folder import RunFolderCheck
+from torchtitan_rl.run.secrets import without_secrets
+from torchtitan_rl.run.start_checkpoint import (
+    check_tokenizer,
+    load_tokenizer,
+    prepare_start,
+    unlike_its_file,
+)
+from torchtitan_rl.run.teacher_folder import prepare_teacher
+from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.lora_engine import EngineAdapter
 from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.trainer.build_trainer import build_trainer
@@ -43,6 +73,8 @@ from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
 from torchtitan_rl.trainer.teachers.hints import Hints
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
+from torchtitan_rl.types import Prompt
+from torchtitan_rl.validation import check_model, check_task, validate
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,10 +87,61 @@ if TYPE_CHECKING:
     from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.environments.factory import Conversations
     from torchtitan_rl.generator.generator import Generator
-    from torchtitan_rl.rewards.grader import Grader
+    from torchtitan_rl.rewards.grader import Grader, Scorers
     from torchtitan_rl.sync.weight_sync import WeightSync
     from torchtitan_rl.trainer.trainer import Trainer
     from torchtitan_rl.types import IntArray, Prompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """What a config means on this machine, with the task that was built to check it."""
+
+    config: "RunConfig"
+    """The config with nothing left open: no "auto", local folders, the model's architecture."""
+    task: Task
+    scorers: "dict[str, Scorers]"
+    """See `rewards.find_scorers`."""
+    dtype_choice: str
+    """A line with the dtype of "auto"; "" without one."""
+    memory: str
+    """A line with the memory of a GPU that is needed and there is; "" without a GPU."""
+
+
+def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
+    """Check the config, the quickest checks first, make or download the policy's start and the teacher, and choose what is "auto".
+
+    Raises:
+        UserError: naming the field, the value, what was expected and the remedy.
+    """
+    config = copy.deepcopy(config)
+    dtype_choice = describe_choice(config)
+    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
+    validate(config, world_size=world_size)
+    task = build_task(config.task)
+    teaches = bool(config.teacher or config.teacher_hint)
+    scorers = find_scorers(
+        config.grader,
+        task,
+        required=config.samples_training,
+        only_watched=teaches or config.eval_only or not config.samples_training,
+    )
+    check_task(config, task)
+    prepare_start(config)
+    check_model(config, world_size=world_size)
+    if config.teacher:
+        prepare_teacher(config, load_tokenizer(config.hf_assets_path))
+        check_model(config, world_size=world_size)  # with the teacher's memory
+    gpu_bytes = gpu_memory_bytes()
+    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(
+        config, world_size=world_size, gpu_bytes=gpu_bytes
+    )
+    memory = ""
+    if gpu_bytes is not None:
+        memory = gpu_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
+    return Resolved(
+        config=config, task=task, scorers=scorers, dtype_choice=dtype_choice, memory=memory
+    )
 
 
 PROBE_TOKENS = 128
@@ -290,3 +373,159 @@ def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None
     """Set comm.init_timeout_seconds, which otherwise rules the default group alone: NCCL's own is 10 minutes."""
     for group in groups:
         group.set_timeout(timedelta(seconds=config.comm.init_timeout_seconds))
+
+
+class PromptParts(NamedTuple):
+    stream: "PromptStream"
+    held_out: "list[Prompt]"
+    environments: "Conversations"
+
+
+def build_prompts(
+    config: "RunConfig", task: Task, tokenizer: "PreTrainedTokenizerBase"
+) -> PromptParts:
+    """Build and check them. Needs the start's tokenizer, and none of its weights.
+
+    Raises:
+        UserError: if task, tokenizer, chat template and environments do not fit each other.
+    """
+    check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
+    if said := unlike_its_file(tokenizer):
+        progress(said)
+    ends = end_token_ids(config.hf_assets_path, tokenizer)
+    for end in set(ends).difference(folder_end_token_ids(config.hf_assets_path, tokenizer)):
+        progress(
+            f"{tokenizer.decode([end])!r} ends a turn too: the chat template ends an assistant's turn with it, and it is none "
+            "of the end tokens of tokenizer, generation_config.json and config.json"
+        )
+    if config.prompts.apply_chat_template and "strftime_now" in str(tokenizer.chat_template):
+        day = config.prompts.date or "today's"
+        progress(
+            f"the chat template writes the date: {day}, which stays the same if the run is resumed (prompts.date)"
+        )
+    longest = config.sampling.max_tokens
+    options = {"end_token_ids": ends, "max_completion_tokens": longest}
+    stream = tried(
+        config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options
+    )
+    if not config.samples_training:
+        check_demonstrated(stream.at(0))
+    evaluates = (
+        config.evaluation.every or config.eval_only
+    )  # otherwise one prompt, for the check of the weight sync
+    held_out = tried(stream, "held_out", config.evaluation.num_prompts if evaluates else 1)
+    if (epochs := stream.epoch(config.num_prompts_per_step) or 0) > 1:
+        progress(
+            f"num_prompts_per_step {config.num_prompts_per_step} is {epochs:.1f} x the task's prompts: a step repeats them"
+        )
+    environments = config.conversations.build(
+        members=task.members(),
+        tokenizer=tokenizer,
+        end_token_ids=ends,
+        template_options=template_options(config.prompts),
+    )
+    environments.check(held_out, in_flight=config.in_flight.prompts)
+    return PromptParts(stream, held_out, environments)
+
+
+def build_run(
+    config: "RunConfig",
+    run_folder: Path,
+    *,
+    resolved: Resolved | None = None,
+    resume: Resume | None = None,
+    stop_requested: Callable[[], int] = lambda: 0,
+) -> Controller:
+    """Build and connect all parts of a run, and load its start or the checkpoint of `resume`. Collective.
+
+    Args:
+        stop_requested: see `Controller`.
+        resolved: from `prepare`; None: resolved here.
+    """
+    parts = build_parts(config, resolved, folder=run_folder)
+    config = parts.config
+    evaluation = config.evaluation.build()
+    observer = _build_observer(config, parts, run_folder)
+    step_sampler = Demonstrations(parts.generator, parts.prompts)
+    if config.samples_training:
+        step_sampler = config.in_flight.build(generator=parts.generator, stream=parts.prompts)
+    state = RunState(
+        algorithm=parts.algorithm,
+        recorder=observer.recorder,
+        evaluation=evaluation,
+        in_flight=step_sampler,
+        logprob_gate=parts.trainer.checks,
+    )
+    checkpointer = _build_checkpointer(config, parts, state, run_folder)
+    if resume is not None:
+        with phase(f"load {resume.checkpoint}"):
+            checkpointer.load(resume.checkpoint)
+    checkpointer.check_room()
+    parts.trainer.check_loaded()
+    return Controller(
+        config,
+        prompts=parts.prompts,
+        held_out=parts.held_out,
+        generator=parts.generator,
+        step_sampler=step_sampler,
+        grader=parts.grader,
+        algorithm=parts.algorithm,
+        sources=parts.sources,
+        trainer=parts.trainer,
+        teacher=parts.teacher,
+        weight_sync=parts.weight_sync,
+        evaluation=evaluation,
+        state=state,
+        observer=observer,
+        checkpoints=checkpointer,
+        stop_requested=stop_requested,
+    )
+
+
+def build_recorder(
+    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path
+) -> Recorder:
+    """Build what writes metrics and tables to the sinks."""
+    code, _ = repositories([CHECKOUT, caller_folder()])
+    return config.metrics.build(
+        run_folder=run_folder,
+        run_name=run_folder.name,
+        run_config={"code": code, **without_secrets(described(config))},
+        total_steps=config.num_steps,
+        rank=dist.get_rank(),
+        gather=_gather if dist.get_world_size() > 1 else None,
+        decode=tokenizer.decode,
+    )
+
+
+def _gather(value: Any) -> list[Any] | None:
+    """Returns every rank's value on rank 0, None on other ranks."""
+    values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values, dst=0)
+    return values
+
+
+def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunObserver:
+    return RunObserver(
+        build_recorder(config, parts.tokenizer, run_folder),
+        algorithm=parts.algorithm,
+        prompts=parts.prompts,
+        token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),
+        run_folder=run_folder,
+    )
+
+
+def _build_checkpointer(
+    config: "RunConfig", parts: Parts, state: RunState, run_folder: Path
+) -> Checkpointer:
+    averages = [source for source in parts.sources if isinstance(source, PolicyAverage)]
+    return Checkpointer(
+        config.checkpoint,
+        trainer=parts.trainer,
+        prompts=parts.prompts,
+        run_state=state,
+        run_folder=run_folder,
+        config_fields=config_fields(config),
+        check_folder=RunFolderCheck(run_folder),
+        more_tensors=averages[0].tensors() if averages else None,
+    )

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from torchtitan_rl.build import auto_dtype
 from torchtitan_rl.configs.debug import debug
+from torchtitan_rl.run import auto_dtype
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtitan_rl.build.memory import teacher_spec
-from torchtitan_rl.build.start_checkpoint import START_CHECKPOINTS, check_complete, load_tokenizer
 from torchtitan_rl.data.task import recipe_of
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
+from torchtitan_rl.run.memory import teacher_spec
+from torchtitan_rl.run.start_checkpoint import START_CHECKPOINTS, check_complete, load_tokenizer
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
@@ -64,7 +64,7 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
         alone = replace(config, teacher=more, more_teachers={})
         prepare_teacher(alone, student)
         config.more_teachers[name] = alone.teacher
-    from torchtitan_rl.build.weight_files import check_tensors
+    from torchtitan_rl.trainer.weight_files import check_tensors
 
     try:
         if is_recipe(config.teacher):

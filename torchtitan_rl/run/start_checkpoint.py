@@ -42,8 +42,8 @@ def prepare_start(config: "RunConfig") -> None:
     Raises:
         UserError: naming `hf_assets_path`.
     """
-    from torchtitan_rl.build.weight_files import check_tensors
     from torchtitan_rl.models import spec_from_folder
+    from torchtitan_rl.trainer.weight_files import check_tensors
 
     if not config.hf_assets_path:
         start = start_of(config.task, START_CHECKPOINTS)
