@@ -16,7 +16,6 @@ from torchtitan_rl.environments.tools import Tool
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.typed_arguments import typed
-from torchtitan_rl.left_processes import CALL_VARIABLE, kill_marked, new_mark
 
 COMMAND = (sys.executable, "-I", "-")
 """Runs a program from the standard input, with the packages of the run's Python."""
@@ -37,7 +36,7 @@ class ProgramLimits:
     """Limits of one program."""
 
     seconds: float = number(5.0, above=0)
-    """Time, after which the program and the processes that it has started are killed."""
+    """Time, after which the program and its process group are killed."""
     cpu_seconds: int = number(5, least=1)
     """CPU time of each of its processes."""
     memory_bytes: int = number(2**30, least=1)
@@ -103,7 +102,6 @@ def _run(
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }  # threads take memory
-    own[CALL_VARIABLE] = mark = new_mark()
     process = subprocess.Popen(
         command, cwd=folder, env={**inherited, **own}, stdin=subprocess.PIPE, stdout=printed,
         stderr=subprocess.STDOUT, start_new_session=True, bufsize=0,
@@ -120,7 +118,6 @@ def _run(
         with contextlib.suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        kill_marked(f"{CALL_VARIABLE}={mark}", process.pid)
     if code == -signal.SIGXCPU:
         return f"used more than {limits.cpu_seconds} s of CPU time"
     if code < 0:
