@@ -334,12 +334,12 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _config_file("def mine():\n    pass\n")),
         row("c.sampling = None in a config function", "sampling = None: expected SamplingConfig. Use SamplingConfig().",
             _assigned("c.sampling = None")),
-        row("del c.num_steps in a config function", "num_steps: expected a field of the returned config, but:",
+        row("del c.num_steps in a config function", "num_steps: expected a field of the config, but:",
             _assigned("del c.num_steps")),
         row("a text in the place of a loss", "algorithm.loss = 'dapo': expected Loss.Config. Use Clip.Config().",
             _assigned("c.algorithm.loss = 'dapo'")),
-        row("c.num_steps = 50.0", "num_steps = 50.0: expected a whole number. Use 50 or more.", _assigned("c.num_steps = 50.0")),
-        row("grader.rewards of functions", ": expected list[str]. Name each in a text, as \"path/to/file.py:function\".",
+        row("c.num_steps = 50.0", "num_steps = 50.0: expected a valid integer. Use 50 or more.", _assigned("c.num_steps = 50.0")),
+        row("grader.rewards of functions", ": expected a valid string. Name each in a text, as \"path/to/file.py:function\".",
             _assigned("c.grader.rewards = [len]")),
         row("--dump-folder of a file", "dump_folder: cannot write to", _claimed("file")),
         row("--dump-folder of 300 letters", "expected names of at most 255 bytes, 4095 in all. Shorten it.",
@@ -401,7 +401,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _prompts(system_prompt="prompts/system.txt")),
         row("answer_kind number, and an answer without one", "no answer that can be read in 'answer': expected a number alone",
             _rows(_ROW + '{"prompt": "b", "answer": "c"}\n', answer_kind="number")),
-        row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected one of ('text', 'tag', 'box', 'number', 'choice'). Use 'text'.",
+        row("c.task.answer_kind = 'numeric'", "task.answer_kind = 'numeric': expected 'text', 'tag', 'box', 'number' or 'choice'. Use 'text'.",
             _assigned("from torchtitan_rl.data.tasks import Rows; c.task = Rows.Config(answer_kind='numeric')")),
         row("--task.warm-start of another task's recipe", "the recipe arrivals: expected one whose `worked` returns a text for examples of",
             lambda path: start_of(SumDigits.Config(instruction="", warm_start="torchtitan_rl.configs.toys.answer_recipes:arrivals"), path)),
@@ -417,12 +417,11 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         *(
             row(made, says, _own_environment(made))
             for made, says in (
-                ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] or Callable[..., "
-                    "Awaitable[Any]]. Use ['python', 'agent.py'] ("),
+                ("AgentEnvironment('python agent.py')", "TypeError: agent = 'python agent.py': expected Sequence[str] | Callable[..., "),
                 ("AgentEnvironment([])", "ValueError: agent = []: expected a program that can be run here, by name or absolute path ("),
-                ("AgentEnvironment(['true'], env={'A': 1})", "TypeError: env = {'A': 1}: expected Mapping[str, str] or None"),
+                ("AgentEnvironment(['true'], env={'A': 1})", "TypeError: env = {'A': 1}: expected a valid string ("),
                 ("type('E', (ToolEnvironment,), {'role': 'bot'})([])", "E.role = 'bot': expected one of ('user', 'tool', 'system'). Correct it."),
-                ("ToolEnvironment([python_tool(ProgramLimits(seconds='5'))])", "UserError: ProgramLimits.seconds = '5': expected a number. Use 5.0."),
+                ("ToolEnvironment([python_tool(ProgramLimits(seconds='5'))])", "UserError: ProgramLimits.seconds = '5': expected a valid number. Use 5.0."),
             )
         ),
         row("a loss whose Config is not inside its class", "algorithm.loss = 'M': expected a Config inside the class that it builds, as this one builds Clip",

@@ -101,7 +101,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option(
             "trainer.num-minibatches", "17", "17: expected at most num_prompts_per_step 16, as a mini-batch holds whole"
         ),
-        _option("comm.init-timeout-seconds", f"{10**23}", f"{10**23}: expected at most 1000000000000. Use 1800."),
     ],
     "Folders and checkpoints": [
         _option("dump-folder", "/", "'/': expected a folder that is new, empty or a run's own, but it has"),

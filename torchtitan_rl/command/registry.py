@@ -19,7 +19,7 @@ import tyro
 
 from torchtitan_rl.command.help_screen import TYRO, show_help
 from torchtitan_rl.errors import UserError, expect
-from torchtitan_rl.fields.config_types import check_types
+from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.references import (
     did_you_mean,
     from_caller,
@@ -88,7 +88,7 @@ def load_config(name: str) -> "RunConfig":
     written = inspect.isfunction(function) or not _is_reference(name)
     expect(written, "--config", name, "a function", f"It is {function!r:.200}: write one with def.")
     config = returned(function, "--config", name, "a function that returns a RunConfig", RunConfig)
-    check_types(config)
+    check_fields(config)
     return config
 
 

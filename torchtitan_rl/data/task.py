@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from torchtitan.config import Configurable
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.fields.config_types import check_types
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.fields.references import load_function, returned
@@ -214,7 +213,6 @@ def recipe_of(reference: str, field: str) -> StartRecipe:
     function = load_function(reference, field)
     expected = "a function that returns a Recipe"
     recipe = returned(function, field, reference, expected, StartRecipe)
-    check_types(recipe, field)
     check_fields(recipe, field)
     return recipe
 

@@ -1,14 +1,22 @@
-"""The check of all fields of a config. The launcher imports it, so it imports no torch."""
+"""The check of all fields of a config: their types, by pydantic, and the limits of a `number`.
+
+pydantic's TypeAdapter accepts an instance of a dataclass as it is, and makes another class of it when told to look inside. Configs are
+therefore walked here, and pydantic judges one field at a time. The launcher imports this file, so it imports no torch.
+"""
 
 import math
 import operator
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from torchtitan_rl.errors import expect
-from torchtitan_rl.fields.number import MANY
+from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+from pydantic_core import PydanticCustomError
+
+from torchtitan_rl.errors import UserError, expect
 
 _COMPARISONS = {
     "above": ("more than", operator.gt),
@@ -19,48 +27,87 @@ _COMPARISONS = {
 
 
 def check_fields(config: Any, path: str = "") -> None:
-    """Check every `number`, choice (Literal) and list of texts in a config and its nested configs.
+    """Check the type of every field of a config and of its nested configs, and the limits of every `number`.
 
-    Config functions can set any value, and the command line only warns about an unknown choice.
+    Python does not check what a config function assigns, such as None, a class or a text in the place of a config.
 
     Raises:
         UserError: names the field by its full `path`.
     """
     for declared in fields(config):
-        value, name = getattr(config, declared.name), f"{path}.{declared.name}".lstrip(".")
-        kinds = (declared.type, *get_args(declared.type))
-        if value is None and NoneType in kinds:
-            continue
-        choices: list[Any] = []
-        for kind in kinds:
-            if get_origin(kind) is Literal:
-                choices += get_args(kind)
+        name = f"{path}.{declared.name}".lstrip(".")
+        try:
+            value = getattr(config, declared.name)
+        except AttributeError as error:
+            raise UserError(
+                f"{name}: expected a field of the config, but: {error}. Set it."
+            ) from error
+        if expected := expected_type(value, declared.type):
+            shown = type(value) if is_dataclass(value) and not isinstance(value, type) else value
+            expect(False, name, shown, expected, _remedy(declared))
         for key, part in parts(value):
-            if is_dataclass(part):
+            if is_dataclass(part) and not isinstance(part, type):
                 check_fields(part, f"{name}.{key}".rstrip("."))
-            elif choices:
-                expect(
-                    part in choices,
-                    name,
-                    value,
-                    f"one of {tuple(choices)}",
-                    f"Use {declared.default!r}.",
-                )
-            elif declared.type == list[str]:
-                filled = isinstance(part, str) and part != ""
-                expect(
-                    filled,
-                    name,
-                    value,
-                    "texts of at least one character",
-                    "Correct the value.",
-                )
         if "limits" in declared.metadata:
             check_number(declared, value, name, config)
 
 
+def expected_type(value: Any, declared: Any) -> str:
+    """Returns what the declared type expects in words, such as "a valid integer"; "" if the value is of that type.
+
+    Any value is of a type that is only named (a forward reference).
+    """
+    if get_origin(declared) is Annotated:
+        declared = get_args(declared)[0]
+    try:
+        _adapter(declared).validate_python(value)
+    except ValidationError as error:
+        expected: list[str] = []
+        for fault in error.errors(include_url=False):
+            _, should_be, words = fault["msg"].partition("Input should be ")
+            if not should_be:  # such as "Field required", for a tuple that is too short
+                return str(declared).replace("collections.abc.", "").replace("typing.", "")
+            expected.append(words)
+        return " or ".join(dict.fromkeys(expected))
+    return ""
+
+
+@cache
+def _adapter(declared: Any) -> TypeAdapter:
+    config = ConfigDict(arbitrary_types_allowed=True, strict=True)
+    try:
+        return TypeAdapter(_with_instances(declared), config=config)
+    except (PydanticUndefinedAnnotation, PydanticUserError):
+        return TypeAdapter(Any)
+
+
+def _with_instances(declared: Any) -> Any:
+    """The type for pydantic: a dataclass in it stands for its instances, also those of subclasses."""
+    if isinstance(declared, str):
+        return Any
+    if is_dataclass(declared):
+        return Annotated[Any, PlainValidator(_instance_of(declared))]
+    origin, inner = get_origin(declared), tuple(map(_with_instances, get_args(declared)))
+    if origin in (Union, UnionType):
+        return Union[inner]  # noqa: UP007, the types are known only here
+    return origin[inner] if origin in (list, dict, tuple) else declared
+
+
+def _instance_of(cls: type) -> Any:
+    def check(value: Any) -> Any:
+        if not isinstance(value, cls):
+            raise PydanticCustomError(
+                "instance", "Input should be {name}", {"name": cls.__qualname__}
+            )
+        return value
+
+    return check
+
+
 def check_number(declared: Field, value: Any, name: str, config: Any = None) -> None:
     """Raise UserError, with the field called `name`, unless `value` is within the declared limits of a `number`.
+
+    Infinity is only allowed where it is declared.
 
     Args:
         config: contains the fields that the limits name.
@@ -76,38 +123,25 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
         if math.isfinite(limit):
             words.append(f"{_COMPARISONS[how][0]} {limit}{whose}")
     expected = " and ".join(words) or "a finite number"
-    remedy = declared.metadata["remedy"] or _usual(declared.metadata["usual"], bounds)
-    types = {declared.type, *get_args(declared.type)}
-    whole = int in types and float not in types
-    unlimited = "most" in bounds and math.isinf(bounds["most"])
     for _, element in parts(value):
-        is_number = isinstance(element, int) or (isinstance(element, float) and not whole)
-        # NumPy's numbers are refused, because they are not written as JSON.
-        typed = is_number and not isinstance(element, bool)
-        expect(typed, name, value, "a whole number" if whole else "a number", remedy)
-        expect(_is_within(element, bounds), name, value, expected, remedy)
-        sized = abs(element) <= MANY or (unlimited and element == math.inf)
-        bound = f"at most {MANY}" if element > 0 else f"at least -{MANY}"
-        expect(sized, name, value, bound, remedy)
-
-
-def _is_within(element: float, bounds: dict[str, float]) -> bool:
-    for how, bound in bounds.items():
-        _, holds = _COMPARISONS[how]
-        if not holds(element, bound):
-            return False
-    return True
-
-
-def _usual(default: Any, bounds: dict[str, float]) -> str:
-    """The default as a remedy; or a limit, if the default is beyond one, as another field's value may be a limit."""
-    for usual in (default, bounds.get("least"), bounds.get("most")):
-        if usual is None or usual is MISSING:
+        if element is None:
             continue
-        numbers = [element for _, element in parts(usual) if element is not None]
-        if all(_is_within(element, bounds) for element in numbers):
-            return f"Use {usual}."
-    return "Correct the value."
+        is_number = isinstance(element, (int, float))
+        expect(is_number, name, value, "a valid number", _remedy(declared))
+        within = all(_COMPARISONS[how][1](element, bound) for how, bound in bounds.items())
+        expect(within, name, value, expected, _remedy(declared))
+        finite = math.isfinite(element) or math.inf in bounds.values()
+        expect(finite, name, value, "a finite number", _remedy(declared))
+
+
+def _remedy(declared: Field) -> str:
+    """The field's own remedy, or its default."""
+    if remedy := declared.metadata.get("remedy"):
+        return remedy
+    if declared.default not in (MISSING, None):
+        return f"Use {declared.default!r}."
+    made = getattr(declared.default_factory, "__qualname__", "")
+    return f"Use {made}()." if made[:1].isupper() else "Correct the value."
 
 
 def parts(value: Any) -> Iterable[tuple[str, Any]]:

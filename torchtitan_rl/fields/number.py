@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 MANY = 10**12
-"""The upper limit of every number, and minus the lower, but for inf where it is declared. One beyond is a typing error
-and would overflow later on."""
+"""A limit for numbers of any useful size."""
 
 LIMITS = ("above", "least", "most", "below")
 
@@ -22,7 +21,8 @@ def number(default: Any = MISSING, *, remedy: str = "", **limits: float | str) -
     """
     if unknown := limits.keys() - set(LIMITS):
         raise TypeError(f"number() has no limits {sorted(unknown)}; it has {sorted(LIMITS)}")
-    metadata = {"limits": limits, "remedy": remedy, "usual": default}
+    metadata = {"limits": limits, "remedy": remedy}
     if isinstance(default, (list, dict)):
+        metadata["remedy"] = remedy or f"Use {default}."
         return field(default_factory=partial(copy, default), metadata=metadata)
     return field(default=default, metadata=metadata)

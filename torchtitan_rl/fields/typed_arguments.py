@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, TypeVar, get_type_hints
 
-from torchtitan_rl.fields.config_types import in_words, is_typed
+from torchtitan_rl.fields.field_limits import expected_type
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 
@@ -15,7 +15,7 @@ def typed(called: Called) -> Called:
 
     Raises TypeError, naming the argument, its value and the declared type.
 
-    Example: ToolEnvironment([], seconds="5") raises "seconds = '5': expected a number"
+    Example: ToolEnvironment([], seconds="5") raises "seconds = '5': expected a valid number"
     """
     if inspect.isclass(called):
         called.__init__ = typed(called.__init__)
@@ -26,11 +26,8 @@ def typed(called: Called) -> Called:
     @wraps(called)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            declared = hints().get(name, Any)
-            if not is_typed(value, declared):
-                raise TypeError(
-                    f"{name} = {value!r:.200}: expected {in_words(declared)}{_as_list(value, declared)}"
-                )
+            if expected := expected_type(value, hints().get(name, Any)):
+                raise TypeError(f"{name} = {value!r:.200}: expected {expected}")
         return called(*args, **kwargs)
 
     return checked
@@ -41,12 +38,3 @@ def check_above_zero(**numbers: float) -> None:
     for name, value in numbers.items():
         if not value > 0:
             raise ValueError(f"{name} = {value}: expected more than 0")
-
-
-def _as_list(value: Any, declared: Any) -> str:
-    """The remedy for a text in the place of a list of texts."""
-    return (
-        f". Use {value.split()!r}"
-        if isinstance(value, str) and "Sequence[str]" in str(declared)
-        else ""
-    )

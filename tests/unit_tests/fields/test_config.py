@@ -21,7 +21,7 @@ NAN, INF = float("nan"), float("inf")
     [
         ({"entropy_coef": -0.1}, "entropy_coef = -0.1: expected at least 0. Use 0.0."),
         ({"entropy_coef": NAN}, "entropy_coef = nan"),
-        ({"entropy_coef": INF}, "entropy_coef = inf: expected at most 1000000000000"),
+        ({"entropy_coef": INF}, "entropy_coef = inf: expected a finite number"),
         ({"refill_rounds": 0}, "refill_rounds = 0: expected at least 1"),
         ({"old_logprobs": "sampler", "mismatch": TokenTruncate.Config()}, "mismatch = "),
         ({"kl": KL.Config(coef=INF)}, "kl.coef = inf"),
@@ -45,7 +45,7 @@ NAN, INF = float("nan"), float("inf")
         ),
         *(({"loss": MaxEnt.Config(**{name: -1.0})}, f"loss.{name} = -1.0") for name in ("q_floor", "clip_coef")),
         ({"loss": MaxEnt.Config(clip=Clip.Config(eps_low=2.0))}, "loss.clip.eps_low = 2.0"),
-        ({"kl": KL.Config(estimator="k4")}, "kl.estimator = 'k4': expected one of ('k1', 'k2', 'k3'). Use 'k3'."),
+        ({"kl": KL.Config(estimator="k4")}, "kl.estimator = 'k4': expected 'k1', 'k2' or 'k3'. Use 'k3'."),
         ({"zero_variance": "dorp"}, "zero_variance = 'dorp'"),
         ({"nonfinite": "masked"}, "nonfinite = 'masked'"),
         ({"loss": MaxEnt.Config(clip_ratio="seq")}, "loss.clip_ratio = 'seq'"),

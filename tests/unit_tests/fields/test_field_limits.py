@@ -14,7 +14,7 @@ from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.field_limits import check_fields
-from torchtitan_rl.fields.number import MANY, number
+from torchtitan_rl.fields.number import number
 
 ANY_NUMBER = {
     "ReasoningGym.Config.tasks": "pairs of a name and a weight, checked where the names are",
@@ -45,7 +45,15 @@ class Outer:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"count": MANY}, {"size": 1}, {"most": math.inf}, {"ids": [0, 3]}, {"weights": {"a": -1.0}}, {"texts": ["a"]}],
+    [
+        {},
+        {"count": 10**12},
+        {"size": 1},
+        {"most": math.inf},
+        {"ids": [0, 3]},
+        {"weights": {"a": -1.0}},
+        {"texts": ["a"]},
+    ],
 )
 def test_valid_numbers_are_accepted(settings):
     assert check_fields(Outer(**settings)) is None
@@ -55,20 +63,22 @@ def test_valid_numbers_are_accepted(settings):
     ("settings", "message"),
     [
         ({"count": 0}, "run.count = 0: expected at least 1. Use 4."),
-        ({"count": MANY + 1}, "run.count = 1000000000001: expected at most 1000000000000. Use 4."),
-        ({"count": 1.5}, "run.count = 1.5: expected a whole number. Use 4."),
-        ({"count": None}, "run.count = None: expected a whole number. Use 4."),
-        ({"least": "1"}, "run.least = '1': expected a number. Use 1.0."),
+        ({"count": 1.5}, "run.count = 1.5: expected a valid integer. Use 4."),
+        ({"count": None}, "run.count = None: expected a valid integer. Use 4."),
+        ({"count": True}, "run.count = True: expected a valid integer. Use 4."),
+        ({"least": "1"}, "run.least = '1': expected a valid number. Use 1.0."),
         ({"least": math.nan}, "run.least = nan: expected at least 0. Use 1.0."),
-        ({"least": math.inf, "most": math.inf}, "run.least = inf: expected at most 1000000000000. Use 1.0."),
+        ({"least": math.inf, "most": math.inf}, "run.least = inf: expected a finite number. Use 1.0."),
         ({"most": 0.5}, "run.most = 0.5: expected at least 1.0 (least). Use 2.0."),
         ({"pair": (0.1, 1.0)}, "run.pair = (0.1, 1.0): expected at least 0 and less than 1. Use (0.1, 0.2)."),
         ({"ids": [3, -1]}, "run.ids = [3, -1]: expected at least 0. Use []."),
         ({"weights": {"a": math.nan}}, "run.weights = {'a': nan}: expected a finite number. Use {}."),
-        ({"kind": "third"}, "run.kind = 'third': expected one of ('one', 'other'). Use 'one'."),
-        ({"kinds": {"a": "third"}}, "run.kinds = {'a': 'third'}: expected one of ('one', 'other')."),
-        ({"texts": ["a", ""]}, "run.texts = ['a', '']: expected texts of at least one character. Correct the value."),
-        ({"texts": [5]}, "run.texts = [5]: expected texts of at least one character. Correct the value."),
+        ({"kind": "third"}, "run.kind = 'third': expected 'one' or 'other'. Use 'one'."),
+        ({"kinds": {"a": "third"}}, "run.kinds = {'a': 'third'}: expected 'one' or 'other'."),
+        ({"texts": [5]}, "run.texts = [5]: expected a valid string. Correct the value."),
+        ({"texts": "a"}, "run.texts = 'a': expected a valid list. Correct the value."),
+        ({"inner": None}, "run.inner = None: expected Inner. Use Inner()."),
+        ({"inner": Inner}, "run.inner = <class '"),
         ({"inner": Inner(share=0)}, "run.inner.share = 0: expected more than 0 and less than 1. Use a half."),
         ({"named": {"a": Inner(share=1)}}, "run.named.a.share = 1: expected more than 0 and less than 1. Use a half."),
     ],
