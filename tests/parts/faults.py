@@ -50,7 +50,7 @@ ranks come to other prompts, completions, rewards or advantages
 
 a run in which no completion ever has a reward
   stopped: no completion of 50 steps had a reward: every reward function failed or returned None, so nothing was learned.
-  3 unit_tests/observe/metrics/test_idle.py::test_run_without_any_reward_fails
+  3 unit_tests/observe/metrics/test_idle.py::test_run_without_any_reward_fails_and_names_what_failed
 
 the other nodes never come, or have another address
   error: the 2 nodes did not meet (DistStoreError: ...). Start the same command on every node, with the same NNODES, ...
