@@ -14,6 +14,7 @@ from torchtitan_rl.run import manifest
 
 BEST = "best.json"
 UNFINISHED, LEAVING, ASIDE = ".writing-", ".deleting-", "set-aside-"
+_STEP = re.compile(r"step-(\d+)")
 
 
 class CheckpointFolder:
@@ -27,8 +28,8 @@ class CheckpointFolder:
 
     def steps(self) -> dict[int, Path]:
         """Finished checkpoints by step, oldest first, including damaged ones."""
-        found = [(re.fullmatch(r"step-(\d+)", p.name), p) for p in self.path.glob("step-*")]
-        return dict(sorted((int(match[1]), path) for match, path in found if match))
+        names = {path: _STEP.fullmatch(path.name) for path in self.path.glob("step-*")}
+        return dict(sorted((int(name[1]), path) for path, name in names.items() if name))
 
     def newest(self) -> Path | None:
         """The finished checkpoint of the highest step; None if there is none."""
@@ -41,13 +42,12 @@ class CheckpointFolder:
 
     def begin(self, step: int) -> Path:
         """Create an empty folder for the checkpoint of `step`, and delete unfinished and half deleted ones."""
-        if not self.path.parent.is_dir():
-            raise FileNotFoundError(f"the run folder {self.path.parent} has vanished")
         for prefix in (UNFINISHED, LEAVING):
             for leftover in self.path.glob(f"{prefix}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         folder = self.path / f"{UNFINISHED}step-{step}"
-        folder.mkdir(parents=True)
+        self.path.mkdir(exist_ok=True)  # fails if the run's folder has vanished
+        folder.mkdir()
         return folder
 
     def finish(self, step: int, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
@@ -84,13 +84,19 @@ class CheckpointFolder:
         return [path.rename(_free_name(path.with_name(ASIDE + path.name))) for path in later]
 
     def _delete(self, folder: Path) -> None:
-        if (
-            folder.exists()
-        ):  # rename first: a kill in the middle must not leave half a checkpoint under its name
+        if folder.exists():
+            # Renamed first: a kill in the middle must not leave half a checkpoint under its name. `begin` deletes what a network
+            # file system still holds.
             leaving = folder.rename(folder.with_name(LEAVING + folder.name))
-            shutil.rmtree(
-                leaving, ignore_errors=True
-            )  # `begin` deletes what a network file system still holds
+            shutil.rmtree(leaving, ignore_errors=True)
+
+
+def _free_name(path: Path) -> Path:
+    number, free = 2, path
+    while os.path.lexists(free):
+        free = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return free
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,8 @@ def is_choice(resume: str) -> bool:
 
 def check_form(resume: str) -> None:
     """Raise UserError for a text that is neither a choice nor a path: a wrong one would be taken for a folder that is gone."""
-    step = re.fullmatch(r"step-(\d+)", resume)
-    holds = is_choice(resume) or os.sep in resume or (resume != "" and Path(resume).is_dir())
-    expect(
-        holds, "resume", resume, CHOICES, f"Use {step[1]}." if step else "auto takes the newest."
-    )
+    is_path = os.sep in resume or (resume != "" and Path(resume).is_dir())
+    expect(is_choice(resume) or is_path, "resume", resume, CHOICES, "auto takes the newest.")
 
 
 def find_resume(resume: str, run_folder: Path) -> Resume | None:
@@ -135,73 +138,50 @@ def find_resume(resume: str, run_folder: Path) -> Resume | None:
     """
     check_form(resume)
     own = CheckpointFolder(run_folder)
+    steps = own.steps()
     if resume == "never":
         expect(
-            not own.steps(), "resume", resume, f"a run folder without checkpoints, but {run_folder} has {list(own.steps())}",
+            not steps, "resume", resume, f"a run folder without checkpoints, but {run_folder} has {list(steps)}",
             "Pass another --dump-folder, or --resume auto to go on.",
         )  # fmt: skip
         return None
     if resume.isdecimal():
-        return _chosen_step(own, int(resume))
+        there = f"a step with a checkpoint in {own.path}: {list(steps) or 'there is none yet'}"
+        expect(int(resume) in steps, "resume", resume, there, "Or use auto.")
+        return _newest_good({int(resume): steps[int(resume)]}, fork=False)
     if resume == "auto":
-        return _newest_good(own.steps(), fork=False) if own.steps() else None
-    if not own.steps():
-        return _forked(Path(resume))
+        return _newest_good(steps, fork=False) if steps else None
     source = Path(resume).resolve()
-    if source.parent == own.path.resolve() and (step := re.fullmatch(r"step-(\d+)", source.name)):
-        return _chosen_step(own, int(step[1]))
+    if not steps:
+        return _newest_good(_steps_of_source(source), fork=True)
+    if source.parent == own.path.resolve() and (name := _STEP.fullmatch(source.name)):
+        return find_resume(name[1], run_folder)
     expect(
         source == run_folder.resolve() or _was_forked(run_folder, source), "resume", resume,
-        f"auto or one of {list(own.steps())}: {run_folder} has checkpoints, and was not forked from there",
+        f"auto or one of {list(steps)}: {run_folder} has checkpoints, and was not forked from there",
         "Pass another --dump-folder to fork into.",
     )  # fmt: skip
-    return _newest_good(own.steps(), fork=False)
+    return _newest_good(steps, fork=False)
 
 
 def _was_forked(run_folder: Path, source: Path) -> bool:
     """Whether one of the run's starts forked from `source`, by the configs that it has kept (config-1.json, ...)."""
     for file in run_folder.glob("config*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            then = json.loads(file.read_text())["resume"]
-            if not is_choice(then) and Path(then).resolve() == source:
+            resume = json.loads(file.read_text())["resume"]
+            if not is_choice(resume) and Path(resume).resolve() == source:
                 return True
     return False
 
 
-def _chosen_step(own: CheckpointFolder, step: int) -> Resume:
-    steps = own.steps()
-    there = f"one of {list(steps)}" if steps else "none yet, so leave it out"
-    expect(
-        step in steps,
-        "resume",
-        step,
-        f"a step with a checkpoint in {own.path}: {there}",
-        "Or use auto.",
-    )
-    reason = manifest.examine(steps[step])
-    expect(
-        not reason,
-        "resume",
-        step,
-        f"a whole checkpoint, but in {steps[step]} {reason}",
-        "Use auto or another step.",
-    )
-    return Resume(steps[step], step, fork=False)
-
-
-def _forked(source: Path) -> Resume:
+def _steps_of_source(source: Path) -> dict[int, Path]:
+    """The checkpoints of a run's folder, or the only one that `source` is."""
+    name = _STEP.fullmatch(source.name.removeprefix(ASIDE))
     steps = CheckpointFolder(source).steps()
-    if re.fullmatch(r"(set-aside-)?step-\d+", source.name):
-        steps = {int(source.name.rpartition("-")[2]): source} if source.is_dir() else {}
-    run = next(
-        (folder for folder in (source, *source.parents[:2]) if CheckpointFolder(folder).steps()),
-        None,
-    )
-    there = "There is no checkpoint at that place."
-    if run is not None:
-        there = f"{run} has {[step.name for step in CheckpointFolder(run).steps().values()]}: pass it, or one of these."
-    expect(bool(steps), "resume", str(source), CHOICES, there)
-    return _newest_good(steps, fork=True)
+    if name and source.is_dir():
+        steps = {int(name[1]): source}
+    expect(bool(steps), "resume", str(source), CHOICES, "There is no checkpoint at that place.")
+    return steps
 
 
 def _newest_good(steps: dict[int, Path], *, fork: bool) -> Resume:
@@ -212,15 +192,6 @@ def _newest_good(steps: dict[int, Path], *, fork: bool) -> Resume:
             return Resume(path.resolve(), step, fork, tuple(skipped))
         skipped.append(f"{path.name}: {reason}")
     raise UserError(
-        f"no checkpoint in {path.parent} can be used: {'; '.join(skipped)}. Pass --resume with another run's checkpoint, or "
-        "another --dump-folder for a new run."
+        f"no checkpoint in {path.parent} can be used: {'; '.join(skipped)}. Pass another --resume, or another --dump-folder for a "
+        "new run."
     )
-
-
-def _free_name(path: Path) -> Path:
-    number = 2
-    free = path
-    while os.path.lexists(free):
-        free = path.with_name(f"{path.name}-{number}")
-        number += 1
-    return free

@@ -29,9 +29,8 @@ ROOM = 1.02
 def policy_state(model: nn.Module) -> dict[str, Tensor]:
     """Every trained parameter by its plain name; tied ones once. A frozen base is not stored.
 
-    They are the sharded tensors themselves, so that saving and loading copy nothing. torchtitan's own wrapper keeps its first
-    state dict. A hook gathers and splits the fused query, key and value weights in it, so each rank would hold a whole float32
-    copy of them (5.5 GiB for 14B). Here they stay fused, like their optimizer state.
+    They are the sharded tensors themselves, so that saving and loading copy nothing. In torchtitan's own wrapper each rank would
+    hold a whole float32 copy of the fused query, key and value weights (5.5 GiB for 14B).
     """
     trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     return {canonical_fqn(name): p.detach() for name, p in trained}
@@ -79,11 +78,9 @@ class Checkpointer(Configurable):
 
     def check_room(self) -> None:
         """Raise UserError, on rank 0, if the disk has no room for even one checkpoint."""
-        missing = (
-            self.folder.missing_bytes(self._bytes())
-            if self.config.enable and comm.is_rank_0()
-            else 0
-        )
+        if not (self.config.enable and comm.is_rank_0()):
+            return
+        missing = self.folder.missing_bytes(self._bytes())
         expect(
             missing <= 0, "dump_folder", str(self.folder.path), f"room for a checkpoint of {self._bytes():,} bytes, but "
             f"{missing:,} bytes are missing", "Make room, or pass --dump-folder on another disk.",
@@ -155,7 +152,6 @@ class Checkpointer(Configurable):
         self._overdue_since = since
 
     def _write(self, step: int) -> None:
-        state = self._state()
         missing = comm.broadcast(self.folder.missing_bytes(self._bytes()))
         if missing > 0:
             raise CannotSaveError(
@@ -163,22 +159,22 @@ class Checkpointer(Configurable):
             )
         unfinished = self._on_rank_0(lambda: self.folder.begin(step))
         try:
-            with _explained("writing it failed", CannotSaveError):
-                dcp.save(state, checkpoint_id=str(unfinished))
-            described = self._everywhere(lambda: manifest.describe(_files_of_rank(unfinished)))
-            files = {name: entry for of_rank in described for name, entry in of_rank.items()}
-            about = {
-                "step": step,
-                "world_size": dist.get_world_size(),
-                "config": self.config_fields,
-                "base": self._base,
-            }
-            self._on_rank_0(lambda: self._finish(step, files, about))
+            with _explained("writing it failed (is the disk or a quota full?)", CannotSaveError):
+                dcp.save(self._state(), checkpoint_id=str(unfinished))
+            files_by_rank = self._everywhere(lambda: manifest.describe(_files_of_rank(unfinished)))
+            files = {name: entry for files in files_by_rank for name, entry in files.items()}
+            self._on_rank_0(lambda: self._finish(step, files))
         except CannotSaveError:
             self._on_rank_0(lambda: shutil.rmtree(unfinished, ignore_errors=True))
             raise
 
-    def _finish(self, step: int, files: dict[str, dict[str, Any]], about: dict[str, Any]) -> None:
+    def _finish(self, step: int, files: dict[str, dict[str, Any]]) -> None:
+        about = {
+            "step": step,
+            "world_size": dist.get_world_size(),
+            "config": self.config_fields,
+            "base": self._base,
+        }
         self.folder.finish(step, files, about)
         if step == self._best:
             self.folder.mark_best(step)
@@ -189,10 +185,9 @@ class Checkpointer(Configurable):
 
     def _bytes(self) -> int:
         """Estimated size of a checkpoint: the weights of all ranks and two moments of each."""
-        weights, more = policy_state(self.model).values(), self._more_tensors.values()
-        return int(
-            ROOM * sum(w.numel() * w.element_size() for w in (*weights, *weights, *weights, *more))
-        )
+        weights = sum(w.numel() * w.element_size() for w in policy_state(self.model).values())
+        more = sum(t.numel() * t.element_size() for t in self._more_tensors.values())
+        return int(ROOM * (3 * weights + more))
 
     def _on_rank_0(self, act: Callable[[], Any]) -> Any:
         """Run `act` on rank 0. Returns its result on every rank; raises CannotSaveError on every rank if it fails."""
@@ -223,10 +218,7 @@ def _explained(what: str, error_type: type[Exception]) -> Iterator[None]:
         rank, (cause, _) = min(error.failures.items())
         while cause.__context__ is not None:
             cause = cause.__context__
-        # Another rank sees a full disk only by this message: DCP sends it the exception without its cause.
-        torn = "a file could not be written to its end, as on a full disk or over a quota: "
-        hint = torn if "unexpected pos" in str(cause) else ""
-        raise error_type(f"{what}: rank {rank}: {hint}{type(cause).__name__}: {cause}") from error
+        raise error_type(f"{what}: rank {rank}: {type(cause).__name__}: {cause}") from error
 
 
 def _files_of_rank(folder: Path) -> list[Path]:

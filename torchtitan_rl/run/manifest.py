@@ -18,6 +18,7 @@ from torchtitan_rl.errors import UserError
 NAME = "manifest.json"
 HASH_THREADS = 4
 """Files hashed at once in a process. hashlib releases Python's lock."""
+_FILE_NAME = re.compile(r"[\w.-]*\w", re.ASCII)
 
 
 def digest(path: Path) -> str:
@@ -35,8 +36,8 @@ def describe(files: Iterable[Path]) -> dict[str, dict[str, Any]]:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = pool.map(digest, files)
         return {
-            f.name: {"bytes": f.stat().st_size, "sha256": d}
-            for f, d in zip(files, digests, strict=True)
+            file.name: {"bytes": file.stat().st_size, "sha256": sha256}
+            for file, sha256 in zip(files, digests, strict=True)
         }
 
 
@@ -52,35 +53,32 @@ def write(folder: Path, files: dict[str, dict[str, Any]], **about: Any) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of `folder`. Raises UserError, naming the reason, if it is missing or damaged."""
+    """The manifest of `folder`: "files", the run's "config" by dotted field, and what else `write` was given.
+
+    Raises:
+        UserError: naming the reason, if it is missing or damaged.
+    """
+    path = folder / NAME
+    if not os.path.lexists(path):
+        raise UserError(f"it has no {NAME}: it was not finished, or not written by this version")
+    if not path.is_file():
+        raise UserError(f"its {NAME} is no file")
     try:
-        manifest = json.loads((folder / NAME).read_text())
-        whole = manifest.pop("sha256") == _own_digest(manifest)
-    except FileNotFoundError:
-        raise UserError(
-            f"it has no {NAME}: it was not finished, or not written by this version"
-        ) from None
+        manifest = json.loads(path.read_text())
+        is_whole = manifest.pop("sha256") == _own_digest(manifest)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError(f"its {NAME} cannot be read ({error})") from error
-    if not whole:
-        raise UserError(f"its {NAME} is damaged")
-    if not _lists_files(manifest.get("files")):
-        raise UserError(f"its {NAME} does not list files of its folder, each with bytes and sha256")
+        raise UserError(f"its {NAME} is damaged ({error})") from error
+    if not is_whole:
+        raise UserError(f"its {NAME} is damaged: it is not what was written")
+    files, config = manifest.get("files"), manifest.get("config")
+    # Names without a path, so that no file outside the folder is read.
+    if not isinstance(files, dict) or not all(
+        _FILE_NAME.fullmatch(name) and isinstance(entry, dict) for name, entry in files.items()
+    ):
+        raise UserError(f"its {NAME} does not list files of its folder")
+    if not isinstance(config, dict):
+        raise UserError(f"its {NAME} has no config")
     return manifest
-
-
-def _lists_files(files: Any) -> bool:
-    """Whether this is what `describe` returns: names without a path, so that no file outside the folder is read."""
-    if not isinstance(files, dict):
-        return False
-    for name, entry in files.items():
-        if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or name in (".", ".."):
-            return False
-        if not isinstance(entry, dict):
-            return False
-        if type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
-            return False
-    return True
 
 
 def examine(folder: Path) -> str:
@@ -92,19 +90,18 @@ def examine(folder: Path) -> str:
     """
     try:
         manifest = read(folder)
-        named, files = re.search(r"step-(\d+)", folder.name), manifest["files"]
-        if named and manifest.get("step") not in (None, int(named[1])):
-            return (
-                f"it is the checkpoint of step {manifest['step']}: name it step-{manifest['step']}"
-            )
-        for name, expected in files.items():
-            found = (folder / name).stat().st_size
+        name, step = re.search(r"step-(\d+)", folder.name), manifest.get("step")
+        if name and step not in (None, int(name[1])):
+            return f"it is the checkpoint of step {step}: name it step-{step}"
+        files = manifest["files"]
+        for name, entry in files.items():
+            size = (folder / name).stat().st_size
             if not (folder / name).is_file():
-                return f"{name} is no file"  # a device may never end
-            if found != expected["bytes"]:
-                return f"{name} has {found} bytes in place of {expected['bytes']}"
-        for name, found in describe(folder / name for name in files).items():
-            if found != files[name]:
+                return f"{name} is no file"  # a pipe or a device may never end
+            if size != entry.get("bytes"):
+                return f"{name} has {size} bytes in place of {entry.get('bytes')}"
+        for name, entry in describe(folder / name for name in files).items():
+            if entry != files[name]:
                 return f"{name} is damaged: its bytes are not those that were written"
     except UserError as error:
         return str(error)

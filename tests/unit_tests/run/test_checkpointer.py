@@ -203,5 +203,5 @@ def test_disk_without_space_for_one_checkpoint_is_a_user_error(tmp_path, monkeyp
 
 def test_a_vanished_run_folder_stops_the_run(tmp_path):
     saver = checkpointer(tmp_path / "gone")
-    with pytest.raises(TrainingStopped, match="the run folder .*gone has vanished"):
+    with pytest.raises(TrainingStopped, match="step 3 cannot be saved: .*gone/checkpoint"):
         saver.save(3, last_step=True)
