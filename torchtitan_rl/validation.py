@@ -1,11 +1,14 @@
-"""Checks a config before a process group starts."""
+"""Checks what combines several classes of a config, before a process group starts.
+
+A field's own limits stand at the field (fields/field_limits.py). Config functions assign fields one by one, and a `__post_init__` would
+see none of it, so combinations of fields are here too.
+"""
 
 import math
 import os
-from dataclasses import Field, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torchtitan.config import Configurable
 
 from torchtitan_rl.algorithm import NoCorrection
@@ -15,8 +18,7 @@ from torchtitan_rl.data.task import Task
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.errors import expect
-from torchtitan_rl.fields.field_limits import check_fields, check_number, parts
-from torchtitan_rl.fields.number import number
+from torchtitan_rl.fields.field_limits import check_fields, parts
 from torchtitan_rl.fields.references import correctable, did_you_mean, load_function
 from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.models.mixture_of_experts import check_mixture
@@ -33,9 +35,6 @@ from torchtitan_rl.sampling import SamplingConfig
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
-_DEGREE: Field = number(1, least=1, remedy="1 turns it off.")
-"""The limit of degrees in torchtitan's own config, which declares none."""
-
 CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's CPU kernels support."""
 
@@ -46,125 +45,84 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     Raises:
         UserError: naming the field, the value, what was expected and the remedy.
     """
-    expect(
-        config.task is not None,
-        "task",
-        None,
-        "one, for example task=SumDigits.Config()",
-        "The config function must set it.",
-    )
+    example = "one, for example task=SumDigits.Config()"
+    expect(config.task is not None, "task", None, example, "The config function must set it.")
     check_fields(config)
     check_dump_folder(config.dump_folder)
     check_form(config.resume)
-    if config.comm.init_timeout_seconds is not None:
-        check_number(
-            number(1800, least=1), config.comm.init_timeout_seconds, "comm.init_timeout_seconds"
-        )
-    for name in ("pipeline_parallel_degree", "context_parallel_degree"):
-        degree = getattr(config.trainer.parallelism, name)
-        expect(
-            degree == 1,
-            f"trainer.parallelism.{name}",
-            degree,
-            "1, as it is not supported",
-            "Use FSDP, HSDP and TP.",
-        )
+    _check_metrics(config)
+    _check_builds(config)
+    with correctable("algorithm: building its parts raised"):
+        config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    _check_evaluation(config)
+    check_parser_name(config.conversations.tool_call_parser)
+    _check_layout(config, world_size)
+    _check_training_sampling(config)
+    _check_demonstrations(config)
+    _check_samplings(config)
+    if not os.path.isdir(config.hf_assets_path):  # else `check_model` knows the model's positions
+        check_lengths(config)
+    _check_lora(config)
+    _check_minibatches(config)
+    _check_reward_weights(config)
+    if config.in_flight.prompts:
+        _check_in_flight(config, world_size // config.generator.tensor_parallel_degree)
+    _check_objective(config)
+    check_asked(config)
+
+
+def _check_metrics(config: "RunConfig") -> None:
     chosen_sinks(config.metrics.sinks)
     Selection(config.metrics.select)
     for chart in config.metrics.charts:
         title, _, keys = chart.partition("=")
         named = bool(title) and all(keys.split(","))
-        expect(
-            named,
-            "metrics.charts",
-            chart,
-            "title=metric,metric",
-            'Example: "Characters=extra/brevity/characters".',
-        )
-    _check_whole(config)
-    with correctable("algorithm: building its parts raised"):
-        config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    _check_evaluates(config)
-    _check_best(config)
-    check_parser_name(config.conversations.tool_call_parser)
-    check_layout(config, world_size)
-    _check_sampling(config)
-    if config.prompts.demonstrate:
-        load_function(config.prompts.demonstrate, "prompts.demonstrate")
-    _check_samples(config)
-    if not os.path.isdir(
-        config.hf_assets_path
-    ):  # the positions of a folder's model are read later: see check_model
-        check_lengths(config)
-    _check_training(config)
-    _check_weights(config)
-    _check_in_flight(config, replicas=world_size // config.generator.tensor_parallel_degree)
-    cache = config.algorithm.truncation.cache_tokens
-    for sampling in (config.sampling, *config.task.samplings().values()):
-        longest = f"at most the longest completion ({sampling.max_tokens} tokens)"
-        fits = cache is None or cache <= sampling.max_tokens
-        expect(
-            fits,
-            "algorithm.truncation.cache_tokens",
-            cache,
-            longest,
-            "Lower it or allow longer completions.",
-        )
-        config.algorithm.build(max_completion_tokens=sampling.max_tokens).validate_sampling(
-            sampling.n
-        )
-    check_asked(config)
+        example = 'Example: "Characters=extra/brevity/characters".'
+        expect(named, "metrics.charts", chart, "title=metric,metric", example)
 
 
-def _check_best(config: "RunConfig") -> None:
-    """Check that `evaluation.best_by` has the evaluation that it asks for. Its metric: see `check_task`."""
-    best_by, stops = config.evaluation.best_by, config.evaluation.stop_after
-    asked = "a metric, as evaluation.stop_after asks"
-    remedy = f"Use evaluation/accuracy; for demonstrations, -{HELD_OUT_LOSS}."
-    expect(bool(best_by or not stops), "evaluation.best_by", "", asked, remedy)
-    on = bool(config.evaluation.every) or not best_by
-    expect(on, "evaluation.every", 0, "1 or more, as evaluation.best_by asks", "Use 10.")
-
-
-def _check_whole(config: Any, path: str = "") -> None:
-    """Check that no part is silently another one, as its Config builds another class."""
+def _check_builds(config: Any, path: str = "") -> None:
+    """Check that no part is silently another one: a Config that is nested in no class builds its parent's class."""
     for declared in fields(config):
         for key, part in parts(getattr(config, declared.name)):
+            if not isinstance(part, Configurable.Config):
+                continue
             name = f"{path}.{declared.name}.{key}".strip(".")
-            if isinstance(part, Configurable.Config):
-                if built_by(part) is type(part):
-                    _check_builds(name, type(part))
-                _check_whole(part, name)
+            _check_builds(part, name)
+            if built_by(part) is not type(part):
+                continue
+            bases = type(part).__mro__
+            nested = next((base for base in bases if "_owner" in vars(base)), type(part))
+            has_build = any("build" in vars(base) for base in bases[: bases.index(nested)])
+            sound = (
+                nested is Configurable.Config
+                or has_build
+                or len(fields(part)) == len(fields(nested))
+            )
+            built = nested.__qualname__.removesuffix(".Config")
+            expected = f"a Config inside the class that it builds, as this one builds {built}"
+            remedy = "Move it into your class, as Config."
+            expect(sound, name, type(part).__qualname__, expected, remedy)
 
 
-def _check_builds(field: str, config: type) -> None:
-    """Check that a config that is nested in no class has no fields that the class which it silently builds cannot read."""
-    bases = config.__mro__
-    nested = next((base for base in bases if "_owner" in vars(base)), config)
-    has_build = any("build" in vars(base) for base in bases[: bases.index(nested)])
-    expected = f"a Config inside the class that it builds, as this one builds {nested.__qualname__.removesuffix('.Config')}"
-    added = {one.name for one in fields(config)} - {one.name for one in fields(nested)}
-    sound = nested is Configurable.Config or has_build or not added
-    expect(sound, field, config.__qualname__, expected, "Move it into your class, as Config.")
-
-
-def _check_evaluates(config: "RunConfig") -> None:
-    """Check that evaluations that are asked for have samples. Those of demonstrations have the held-out loss."""
-    passes, asked = (
-        config.evaluation.build().passes,
-        config.eval_only or config.evaluation.every and config.samples_training,
-    )
-    why = (
-        "with eval_only" if config.eval_only else f"with evaluation.every {config.evaluation.every}"
-    )
+def _check_evaluation(config: "RunConfig") -> None:
+    """Check that evaluations that are asked for have samples, and the best metric its evaluation."""
+    evaluation = config.evaluation
+    wanted = f"with evaluation.every {evaluation.every}"
+    if config.eval_only:
+        wanted = "with eval_only"
+    samples = config.eval_only or (evaluation.every and config.samples_training)
+    expected = f"1 or more, here or in evaluation.sampled, {wanted}"
     remedy = "evaluation.every 0 turns evaluation off."
-    expect(
-        bool(passes) or not asked,
-        "evaluation.sampling.n",
-        0,
-        f"1 or more, here or in evaluation.sampled, {why}",
-        remedy,
-    )
+    has_samples = bool(evaluation.build().passes) or not samples
+    expect(has_samples, "evaluation.sampling.n", 0, expected, remedy)
+    chosen = bool(evaluation.best_by or not evaluation.stop_after)
+    remedy = f"Use evaluation/accuracy; for demonstrations, -{HELD_OUT_LOSS}."
+    expected = "a metric, as evaluation.stop_after asks"
+    expect(chosen, "evaluation.best_by", "", expected, remedy)
+    evaluates = bool(evaluation.every or not evaluation.best_by)
+    expected = "1 or more, as evaluation.best_by asks"
+    expect(evaluates, "evaluation.every", 0, expected, "Use 10.")
 
 
 def check_task(config: "RunConfig", task: Task) -> None:
@@ -179,14 +137,12 @@ def check_task(config: "RunConfig", task: Task) -> None:
     if not config.samples_training:
         known.add(f"-{HELD_OUT_LOSS}")
     for evaluation_pass, sampling in config.evaluation.build().passes.items():
+        prefix = evaluation_pass.prefix
+        prefixes = [prefix, *(f"{prefix}/{member}" for member in members if member)]
         names = evaluation_names(sampling.n, judged=judged)
-        prefixes = [
-            evaluation_pass.prefix,
-            *(f"{evaluation_pass.prefix}/{member}" for member in members if member),
-        ]
-        known |= {f"{prefix}/{each}" for prefix in prefixes for each in names}
+        known |= {f"{each}/{name}" for each in prefixes for name in names}
         if config.algorithm.loss.build().divergence_beta is not None:
-            known.add(f"-{evaluation_pass.prefix}/divergence")
+            known.add(f"-{prefix}/divergence")
     near = did_you_mean(best_by, known)
     if "pass@" in best_by and not config.evaluation.sampled.n:
         near = "pass@k needs evaluation.sampled.n of at least k, and is then evaluation/sampled/pass@k. "
@@ -196,28 +152,14 @@ def check_task(config: "RunConfig", task: Task) -> None:
     expect(has_it, "evaluation.best_by", best_by, f"one of {sorted(known)}", remedy)
 
 
-def _check_cpu(config: "RunConfig") -> None:
-    """Check what only a CPU limits: the size of a head, and compilation."""
-    head_dim = config.model_spec.model.layers[0].attention.head_dim
-    expect(
-        head_dim in CPU_HEAD_DIMS, "hf_assets_path", config.hf_assets_path,
-        f"a model whose head_dim is one of {CPU_HEAD_DIMS}, which vLLM has on a CPU, but it is {head_dim}",
-        "Use another model, or a GPU.",
-    )  # fmt: skip
-    expect(
-        not config.trainer.compile, "trainer.compile", True, "False on a CPU, whose attention cannot be compiled",
-        "Leave it off without a GPU.",
-    )  # fmt: skip
-
-
 def check_model(config: "RunConfig", *, world_size: int) -> None:
     """Check that degrees, lengths and memory fit the model. It is known from the start's folder or recipe.
 
     Raises:
         UserError: as `validate`.
     """
-    model = config.model_spec.model
-    check_parallelism(model, config.trainer.parallelism.tensor_parallel_degree)
+    model, tp = config.model_spec.model, config.trainer.parallelism.tensor_parallel_degree
+    check_parallelism(model, tp)
     check_other_parts(model, config.trainer, config.generator, on_cpu=ON_CPU)
     check_mixture(model, config.trainer, config.generator, world_size=world_size, on_cpu=ON_CPU)
     attention = model.layers[0].attention
@@ -226,152 +168,136 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
         "key-value heads": attention.n_kv_heads or attention.n_heads,
         "vocabulary entries": model.vocab_size,
     }
-    tp = config.trainer.parallelism.tensor_parallel_degree
-    for field, degree in (
-        ("trainer.parallelism", tp),
-        ("generator", config.generator.tensor_parallel_degree),
-    ):
+    degrees = {"trainer.parallelism": tp, "generator": config.generator.tensor_parallel_degree}
+    for part, degree in degrees.items():
         for what, size in divided.items():
-            expect(
-                size % degree == 0, f"{field}.tensor_parallel_degree", degree, f"a divisor of the model's {size} {what}",
-                "Use another degree.",
-            )  # fmt: skip
+            field, expected = (
+                f"{part}.tensor_parallel_degree",
+                f"a divisor of the model's {size} {what}",
+            )
+            expect(size % degree == 0, field, degree, expected, "Use another degree.")
     check_lengths(config)
     if ON_CPU:
-        _check_cpu(config)
+        _check_cpu(config, attention.head_dim)
     if gpu_bytes := gpu_memory_bytes():
         check_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
 
 
-def check_layout(config: "RunConfig", world_size: int) -> None:
-    """Check that degrees, ranks and devices fit each other.
+def _check_cpu(config: "RunConfig", head_dim: int) -> None:
+    """Check what only a CPU limits: the size of a head, and compilation."""
+    expected = f"a model whose head_dim is one of {CPU_HEAD_DIMS}, which vLLM has on a CPU, but it is {head_dim}"
+    supported = head_dim in CPU_HEAD_DIMS
+    remedy = "Use another model, or a GPU."
+    expect(supported, "hf_assets_path", config.hf_assets_path, expected, remedy)
+    expected = "False on a CPU, whose attention cannot be compiled"
+    remedy = "Leave it off without a GPU."
+    expect(not config.trainer.compile, "trainer.compile", True, expected, remedy)
 
-    Raises:
-        UserError: as `validate`.
-    """
-    p, local = config.trainer.parallelism, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if gpus := torch.cuda.device_count():
-        expect(
-            local <= gpus,
-            "NGPU",
-            local,
-            f"at most the {gpus} GPUs of this node",
-            "Start that many processes.",
-        )
-    for name in (
-        "tensor_parallel_degree",
-        "data_parallel_replicate_degree",
-        "expert_parallel_degree",
-    ):
-        check_number(_DEGREE, getattr(p, name), f"trainer.parallelism.{name}")
+
+def _check_layout(config: "RunConfig", world_size: int) -> None:
+    """Check that degrees, ranks and prompts fit each other."""
+    p = config.trainer.parallelism
+    seconds = config.comm.init_timeout_seconds
+    positive = seconds is None or seconds >= 1
+    expect(positive, "comm.init_timeout_seconds", seconds, "at least 1", "Use 1800.")
+    for name in ("pipeline_parallel_degree", "context_parallel_degree"):
+        degree, field = getattr(p, name), f"trainer.parallelism.{name}"
+        expect(degree == 1, field, degree, "1, as it is not supported", "Use FSDP, HSDP and TP.")
+    for kind in ("tensor_parallel", "data_parallel_replicate", "expert_parallel"):
+        degree, field = getattr(p, f"{kind}_degree"), f"trainer.parallelism.{kind}_degree"
+        expect(degree >= 1, field, degree, "at least 1", "1 turns it off.")
     tp, replicate, shard = (
         p.tensor_parallel_degree,
         p.data_parallel_replicate_degree,
         p.data_parallel_shard_degree,
     )
-    expect(
-        shard == -1 or shard >= 1, "trainer.parallelism.data_parallel_shard_degree", shard, "-1 or at least 1",
+    field, remedy = (
+        "trainer.parallelism.data_parallel_shard_degree",
         "-1 takes the ranks that are left over.",
-    )  # fmt: skip
+    )
+    expect(shard == -1 or shard >= 1, field, shard, "-1 or at least 1", remedy)
     fixed = tp * replicate * max(shard, 1)
+    ranks = f"{fixed}"
+    if shard < 0:
+        ranks = f"a multiple of {fixed}"
     expect(
         world_size == fixed or (shard < 0 and world_size % fixed == 0),
         "world size (NGPU x NNODES)",
         world_size,
-        f"{fixed if shard > 0 else f'a multiple of {fixed}'}, for trainer.parallelism has tensor_parallel_degree {tp} x "
-        f"data_parallel_replicate_degree {replicate} x data_parallel_shard_degree {shard}",
+        f"{ranks}, for trainer.parallelism has tensor_parallel_degree {tp} x data_parallel_replicate_degree {replicate} x "
+        f"data_parallel_shard_degree {shard}",
         "Start as many ranks, or change the degrees.",
     )
-    _check_replicas(
-        world_size, config.generator.tensor_parallel_degree, config.num_prompts_per_step
-    )
-
-
-def _check_samples(config: "RunConfig") -> None:
-    """Check that every sampling config draws samples, and several only if they differ."""
-    for field, sampling in _samplings(config).items():
-        expect(sampling.n >= 1, f"{field}.n", sampling.n, "at least 1 and at most 65536", "Use 8.")
-        expect(
-            sampling.n == 1 or sampling.temperature > 0, f"{field}.n", sampling.n,
-            "1 with temperature 0, as all samples would be equal", f"Set {field}.temperature, or lower it.",
-        )  # fmt: skip
-        kept = sampling.temperature == 0 or sampling.temperature >= 0.01
-        least = "at least 0.01: vLLM would sample at that, and the trainer would score at another"
-        expect(kept, f"{field}.temperature", sampling.temperature, least, "1.0 is usual.")
+    degree, prompts = config.generator.tensor_parallel_degree, config.num_prompts_per_step
+    field, expected = "generator.tensor_parallel_degree", f"a divisor of the {world_size} ranks"
+    expect(world_size % degree == 0, field, degree, expected, "Change it, or NGPU.")
+    replicas = world_size // degree
+    expected = f"at least {replicas}, one for each generator replica ({world_size} ranks / {field} {degree})"
+    remedy = "Raise it, or start fewer ranks (NGPU)."
+    expect(prompts >= replicas, "num_prompts_per_step", prompts, expected, remedy)
 
 
 def _samplings(config: "RunConfig") -> dict[str, SamplingConfig]:
     """All sampling configs that the run uses, by field."""
-    passes = {"sampling": config.sampling, **config.task.samplings()}
-    of_evaluation = {
-        "evaluation.sampling": config.evaluation.sampling,
-        "evaluation.sampled": config.evaluation.sampled,
-    }
-    return passes | {field: sampling for field, sampling in of_evaluation.items() if sampling.n}
+    samplings = {"sampling": config.sampling, **config.task.samplings()}
+    for name in ("sampling", "sampled"):
+        sampling = getattr(config.evaluation, name)
+        if sampling.n:
+            samplings[f"evaluation.{name}"] = sampling
+    return samplings
 
 
-def _check_sampling(config: "RunConfig") -> None:
+def _check_samplings(config: "RunConfig") -> None:
+    """Check that every sampling config draws samples, and several only if they differ."""
+    for field, sampling in _samplings(config).items():
+        n, temperature = sampling.n, sampling.temperature
+        expect(n >= 1, f"{field}.n", n, "at least 1 and at most 65536", "Use 8.")
+        expected = "1 with temperature 0, as all samples would be equal"
+        remedy = f"Set {field}.temperature, or lower it."
+        expect(n == 1 or temperature > 0, f"{field}.n", n, expected, remedy)
+        expected = (
+            "at least 0.01: vLLM would sample at that, and the trainer would score at another"
+        )
+        kept = temperature == 0 or temperature >= 0.01
+        expect(kept, f"{field}.temperature", temperature, expected, "1.0 is usual.")
+
+
+def _check_training_sampling(config: "RunConfig") -> None:
     """Check that the run's sampling config and those of a mixture's members can be trained on together."""
     longest, temperature = config.sampling.max_tokens, config.sampling.temperature
-    expect(
-        temperature > 0,
-        "sampling.temperature",
-        temperature,
-        "more than 0 in training",
-        "1.0 is usual.",
-    )
-    expect(
-        config.samples_training or temperature == 1, "sampling.temperature", temperature,
-        "1 with demonstrations, whose likelihood is the policy's own", "evaluation.sampling has its own.",
-    )  # fmt: skip
-    demonstrated = (
-        config.prompts.demonstrate or getattr(config.task, "demonstrations", "none") != "none"
-    )
-    expect(
-        not (config.samples_training and demonstrated), "algorithm.loss", type(config.algorithm.loss).__qualname__,
-        "one that learns from prompts.demonstrate or task.demonstrations", "Use Nll.Config(), as --config sft, or unset them.",
-    )  # fmt: skip
+    field, expected = "sampling.temperature", "more than 0 in training"
+    expect(temperature > 0, field, temperature, expected, "1.0 is usual.")
     replay = "False with sampling.top_p, top_k or min_p: the engine records either its experts or the tokens that it kept"
-    expect(
-        not (config.truncates and config.generator.router_replay),
-        "generator.router_replay",
-        True,
-        replay,
-        "Turn it off.",
-    )
-    for field, own in {"sampling": config.sampling, **config.task.samplings()}.items():
-        limits = {
-            "temperature": (own.temperature == temperature, f"sampling.temperature {temperature}, at which all are scored"),
-            "max_tokens": (own.max_tokens <= longest, f"at most sampling.max_tokens {longest}, which normalises losses"),
-        }  # fmt: skip
-        for name, (holds, expected) in limits.items():
-            expect(holds, f"{field}.{name}", getattr(own, name), expected, "Correct the value.")
+    both = config.truncates and config.generator.router_replay
+    expect(not both, "generator.router_replay", True, replay, "Turn it off.")
+    for field, own in config.task.samplings().items():
+        expected = f"sampling.temperature {temperature}, at which all are scored"
+        same = own.temperature == temperature
+        expect(same, f"{field}.temperature", own.temperature, expected, "Correct the value.")
+        expected = f"at most sampling.max_tokens {longest}, which normalises losses"
+        shorter = own.max_tokens <= longest
+        expect(shorter, f"{field}.max_tokens", own.max_tokens, expected, "Correct the value.")
 
 
-def _check_training(config: "RunConfig") -> None:
-    """Check LoRA's settings and the mini-batches of a step."""
-    trainer = config.trainer
-    adapted = trainer.lora.rank > 0 or trainer.lora == type(trainer.lora)()
-    all_weights = "1 or more with trainer.lora.alpha or targets: without it all weights are trained"
-    expect(adapted, "trainer.lora.rank", 0, all_weights, "Set it, or leave out the others.")
-    if trainer.lora.rank:
-        expect(
-            bool(trainer.lora.targets),
-            "trainer.lora.targets",
-            (),
-            "at least one",
-            "Leave it out for all five.",
-        )
-        expect(
-            ON_CPU or config.generator.dtype == "bfloat16", "generator.dtype", config.generator.dtype,
-            "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32", "Set it.",
-        )  # fmt: skip
+def _check_demonstrations(config: "RunConfig") -> None:
+    """Check that demonstrations and a loss that learns from them come together, at temperature 1."""
+    if config.prompts.demonstrate:
+        load_function(config.prompts.demonstrate, "prompts.demonstrate")
+    if not config.samples_training:
+        temperature = config.sampling.temperature
+        expected = "1 with demonstrations, whose likelihood is the policy's own"
+        remedy = "evaluation.sampling has its own."
+        expect(temperature == 1, "sampling.temperature", temperature, expected, remedy)
+        return
+    shown = config.prompts.demonstrate or getattr(config.task, "demonstrations", "none") != "none"
+    loss = type(config.algorithm.loss).__qualname__
+    expected = "one that learns from prompts.demonstrate or task.demonstrations"
     expect(
-        trainer.num_minibatches <= config.num_prompts_per_step,
-        "trainer.num_minibatches",
-        trainer.num_minibatches,
-        f"at most num_prompts_per_step {config.num_prompts_per_step}, as a mini-batch holds whole prompt groups",
-        "Lower it, or raise the other.",
+        not shown,
+        "algorithm.loss",
+        loss,
+        expected,
+        "Use Nll.Config(), as --config sft, or unset them.",
     )
 
 
@@ -402,78 +328,71 @@ def check_lengths(config: "RunConfig") -> None:
     )  # fmt: skip
 
 
-def _check_weights(config: "RunConfig") -> None:
-    """Check that the advantages of single rewards are added up with the weights of the rewards."""
-    if isinstance(config.algorithm.advantage, Gdpo.Config):
-        weights, summed = config.algorithm.advantage.weights, config.grader.weights
-        expect(
-            weights == summed,
-            "algorithm.advantage.weights",
-            weights,
-            f"{summed}, as grader.weights",
-            "Set both.",
+def _check_lora(config: "RunConfig") -> None:
+    lora = config.trainer.lora
+    if lora.rank == 0:
+        expected = (
+            "1 or more with trainer.lora.alpha or targets: without it all weights are trained"
         )
+        remedy = "Set it, or leave out the others."
+        expect(lora == type(lora)(), "trainer.lora.rank", 0, expected, remedy)
+        return
+    remedy = "Leave it out for all five."
+    expect(bool(lora.targets), "trainer.lora.targets", (), "at least one", remedy)
+    dtype = config.generator.dtype
+    expected = "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32"
+    expect(ON_CPU or dtype == "bfloat16", "generator.dtype", dtype, expected, "Set it.")
 
 
-def _check_in_flight(config: "RunConfig", *, replicas: int) -> None:
+def _check_minibatches(config: "RunConfig") -> None:
+    count, prompts = config.trainer.num_minibatches, config.num_prompts_per_step
+    expected = f"at most num_prompts_per_step {prompts}, as a mini-batch holds whole prompt groups"
+    remedy = "Lower it, or raise the other."
+    expect(count <= prompts, "trainer.num_minibatches", count, expected, remedy)
+
+
+def _check_reward_weights(config: "RunConfig") -> None:
+    """Check that the advantages of single rewards are added up with the weights of the rewards."""
+    advantage, summed = config.algorithm.advantage, config.grader.weights
+    if isinstance(advantage, Gdpo.Config):
+        same, expected = advantage.weights == summed, f"{summed}, as grader.weights"
+        expect(same, "algorithm.advantage.weights", advantage.weights, expected, "Set both.")
+
+
+def _check_in_flight(config: "RunConfig", replicas: int) -> None:
     """Check that groups can be carried from step to step: how many, in equal shares, and with what else."""
+    field, alone = "in_flight.prompts", "with in_flight.prompts"
     prompts, needed, algorithm = (
         config.in_flight.prompts,
         config.num_prompts_per_step,
         config.algorithm,
     )
-    if not prompts:
-        return
-    expect(
-        config.samples_training,
-        "in_flight.prompts",
-        prompts,
-        "0 with demonstrations: nothing is sampled",
-        "Set 0.",
-    )
-    expect(
-        needed <= prompts <= 2 * needed, "in_flight.prompts", prompts,
-        f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age", "Use 1.5 times.",
-    )  # fmt: skip
-    for field, count in {"in_flight.prompts": prompts, "num_prompts_per_step": needed}.items():
-        share = f"a multiple of the {replicas} generator replicas with in_flight.prompts, so that each has the same share"
-        expect(count % replicas == 0, field, count, share, "Change it.")
-    alone = "with in_flight.prompts"
-    expect(
-        algorithm.zero_variance != "refill", "algorithm.zero_variance", "refill", f'"keep" or "drop" {alone}',
-        "Groups in flight are a supply of new prompts already.",
-    )  # fmt: skip
-    corrected = algorithm.old_logprobs == "sampler" or not isinstance(
-        algorithm.mismatch, NoCorrection.Config
-    )
-    expect(
-        corrected, "algorithm.mismatch", "none", f"a correction {alone}, for tokens of older weights",
-        'Use TokenTruncate.Config() (--algorithm.old-logprobs sampler: the ratio contains it).',
-    )  # fmt: skip
-    for field, sampling in {"sampling": config.sampling, **config.task.samplings()}.items():
-        remedy = "Use stop_token_ids."
-        expect(
-            not sampling.stop,
-            f"{field}.stop",
-            sampling.stop,
-            f"none {alone}: a text may span two steps",
-            remedy,
-        )
+    expected = "0 with demonstrations: nothing is sampled"
+    expect(config.samples_training, field, prompts, expected, "Set 0.")
+    expected = f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age"
+    expect(needed <= prompts <= 2 * needed, field, prompts, expected, "Use 1.5 times.")
+    for name, count in {field: prompts, "num_prompts_per_step": needed}.items():
+        expected = f"a multiple of the {replicas} generator replicas {alone}, so that each has the same share"
+        expect(count % replicas == 0, name, count, expected, "Change it.")
+    refills, expected = algorithm.zero_variance == "refill", f'"keep" or "drop" {alone}'
+    remedy = "Groups in flight are a supply of new prompts already."
+    expect(not refills, "algorithm.zero_variance", "refill", expected, remedy)
+    corrects = not isinstance(algorithm.mismatch, NoCorrection.Config)
+    expected = f"a correction {alone}, for tokens of older weights"
+    remedy = "Use TokenTruncate.Config() (--algorithm.old-logprobs sampler: the ratio contains it)."
+    corrected = corrects or algorithm.old_logprobs == "sampler"
+    expect(corrected, "algorithm.mismatch", "none", expected, remedy)
+    for name, sampling in {"sampling": config.sampling, **config.task.samplings()}.items():
+        expected = f"none {alone}: a text may span two steps"
+        expect(not sampling.stop, f"{name}.stop", sampling.stop, expected, "Use stop_token_ids.")
 
 
-def _check_replicas(world_size: int, degree: int, num_prompts: int) -> None:
-    """Check that replicas divide the ranks and that each has a prompt.
-
-    Raises:
-        UserError: naming the field, the values and the remedy.
-    """
-    expect(
-        degree >= 1 and world_size % degree == 0, "generator.tensor_parallel_degree", degree,
-        f"a divisor of the {world_size} ranks", "Change it, or NGPU.",
-    )  # fmt: skip
-    replicas = world_size // degree
-    expect(
-        num_prompts >= replicas, "num_prompts_per_step", num_prompts,
-        f"at least {replicas}, one for each generator replica ({world_size} ranks / generator.tensor_parallel_degree {degree})",
-        "Raise it, or start fewer ranks (NGPU).",
-    )  # fmt: skip
+def _check_objective(config: "RunConfig") -> None:
+    """Check that the objective works with the groups and lengths that are sampled."""
+    cache, field = config.algorithm.truncation.cache_tokens, "algorithm.truncation.cache_tokens"
+    for sampling in (config.sampling, *config.task.samplings().values()):
+        expected = f"at most the longest completion ({sampling.max_tokens} tokens)"
+        fits = cache is None or cache <= sampling.max_tokens
+        expect(fits, field, cache, expected, "Lower it or allow longer completions.")
+        algorithm = config.algorithm.build(max_completion_tokens=sampling.max_tokens)
+        algorithm.validate_sampling(sampling.n)
