@@ -141,19 +141,8 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "--trainer.lora.alpha 64", "trainer.lora.rank = 0: expected 1 or more with trainer.lora.alpha or targets"
         ),
         WrongInput(
-            "--algorithm.loss Gspo",
-            "--algorithm.loss: expected a field of algorithm.loss, here Clip with ['eps_low', 'eps_high', 'dual_clip']. A part of "
-            "another class is set in a config function: config.algorithm.loss = CLASS.Config().",
-        ),
-        WrongInput(
-            "--algorithm.loss.eps-hihg 1", "'dual_clip']. Did you mean eps_high or eps_low? A part of another class"
-        ),
-        WrongInput(
             "--algorithm.truncation.mode penalty --algorithm.truncation.cache-tokens 99",
             "algorithm.truncation.cache_tokens = 99: expected at most the longest completion",
-        ),
-        WrongInput(
-            "--task.path data.jsonl", "--task.path: expected a field of task, here SumDigits with ['warm_start', "
         ),
         _option(
             "trainer.optimizer.betas", "2 3", "(2.0, 3.0): expected at least 0 and less than 1. 0.9 and 0.95 are usual."

@@ -9,16 +9,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
-from functools import reduce
-from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tyro
 
 from torchtitan_rl.command.help_screen import TYRO, show_help
-from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.references import (
     did_you_mean,
@@ -100,46 +97,22 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     program = os.environ.get("TORCHTITAN_RL_PROGRAM", "run_train.sh")
     own = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False)
     own.add_argument("--config", default="debug", metavar="NAME or path/to/file.py:function")
-    own.add_argument("-h", "--help", nargs="?", const="", choices=["", "all"], metavar="all")
+    questions = own.add_mutually_exclusive_group()
+    questions.add_argument("-h", "--help", nargs="?", const="", choices=["", "all"], metavar="all")
     for flag in _SWITCHES:
-        own.add_argument(flag, f"--{flag[2:].replace('-', '_')}", action="store_true")
+        questions.add_argument(flag, f"--{flag[2:].replace('-', '_')}", action="store_true")
     given, overrides = own.parse_known_args(args)
-    configs = sum(word.partition("=")[0] == "--config" for word in args)
-    expect(configs <= 1, "--config", given.config, f"one config, and not {configs}", "Name one.")
-    asked = [flag for flag in _SWITCHES if getattr(given, flag[2:].replace("-", "_"))]
-    asked += ["--help"] * (given.help is not None)
-    expect(
-        len(asked) <= 1,
-        "command",
-        " ".join(asked),
-        "one of these, as each ends the program",
-        "Use one.",
-    )
     if os.environ.get("RANK", "0") == "0":
         tell_repeated(args)
     if given.list_configs:
         list_configs()
         raise SystemExit(0)
     name, default = given.config, load_config(given.config)
-    _refuse_repeated_names(overrides, default)
-    cli = {
-        "default": default,
-        "prog": f"{program} --config {name}",
-        "config": TYRO,
-        "args": overrides,
-    }
-    config, unknown = tyro.cli(type(default), return_unknown_args=True, **cli)
-    if unknown:
-        _refuse_unknown(unknown[0], default)
-        tyro.cli(type(default), **cli)  # says which options are spelled alike, and exits
+    command = f"{program} --config {name}"
+    config = tyro.cli(type(default), default=default, prog=command, config=TYRO, args=overrides)
     if given.help is not None:
-        show_help(
-            program,
-            name,
-            inspect.getdoc(config_function(name)) or "",
-            config,
-            every_field=bool(given.help),
-        )
+        description = inspect.getdoc(config_function(name)) or ""
+        show_help(command, description, config, every_field=bool(given.help))
         raise SystemExit(0)
     for field in ("dump_folder", "hf_assets_path", "teacher", "resume"):
         path = getattr(config, field)
@@ -170,38 +143,6 @@ def tell_repeated(args: Sequence[str]) -> None:
     ).items():
         if count > 1:
             print(f"{option} is given {count} times: the last one counts", file=sys.stderr)
-
-
-def _refuse_repeated_names(args: Sequence[str], config: "RunConfig") -> None:
-    """Raise UserError for a name that one option of pairs, such as --grader.weights, has several times."""
-    for i, word in enumerate(args):
-        option, *first = word.split("=", 1)
-        path = option.removeprefix("--").replace("-", "_").split(".")
-        if isinstance(reduce(lambda part, name: getattr(part, name, None), path, config), dict):
-            pairs = [*first, *takewhile(lambda word: not word.startswith("--"), args[i + 1 :])]
-            for name, count in Counter(pairs[::2]).items():
-                expect(
-                    count == 1,
-                    option,
-                    name,
-                    f"each name once, and not {count} times",
-                    "Keep one of its values.",
-                )
-
-
-def _refuse_unknown(word: str, config: Any) -> None:
-    """Raise UserError for an option of a part of the config that its class does not have."""
-    option = word.partition("=")[0]
-    path, rest = [], option.removeprefix("--").replace("-", "_").split(".")
-    while rest and is_dataclass(inner := getattr(config, rest[0], None)):
-        config, path = inner, [*path, rest.pop(0)]
-    if path:
-        part, known = ".".join(path), [field.name for field in fields(config)]
-        near = did_you_mean(rest[0], known) if rest else ""
-        raise UserError(
-            f"{word}: expected a field of {part}, here {type(config).__qualname__.removesuffix('.Config')} with {known or 'none'}. "
-            f"{near}A part of another class is set in a config function: config.{part} = CLASS.Config()."
-        )
 
 
 def _is_path(field: str, given: str) -> bool:

@@ -122,29 +122,23 @@ def test_dotted_overrides_reach_the_chosen_pieces():
     assert config.evaluation.sampling.n == 4
 
 
-def test_an_unknown_key_is_an_error_with_a_suggestion():
-    expected = (
-        r"--trainer\.optimizer\.lrr: expected a field of trainer\.optimizer, here AdamW with .* Did you mean lr\?"
-    )
-    with pytest.raises(UserError, match=expected):
-        parse_args(["--config", "debug", "--trainer.optimizer.lrr", "3"])
-
-
-@pytest.mark.parametrize("option", ["--num-step", "--foo", "--data.path"])
-def test_an_option_like_none_or_spelled_alike_is_left_to_tyro(option, capsys):
-    with pytest.raises(SystemExit):
+@pytest.mark.parametrize("option", ["--num-step", "--trainer.optimizer.lrr", "--foo", "--data.path"])
+def test_unknown_option_is_refused_with_those_spelled_alike(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
         parse_args([option, "3"])
-    said = "".join(capsys.readouterr())
-    assert ("Perhaps you meant" in said) == (option == "--num-step")
+    shown = "".join(capsys.readouterr())
+    assert "Unrecognized options" in shown
+    assert ("Perhaps you meant" in shown) == option.endswith(("step", "lrr"))
 
 
 SWITCHES = ["--list-configs", "--print-config", "--dry-run", "--preview", "--help"]
 
 
-@pytest.mark.parametrize("pair", itertools.combinations(SWITCHES, 2), ids=" ".join)
-def test_two_questions_in_one_command_are_refused_by_name(pair):
-    with pytest.raises(UserError, match=f"command = '{' '.join(pair)}': expected one of these"):
-        parse_args(["--config", "debug", *reversed(pair)])
+def test_two_questions_in_one_command_are_refused(capsys):
+    for pair in itertools.combinations(SWITCHES, 2):
+        with pytest.raises(SystemExit, match="2"):
+            parse_args(["--config", "debug", *reversed(pair)])
+        assert f"argument {pair[0]}" in capsys.readouterr().err.replace("-h/", "")
 
 
 @pytest.mark.parametrize(
@@ -163,25 +157,6 @@ def test_an_option_that_is_given_twice_is_said(given, option, capsys):
     assert config.num_steps == 4 or "num" not in option
     parse_args(["--config", "debug", given[0].partition("=")[0].replace("steps", "steps=3")])
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["--grader.weights", "correct", "1", "brevity", "2", "correct", "3"],
-        ["--grader.weights=correct", "1", "correct", "3"],
-        ["--more_teachers", "correct", "a", "correct", "a"],
-    ],
-)
-def test_a_name_that_an_option_of_pairs_has_twice_is_refused(given):
-    option = given[0].partition("=")[0]
-    with pytest.raises(UserError, match=f"{option} = 'correct': expected each name once, and not 2 times"):
-        parse_args(["--config", "debug", *given])
-
-
-def test_a_name_and_a_value_of_a_pair_may_be_alike():
-    _, config = parse_args(["--config", "debug", "--more_teachers", "a", "/b", "/b", "/b", "--num-steps", "4"])
-    assert (config.more_teachers, config.num_steps) == ({"a": "/b", "/b": "/b"}, 4)
 
 
 @pytest.mark.parametrize(
