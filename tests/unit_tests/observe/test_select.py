@@ -128,12 +128,6 @@ def test_each_named_selector_selects_its_rows():
         assert {r["select_reason"] for r in found} == {name.partition(":")[0].replace("_", " ")}
 
 
-def test_ranks_send_only_candidate_rows():
-    rows = [row(p, s, float(p * s)) for p in range(50) for s in range(4)]
-    assert len(Selection(("top", "bottom", "random")).candidates(rows)) <= 3 * 4  # with their siblings
-    assert len(Selection((), keep_all=True).candidates(rows)) == 200
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_whole_group_of_a_shown_row_is_stored_on_any_number_of_ranks(count):
     rows = [row(p, s, float(4 * p + s)) for p in range(6) for s in range(4)]

@@ -33,32 +33,17 @@ def stored(tmp_path):
     return make
 
 
-def test_store_has_text_logprob_diff_and_advantage_of_every_token(stored):
-    best = sample(
-        1,
-        2.0,
-        loss_mask=[True, False, True],
-        advantage=0.70004,
-        logprob_diff=LogprobDiff(mean=6e-6, max=1.234e-5, tokens={"diff": np.float32([1.234e-5, -2e-7])}),
-    )
+def test_store_has_the_numbers_of_every_token_of_a_shown_row(stored):
+    numbers = {"diff": np.float32([1.234e-5, -2e-7]), "entropy": np.float32([0.25, 1.2345])}
+    diff = LogprobDiff(mean=6e-6, max=1.234e-5, tokens=numbers)
+    best = sample(1, 2.0, loss_mask=[True, False, True], advantage=0.70004, logprob_diff=diff)
+    best.credit.token_columns["teacher_log_ratios"] = np.float32([-0.5, 9, 3.25])  # [L]
     row, sibling = stored(group(0, sample(0, 1.0), best))
     assert "tokens" not in sibling
     assert row["tokens"] == {
-        "text": ["4", "+", "\n"], "logprob": [-0.5, None, -0.5], "diff": [1.2e-05, None, -2e-07], "advantage": 0.7
+        "text": ["4", "+", "\n"], "logprob": [-0.5, None, -0.5], "diff": [1.2e-05, None, -2e-07], "advantage": 0.7,
+        "entropy": [0.25, None, 1.23], "teacher_log_ratios": [-0.5, None, 3.25],
     }  # fmt: skip
-
-
-def test_store_has_the_entropy_and_the_teacher_s_numbers_of_every_token(stored):
-    taught = sample(
-        0,
-        2.0,
-        loss_mask=[True, False, True],
-        logprob_diff=LogprobDiff(mean=0, max=0, tokens={"entropy": np.float32([0.25, 1.2345])}),
-    )
-    taught.credit.token_columns["teacher_log_ratios"] = np.float32([-0.5, 9, 3.25])  # [L]
-    (row,) = stored(group(0, taught))
-    assert row["tokens"]["entropy"] == [0.25, None, 1.23]
-    assert row["tokens"]["teacher_log_ratios"] == [-0.5, None, 3.25]
 
 
 def test_tokens_of_groups_in_flight_have_their_staleness(stored):

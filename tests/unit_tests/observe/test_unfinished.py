@@ -69,27 +69,26 @@ def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(tmp_pa
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
 
 
-def test_columns_that_are_left_out_are_not_written_and_the_budget_holds(tmp_path, full):
-    step = UnfinishedStep()
-    step.keep([full], step=4, split="train")
-    for name, budget in (("a", 2**20), ("b", 10)):
-        run = recorder(tmp_path / name, leave_out_columns=["messages", "expected_*"], store_bytes=budget)
-        run.write_unfinished(step)
-        run.close()
-    rows = list(read_rows(tmp_path / "a"))
-    assert len(rows) == 2
-    assert not any("expected_answer" in row for row in rows)
-    assert len(list(read_rows(tmp_path / "b"))) == 1
-
-
 @pytest.mark.parametrize(
-    ("pattern", "tables"), [("!rollout/*", {"evaluation/samples"}), ("*:10", {"rollout/samples", "evaluation/samples"})]
+    ("settings", "tables", "count"),
+    [
+        ({"leave_out_columns": ["messages", "expected_*"]}, {"rollout/samples", "evaluation/samples"}, 4),
+        ({"store_bytes": 10}, {"evaluation/samples"}, 1),
+        ({"filters": ["local=!rollout/*"]}, {"evaluation/samples"}, 2),
+        (
+            {"filters": ["local=*:10"]},
+            {"rollout/samples", "evaluation/samples"},
+            4,
+        ),  # a failed step is never between two
+    ],
 )
-def test_the_store_s_filter_holds_for_a_failed_step_which_is_never_between_two(tmp_path, full, pattern, tables):
+def test_the_store_s_settings_hold_for_a_failed_step(tmp_path, full, settings, tables, count):
     step = UnfinishedStep()
     step.keep([full], step=3, split="train")
     step.keep([full], step=3, split="eval_greedy")
-    run = recorder(tmp_path, filters=[f"local={pattern}"])
+    run = recorder(tmp_path, **settings)
     run.write_unfinished(step)
     run.close()
-    assert {row["table"] for row in read_rows(tmp_path)} == tables
+    rows = list(read_rows(tmp_path))
+    assert ({row["table"] for row in rows}, len(rows)) == (tables, count)
+    assert all(("expected_answer" in row) is ("leave_out_columns" not in settings) for row in rows)
