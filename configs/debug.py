@@ -1,7 +1,6 @@
 """Runs for any machine, with or without a GPU. They need no download: the first run trains a 2.4M-parameter Qwen3."""
 
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.algorithm import Algorithm, GroupMean
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.stream import PromptStream

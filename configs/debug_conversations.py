@@ -1,7 +1,6 @@
 """debug with multi-turn conversations, a tool and a game, for any machine. They need no download."""
 
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.algorithm import Algorithm, GroupMean
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.configs.toys.calculator import Calculator

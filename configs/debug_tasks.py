@@ -3,9 +3,8 @@
 Each trains a small starting policy with a habit to unlearn.
 """
 
-from torchtitan_rl.algorithm import Algorithm
+from torchtitan_rl.algorithm import Algorithm, TokenTruncate
 from torchtitan_rl.algorithm.losses.distillation import ExactDistill
-from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
 from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.debug import debug

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
+from torchtitan_rl.algorithm import TokenTruncate
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.answers import KINDS
 from torchtitan_rl.data.task import RewardFunction
+from torchtitan_rl.fields.number import number
 
 
 class PlainSums(SumDigits):
@@ -16,7 +17,7 @@ class PlainSums(SumDigits):
 
     @dataclass(kw_only=True, slots=True)
     class Config(SumDigits.Config):
-        max_integers: int = 2
+        max_integers: int = number(2, least="min_integers", most=1000, remedy="Change one of them.")
         """Most integers in a prompt."""
 
         instruction: str = "Give only the number."

@@ -11,8 +11,7 @@ train.jsonl and test.jsonl. No GPU has run these configs.
 """
 
 from torchtitan_rl import device
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.objectives import GroupMean, TokenTruncate
+from torchtitan_rl.algorithm import Algorithm, GroupMean, TokenTruncate
 from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.toys.sum_digits import SumDigits

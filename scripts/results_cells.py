@@ -6,21 +6,26 @@ Counting tells objectives apart, where the sums do not: it begins at about 20 % 
 
 import os
 
-from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, TokenMean
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt, maxent_class_defaults
-from torchtitan_rl.algorithm.losses.modifiers import SquaredLogRatio
-from torchtitan_rl.algorithm.losses.objectives import (
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
     Cispo,
+    Clip,
     Dppo,
     Gdpo,
     GroupMean,
+    Grpo,
     Gspo,
+    MaxEnt,
     MaxRl,
     Rloo,
     Sapo,
     SeqMeanTokenMean,
     SeqSumConst,
+    SquaredLogRatio,
+    TokenMean,
     TokenTruncate,
+    maxent_class_defaults,
 )
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.command.registry import load_config

@@ -23,6 +23,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
 from torchtitan_rl import comm, events
+from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS
 from torchtitan_rl.algorithm.losses.sft import check_demonstrated
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.data.build_task import build_task
@@ -69,6 +70,7 @@ from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.lora_engine import EngineAdapter
 from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.trainer.build_trainer import build_trainer
+from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
 from torchtitan_rl.trainer.teachers.hints import Hints
@@ -245,7 +247,8 @@ def build_parts(
         sources: list[Source] = [Reference(trainer)] if algorithm.needs_reference else []
         teaching, teacher = _build_teacher(config, trainer, prompts)
         sources += teaching
-        sources += algorithm.policy_loss.sources(trainer)
+        if LOG_COLLISIONS in algorithm.policy_loss.reads:
+            sources.append(Collisions(trainer))
     generator, weight_sync = NoEngine(), None
     if config.needs_engine:
         with events.phase("start the vLLM engine"):

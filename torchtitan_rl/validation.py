@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.algorithm import NoCorrection
-from torchtitan_rl.algorithm.losses.objectives import Gdpo
+from torchtitan_rl.algorithm import Gdpo, NoCorrection
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
 from torchtitan_rl.data.task import Task
 from torchtitan_rl.device import ON_CPU

@@ -4,8 +4,7 @@ import os
 import random
 from dataclasses import dataclass
 
-from torchtitan_rl.algorithm import Algorithm, RewardedGroup
-from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.algorithm import Algorithm, GroupMean, RewardedGroup
 from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.task import Example

@@ -29,18 +29,21 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint, tiny_spec  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.algorithm import KL, Algorithm, Clip
-from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.algorithm.losses.distillation import ExactDistill  # noqa: E402
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt, TauController
-from torchtitan_rl.algorithm.losses.objectives import (  # noqa: E402
+from torchtitan_rl.algorithm import (  # noqa: E402
+    KL,
+    Algorithm,
     Cispo,
+    Clip,
     Gspo,
+    MaxEnt,
     Reinforce,
     SeqMeanTokenMean,
     SeqSumConst,
+    TauController,
     TokenTruncate,
 )
+from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
+from torchtitan_rl.algorithm.losses.distillation import ExactDistill  # noqa: E402
 from torchtitan_rl.fields.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402

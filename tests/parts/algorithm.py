@@ -4,6 +4,7 @@ The packer is deliberately not the trainer's: these tests must not pass because 
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -261,3 +262,17 @@ def loss_inputs(
         ),
         columns={"mass": torch.tensor(mass or [1.0] * num, dtype=logprobs.dtype)},
     )
+
+
+OLD = [-1.2, -0.3, -2.5, -0.05, -0.7, -1.6, -0.2, -3.0, -0.9]
+CHANGE = [0.5, 0.25, 1.1, -0.1, -0.6, 0.3, 0.15, -0.45, -1.3]
+ADVANTAGES = [1.2] * 4 + [-0.7] * 2 + [0.4] * 3
+ENTROPY = [0.1, 0.9, 0.5, 0.2, 0.7, 0.3, 0.8, 0.05, 0.6]
+
+
+def three():
+    """Three completions of 4, 2 and 3 tokens; log pi requires grad."""
+    old = torch.tensor(OLD, dtype=torch.float64)
+    logprobs = (old + torch.tensor(CHANGE, dtype=torch.float64)).requires_grad_()
+    inputs = loss_inputs(logprobs, old=old, advantages=ADVANTAGES, sequence_ids=[0] * 4 + [1] * 2 + [2] * 3)
+    return replace(inputs, entropy=torch.tensor(ENTROPY, dtype=torch.float64))

@@ -12,30 +12,39 @@ import numpy as np
 import torch
 
 from tests.parts.dense_update import Tensors, dense_updates, logits_of
-from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, NoCorrection, TokenMean, Truncation
-from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt
-from torchtitan_rl.algorithm.losses.modifiers import OffPolicyMask, RoleBaseline, SquaredLogRatio, TargetEntropy
-from torchtitan_rl.algorithm.losses.objectives import (
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
     BatchStd,
     Cispo,
+    Clip,
     Dppo,
     Gdpo,
     Gmpo,
     GroupMean,
+    Grpo,
     Gspo,
+    MaxEnt,
     MaxRl,
+    NoCorrection,
+    OffPolicyMask,
     Reinforce,
     Rloo,
+    RoleBaseline,
     Sapo,
     SeqMeanTokenMean,
     SeqSumConst,
     SequenceMask,
     SequenceTruncate,
+    SquaredLogRatio,
+    TargetEntropy,
     TokenMask,
+    TokenMean,
     TokenTruncate,
+    Truncation,
     Vespo,
 )
+from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.device import DEVICE_TYPE

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import torch
 
-from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, Truncation
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt, TauController
-from torchtitan_rl.algorithm.losses.objectives import SeqMeanTokenMean
+from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, MaxEnt, SeqMeanTokenMean, TauController, Truncation
 from torchtitan_rl.configs.debug_conversations import debug_guess
 from torchtitan_rl.configs.toys.calculator_agent import openai_client
 from torchtitan_rl.configs.toys.guess_number import GuessNumber

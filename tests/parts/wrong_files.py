@@ -190,7 +190,7 @@ def _config_file(text: str) -> Cause:
 
 def _assigned(line: str) -> Cause:
     """A config function that assigns this to debug's config `c`."""
-    before = "from torchtitan_rl.configs.debug import debug\nfrom torchtitan_rl.algorithm.losses.objectives import GroupMean\n"
+    before = "from torchtitan_rl.configs.debug import debug\nfrom torchtitan_rl.algorithm import GroupMean\n"
 
     def cause(folder: Path) -> None:
         file = folder / "my_configs.py"

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.parts.algorithm import MAX_TOKENS, prompt, scored
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.objectives import MaxRl
+from torchtitan_rl.algorithm import Algorithm, MaxRl
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.errors import SamplerFault, UserError
 from torchtitan_rl.evaluation import Evaluation

@@ -12,20 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchtitan_rl.algorithm.advantages import Advantage, GroupScale, Grpo
+from torchtitan_rl.algorithm.advantages.advantage import Advantage, GroupScale
+from torchtitan_rl.algorithm.advantages.grpo import Grpo
+from torchtitan_rl.algorithm.aggregation import Aggregation, TokenMean
 from torchtitan_rl.algorithm.credit import CreditAssignment
 from torchtitan_rl.algorithm.group_filter import GroupFilter
 from torchtitan_rl.algorithm.kl import KL
 from torchtitan_rl.algorithm.loss_metrics import Tally, microbatch_tally
-from torchtitan_rl.algorithm.losses.loss import (
-    Aggregation,
-    Clip,
-    Loss,
-    LossInputs,
-    Sequences,
-    TokenMean,
-    check_values,
-)
+from torchtitan_rl.algorithm.losses.clip import Clip
+from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS, Loss, check_values
+from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs, Sequences
 from torchtitan_rl.algorithm.mismatch import Mismatch, NoCorrection
 from torchtitan_rl.algorithm.nonfinite import finite_tokens, raise_for_token
 from torchtitan_rl.algorithm.truncation import Truncation
@@ -85,9 +81,9 @@ class Algorithm(OwnConfig):
     @dataclass(kw_only=True, slots=True)
     class Config(OwnConfig.Config):
         advantage: Advantage.Config = field(default_factory=Grpo.Config)
-        """Rewards to advantages: GroupMean, Grpo, BatchStd or Rloo."""
+        """Rewards to advantages: Grpo, or another of algorithm/advantages/."""
         loss: Loss.Config = field(default_factory=Clip.Config)
-        """The policy loss: Clip, another of algorithm/losses/objectives.py, or MaxEnt."""
+        """The policy loss: Clip, or another of algorithm/losses/."""
         credit: Literal["episode", "turn"] = "episode"
         """One advantage for the whole completion, or one for each turn of a conversation, from the rewards of that
         turn and later ones."""
@@ -145,7 +141,7 @@ class Algorithm(OwnConfig):
         self.mismatch = config.mismatch.build()
         self.kl = config.kl.build()
         self.raises = config.nonfinite == "raise"
-        self.needs_reference = config.kl.coef > 0 or self.policy_loss.needs_reference
+        self.needs_reference = config.kl.coef > 0 or REFERENCE_LOGPROBS in self.policy_loss.reads
         """Whether a frozen reference model must be loaded and score every episode."""
         self.credit = CreditAssignment(
             config,
@@ -162,16 +158,18 @@ class Algorithm(OwnConfig):
 
     def validate_sampling(self, n: int) -> None:
         """Raise UserError if the objective does not work with n completions per prompt."""
-        if self.policy_loss.uses_rewards:
+        if not self.policy_loss.from_engine:
+            one = "1 with a loss of demonstrations, as a row has one completion"
+            expect(n == 1, "sampling.n", n, one, "Use 1.")
+        elif self.policy_loss.uses_rewards:
             baseline = "at least 2 completions per prompt, because the group is its own baseline"
             expect(n >= 2, "sampling.n", n, baseline, "Use 4 or more; 8 and 16 are common.")
-        self.policy_loss.validate_group_size(n)
 
     def zero_gradient(self, episode: Episode) -> bool:
         """Whether the whole objective has zero gradient for this episode, so that it needs no backward pass."""
         if self.config.entropy_coef > 0 or self.kl.in_loss:
             return False
-        return self.policy_loss.zero_gradient(episode)
+        return self.policy_loss.zero_without_advantage and not episode.credit.has_advantage
 
     def normalizers(self, groups: list[Group[Episode]]) -> Normalizers:
         """The counts that the losses of an optimizer step over `groups` divide by. Only sampled tokens in the loss count."""
@@ -202,7 +200,7 @@ class Algorithm(OwnConfig):
         Args:
             batch: T tokens, S sequences.
             logprobs: [T] log pi of `batch.labels`, with gradient. Values outside the loss mask are ignored.
-            entropy: [T] H(pi) in nats, with gradient if `entropy_coef` > 0. Values outside the loss mask are ignored.
+            entropy: [T] H(pi) in nats, with gradient. Values outside the loss mask are ignored.
 
         Returns:
             The share of the step's loss, and the micro-batch's metrics, which raise NonFiniteError when they are read and
@@ -214,8 +212,6 @@ class Algorithm(OwnConfig):
             ValueError: a KL term without `batch.reference_logprobs`, or a batch that is not packed as the loss asks.
         """
         self._check(batch)
-        if self.config.entropy_coef == 0 and not self.policy_loss.needs_entropy_gradient:
-            entropy = entropy.detach()  # [T]
         found = batch.token_columns | self._label_values(batch, logprobs, entropy)  # [T] each
         finite = finite_tokens(batch.loss_mask, found)  # [T] bool
         usable: dict[str, Tensor] = {}  # [T] each, 0 outside `finite`
@@ -244,7 +240,9 @@ class Algorithm(OwnConfig):
             token_columns={name: usable[name] for name in batch.token_columns},
         )
         terms = self._terms(inputs)
-        tally = microbatch_tally(batch, inputs, terms, log_pi_old, correction, self.policy_loss)
+        tally = microbatch_tally(
+            batch, inputs, terms, log_pi_old, correction, self.policy_loss.from_engine
+        )
         checked = {name: values.detach() for name, values in found.items()}  # [T] each
         return LossOutput(terms["total"], tally, batch, checked, raises=self.raises)
 
@@ -279,7 +277,6 @@ class Algorithm(OwnConfig):
                 f"algorithm.kl.coef is {self.config.kl.coef}. Load a reference model (Algorithm.needs_reference) "
                 "or set the coefficient to 0."
             )
-        self.policy_loss.check_batch(batch)
 
     def _terms(self, inputs: LossInputs) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each."""

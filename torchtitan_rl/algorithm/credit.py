@@ -57,7 +57,7 @@ class CreditAssignment:
             for episode in group.samples:
                 self._screen(Member(group.prompt, episode))
             self._leave_out_group(group)
-        if self.loss.uses_advantages:
+        if self.loss.learns_from == "advantages":
             self._set_advantages(groups)
         self.loss.assign_credit(groups)
         for group in groups:

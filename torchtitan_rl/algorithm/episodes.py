@@ -7,7 +7,7 @@ from itertools import accumulate, zip_longest
 
 import numpy as np
 
-from torchtitan_rl.algorithm.advantages import all_equal
+from torchtitan_rl.algorithm.advantages.advantage import all_equal
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.types import Episode, Group, ScoredCompletion
 

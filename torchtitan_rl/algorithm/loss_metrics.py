@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.algorithm.kl import kl_estimate
-from torchtitan_rl.algorithm.losses.loss import (
-    LOG_RATIO_LIMIT,
-    Loss,
-    LossInputs,
-    TokenLoss,
-    check_values,
-    safe_exp,
-)
+from torchtitan_rl.algorithm.losses.loss_inputs import LOG_RATIO_LIMIT, LossInputs, safe_exp
 from torchtitan_rl.algorithm.mismatch import Correction
 from torchtitan_rl.types import Metric, TrainBatch
 
@@ -120,13 +113,14 @@ def microbatch_tally(
     terms: dict[str, Tensor],
     log_pi_old: Tensor,
     correction: Correction,
-    loss: Loss,
+    from_engine: bool,
 ) -> Tally:
     """The metrics of one micro-batch.
 
     Args:
         terms: the parts of its share of the loss, 0-d each.
         log_pi_old: [T]
+        from_engine: whether the engine has sampled the tokens, so that trainer and sampler are compared.
     """
     tally = Tally()
     num_tokens = batch.loss_mask.sum()  # 0-d
@@ -138,10 +132,10 @@ def microbatch_tally(
     if inputs.reference_logprobs is not None:
         log_ratio = inputs.logprobs - inputs.reference_logprobs  # [T]
         _record_divergence(tally, "reference", log_ratio, inputs)
-    _record_ratio(tally, loss.ratio_loss, inputs)
-    for key, (value, weight) in loss.loss_metrics(inputs).items():
+    _record_ratio(tally, inputs)
+    for key, (value, weight) in inputs.report.metrics.items():
         tally.put(key, value, weight)
-    if loss.from_engine:
+    if from_engine:
         fresh = inputs.mask if batch.fresh_mask is None else inputs.mask * batch.fresh_mask  # [T]
         _record_sampler(tally, log_pi_old - inputs.sampler_logprobs, correction, inputs, fresh)
     return tally
@@ -173,27 +167,19 @@ def _record_divergence(tally: Tally, prefix: str, log_ratio: Tensor, inputs: Los
         tally.put(f"{prefix}/tokens/length_{name}", inside.sum(), inside.sum(), "sum")
 
 
-def _record_ratio(tally: Tally, loss: TokenLoss | None, inputs: LossInputs) -> None:
-    """The ratio that the loss uses, its clamped and clipped shares, and the extremes of the clipped share by
-    completion.
-
-    Args:
-        loss: None if tokens have no loss of their own: then the plain ratio, which is not clipped.
-    """
-    if loss is None:
-        ratio = safe_exp(inputs.log_ratio)  # [T]
-    else:
-        ratio = loss.ratio(inputs)  # [T]
-        check_values("algorithm.loss", loss, ratio, inputs.mask.shape)
+def _record_ratio(tally: Tally, inputs: LossInputs) -> None:
+    """The ratio that the loss has reported, its clamped and clipped shares, and the extremes of the clipped share by
+    completion. If it has reported none, the plain ratio, which is neither clamped nor clipped."""
+    report = inputs.report
+    ratio = safe_exp(inputs.log_ratio) if report.ratio is None else report.ratio  # [T]
     tally.mean("ratio/mean", ratio, inputs.mask)
     tally.extremes("ratio/", ratio, inputs.mask)
-    if loss is None or not loss.uses_ratio:
+    if report.ratio is None:
         return
-    log_ratio = loss.log_ratio(inputs)  # [T]
-    overflowed = log_ratio.abs() > LOG_RATIO_LIMIT  # [T]
+    overflowed = report.log_ratio.abs() > LOG_RATIO_LIMIT  # [T]
     tally.mean("ratio/overflow_fraction", overflowed.to(ratio.dtype), inputs.mask)
     clipped: dict[str, Tensor] = {}  # [T] each
-    for side, where in loss.clipped(inputs, ratio).items():
+    for side, where in report.clipped.items():
         clipped[side] = where.to(ratio.dtype)
     if clipped:
         of_any_side = torch.stack(list(clipped.values())).amax(dim=0)  # [T]

@@ -29,7 +29,7 @@ def built_by(config: Any) -> type:
 
 
 def reference(cls: type) -> str:
-    """Example: "my_losses:Asymmetric", "torchtitan_rl.algorithm.losses.loss:Clip"."""
+    """Example: "my_losses:Asymmetric", "torchtitan_rl.algorithm.losses.clip:Clip"."""
     return f"{module_name(cls.__module__)}:{cls.__qualname__.removesuffix('.Config')}"
 
 

@@ -99,8 +99,7 @@ class Batcher:
                 normalizers=normalizers,
                 multiple=self.multiple,
                 share_prompts=self.share_prompts,
-                sequence_columns=loss.sequence_columns,
-                token_columns=loss.token_columns,
+                columns=loss.reads,
             )
             batches.append(batch)
         return MiniBatch(plan, num_forward_only, batches)

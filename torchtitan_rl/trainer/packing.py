@@ -1,12 +1,13 @@
 """Packs whole sequences into one row of tokens: a micro-batch. Each trace of a sequence is a segment of the row."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.types import (
@@ -89,8 +90,7 @@ def pack(
     normalizers: Normalizers,
     multiple: int,
     share_prompts: bool = False,
-    sequence_columns: Sequence[str] = (),
-    token_columns: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> TrainBatch:
     """Returns one micro-batch, padded to a positive multiple of `multiple` tokens.
 
@@ -100,7 +100,8 @@ def pack(
     Args:
         share_prompts: store a prompt's tokens once for neighbours that have it. All but the first of them then start with
             the prompt's last token, at its position in the prompt (see SegmentLayout).
-        sequence_columns, token_columns: names in `Credit.columns` and `Credit.token_columns` that the batch gets too.
+        columns: names in `Credit.columns` or `Credit.token_columns` that the batch gets too (`Loss.reads`). An empty
+            micro-batch has each in both.
     """
     segments = _laid_out(members, share_prompts)
     shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
@@ -152,23 +153,31 @@ def pack(
         )
     if any(completion.sampler_records is not None for completion in completions):
         batch.sampler_records = _on_device(row.records(members))
-    for name in sequence_columns:
-        values = _column([e.credit.columns for e in episodes], name)  # [S]
-        batch.columns[name] = _on_device(np.array(values, dtype=np.float32))
-    for name in token_columns:
-        values = _column([e.credit.token_columns for e in episodes], name)  # [L] each
-        batch.token_columns[name] = on_device_at_labels(values)
+    for name in columns:
+        _add_column(batch, name, on_device_at_labels)
     return batch
 
 
-def _column(columns: Sequence[dict[str, Any]], name: str) -> list[Any]:
-    """Returns one column's value of each episode. Raises UserError if the loss has not set it in all of them."""
-    if not all(name in of_episode for of_episode in columns):
+def _add_column(
+    batch: TrainBatch, name: str, at_labels: Callable[[Sequence[np.ndarray]], Tensor]
+) -> None:
+    """Add a column of the members' credit. Raises UserError if the loss has not set it in all of them."""
+    if name == REFERENCE_LOGPROBS:  # no credit: `batch.reference_logprobs`
+        return
+    credits = [member.episode.credit for member in batch.members]
+    by_token = all(name in credit.token_columns for credit in credits)
+    by_sequence = all(name in credit.columns for credit in credits)
+    if not by_token and not by_sequence:
         raise UserError(
             f"algorithm.loss: it asks the batch for the column {name!r}, which an episode in the loss has not. Set it in "
             "assign_credit for each: episode.credit.columns for [S], token_columns for [T]."
         )
-    return [of_episode[name] for of_episode in columns]
+    if by_token:
+        values = [credit.token_columns[name] for credit in credits]  # [L] each
+        batch.token_columns[name] = at_labels(values)
+    if by_sequence:
+        values = np.array([credit.columns[name] for credit in credits], dtype=np.float32)  # [S]
+        batch.columns[name] = _on_device(values)
 
 
 def by_member(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import MAX_TOKENS, loss_inputs
-from torchtitan_rl.algorithm import TokenMean
-from torchtitan_rl.algorithm.losses.objectives import SeqMeanTokenMean, SeqSumConst
+from torchtitan_rl.algorithm import SeqMeanTokenMean, SeqSumConst, TokenMean
 
 LOSSES = [1.0, 2.0, 3.0, 10.0]  # a sequence of three tokens and one of one token
 IDS = [0, 0, 0, 1]

@@ -11,8 +11,7 @@ from tests.parts.algorithm import (
     group,
     normalizers_of,
 )
-from torchtitan_rl.algorithm import Advantage, Algorithm, GroupFilter, Truncation
-from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.algorithm import Advantage, Algorithm, GroupFilter, GroupMean, Truncation
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo, semantic_entropy
 
 

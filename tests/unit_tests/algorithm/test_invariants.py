@@ -15,13 +15,15 @@ from tests.parts.algorithm import (
     policy_like,
     run_loss,
 )
-from torchtitan_rl.algorithm import KL, Algorithm, Clip, Truncation
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt
-from torchtitan_rl.algorithm.losses.objectives import (
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
     BatchStd,
     Cispo,
+    Clip,
     GroupMean,
     Gspo,
+    MaxEnt,
     Reinforce,
     Rloo,
     SeqMeanTokenMean,
@@ -29,6 +31,7 @@ from torchtitan_rl.algorithm.losses.objectives import (
     SequenceTruncate,
     TokenMask,
     TokenTruncate,
+    Truncation,
 )
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 

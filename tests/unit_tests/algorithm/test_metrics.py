@@ -15,9 +15,8 @@ from tests.parts.algorithm import (
     pack,
     run_loss,
 )
-from torchtitan_rl.algorithm import Algorithm, Clip
+from torchtitan_rl.algorithm import Algorithm, Clip, GroupMean
 from torchtitan_rl.algorithm.loss_metrics import Tally
-from torchtitan_rl.algorithm.losses.objectives import GroupMean
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 
 

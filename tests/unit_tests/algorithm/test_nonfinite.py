@@ -18,9 +18,7 @@ from tests.parts.algorithm import (
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.algorithm import Algorithm, Grpo, NonFiniteError
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt
-from torchtitan_rl.algorithm.losses.objectives import BatchStd, GroupMean, Gspo
+from torchtitan_rl.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Gspo, MaxEnt, NonFiniteError
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 
 NAN, INF = math.nan, math.inf

@@ -13,9 +13,8 @@ from tests.parts.algorithm import (
     run_loss,
     scored,
 )
-from torchtitan_rl.algorithm import Algorithm, Clip, TokenLoss
+from torchtitan_rl.algorithm import Algorithm, Cispo, Clip, Gspo, Reinforce, TokenLoss
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.objectives import Cispo, Gspo, Reinforce
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.types import flat
 
@@ -62,7 +61,7 @@ def test_only_a_class_that_says_so_itself_has_zero_gradient_without_an_advantage
     episode = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 1.0]))[0]
     for loss, zero in (
         (Clip, True), (Gspo, True), (Cispo, True), (Reinforce, True), (Bonus, False),
-        (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Bonus,), {"zero_gradient": lambda self, episode: True}), True),
+        (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Gspo,), {"zero_without_advantage": True}), True),
     ):  # fmt: skip
         algorithm = Algorithm.Config(loss=loss.Config()).build(max_completion_tokens=MAX_TOKENS)
         assert algorithm.zero_gradient(episode) is zero, loss
@@ -71,8 +70,8 @@ def test_only_a_class_that_says_so_itself_has_zero_gradient_without_an_advantage
 class Demonstrations(TokenLoss):
     """-log pi of tokens that nobody sampled, weighed by a column of the credit."""
 
-    uses_rewards = uses_advantages = from_engine = False
-    token_columns = ("weight",)
+    learns_from = "demonstrations"
+    reads = ("weight",)
 
     def assign_credit(self, groups):
         for episode in flat(groups):
@@ -90,7 +89,7 @@ def test_a_loss_of_given_tokens_needs_no_reward_no_sampler_and_no_second_sample(
     episodes = episodes_of(algorithm, *groups)
     assert all(episode.in_loss for episode in episodes)
     batch = packing.pack(
-        episodes.members, normalizers=normalizers_of(algorithm, episodes), multiple=16, token_columns=("weight",)
+        episodes.members, normalizers=normalizers_of(algorithm, episodes), multiple=16, columns=("weight",)
     )
     values = [torch.tensor(row, requires_grad=True) for row in ([-1.0, -2.0], [-1.0, -1.0, -3.0])]
     loss, metrics = run_loss(algorithm, episodes, values, batch)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
-from torchtitan_rl.algorithm import Algorithm, Truncation
-from torchtitan_rl.algorithm.losses.objectives import GroupMean
+from torchtitan_rl.algorithm import Algorithm, GroupMean, Truncation
 from torchtitan_rl.trainer.packing import token_advantages
 from torchtitan_rl.types import Completion, ScoredCompletion, TurnRecord
 

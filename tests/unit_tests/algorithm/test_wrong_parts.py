@@ -3,8 +3,7 @@
 import pytest
 
 from tests.parts.algorithm import MAX_TOKENS, episodes_of, group, normalizers_of, pack, policy_like, run_loss
-from torchtitan_rl.algorithm import Algorithm, Correction, Mismatch, TokenLoss
-from torchtitan_rl.algorithm.losses.maxent import ListwiseLoss
+from torchtitan_rl.algorithm import Algorithm, Correction, ListwiseLoss, Mismatch, TokenLoss
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.state import RunState
 
@@ -22,14 +21,6 @@ class FloatLoss(TokenLoss):
 class DetachedLoss(TokenLoss):
     def __call__(self, inputs):
         return -inputs.advantages * inputs.logprobs.detach()
-
-
-class ScalarRatio(TokenLoss):
-    def __call__(self, inputs):
-        return -inputs.advantages * inputs.logprobs
-
-    def ratio(self, inputs):
-        return inputs.log_ratio.mean().exp()
 
 
 class TokenListwise(ListwiseLoss):
@@ -69,11 +60,6 @@ def take_step(algorithm):
         ),
         ("loss", FloatLoss, "FloatLoss returned float: expected floats"),
         ("loss", DetachedLoss, "DetachedLoss returned a loss without a gradient, so nothing would be learned"),
-        (
-            "loss",
-            ScalarRatio,
-            r"ScalarRatio returned a torch.float64 tensor of shape \[\]: expected floats of shape \[8\]",
-        ),
         ("loss", TokenListwise, r"TokenListwise returned .* of shape \[8\]: expected floats of shape \[2\]"),
         ("loss", UnscaledListwise, "UnscaledListwise.weigh set masses that sum to 4: expected 1"),
         ("mismatch", OneWeight, r"OneWeight returned .* of shape \[\]: expected floats of shape \[8\]"),

@@ -27,7 +27,7 @@ def test_a_printed_config_is_the_one_of_config_json_with_the_command_line_s_valu
         parse_args(["--config", f"{tmp_path / 'mine.py'}:small", "--print-config", "--num-steps", "7"])
     told = json.loads(capsys.readouterr().out)
     assert told["num_steps"] == 7
-    assert told["algorithm"]["loss"]["class"] == "torchtitan_rl.algorithm.losses.loss:Clip"
+    assert told["algorithm"]["loss"]["class"] == "torchtitan_rl.algorithm.losses.clip:Clip"
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ from tests.parts.algorithm import (
 )
 from tests.parts.metric_pages import OF_ALGORITHM
 from tests.unit_tests.algorithm.test_invariants import ALGORITHMS
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.maxent import BetaController, MaxEnt, MetaController, TauController
+from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
 
 
 def documented() -> dict[re.Pattern, str]:

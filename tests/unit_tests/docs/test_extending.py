@@ -33,6 +33,7 @@ from torchtitan_rl.observe import Recorder, record_metric
 from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics
 from torchtitan_rl.observe.report import write_report
 from torchtitan_rl.rewards.build_grader import build_grader
+from torchtitan_rl.run.identity import identity
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.validation import validate
 
@@ -77,16 +78,17 @@ def test_every_block_is_tested_and_at_most_30_lines():
 
 def test_loss_has_its_limits():
     config = load_config("debug")
-    config.algorithm.loss = part("kl_cov.KlCov").Config(eps_high=0.28)
+    config.algorithm.loss = part("kl_cov.kl_cov").Config()
     validate(config, world_size=1)
-    assert (config.algorithm.loss.fraction, config.algorithm.loss.eps_high) == (0.002, 0.28)
+    assert config.algorithm.loss.fraction == 0.002
+    assert re.fullmatch(r"kl_cov:kl_cov [0-9a-f]+", identity(config.algorithm.loss))  # with its source's digest
     config.algorithm.loss.fraction = 2.0
     with pytest.raises(UserError, match=r"algorithm\.loss\.fraction = 2\.0: expected"):
         validate(config, world_size=1)
 
 
 def test_kl_cov_holds_back_the_likely_tokens_of_good_answers():
-    algorithm = built(loss=part("kl_cov.KlCov").Config(fraction=0.25))
+    algorithm = built(loss=part("kl_cov.kl_cov").Config(fraction=0.25))
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-0.1, -3.0, -0.2, -2.0), (-1.0,) * 4]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), padding=3)
     batch.pi_old_logprobs = batch.sampler_logprobs.clone()
@@ -131,7 +133,7 @@ def test_loss_inputs_have_sampler_reference_and_positions():
     clip = type(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).policy_loss)
 
     class Curious(clip):
-        needs_reference = True
+        reads = ("reference_logprobs",)
 
         def __call__(self, inputs):
             seen.update(mu=inputs.sampler_logprobs, reference=inputs.reference_logprobs, positions=inputs.positions)

@@ -5,7 +5,6 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,10 +13,11 @@ from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import tiny_trainer, weights
 from torchtitan_rl import algorithm as core_algorithm
 from torchtitan_rl.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
-from torchtitan_rl.algorithm.advantages import GroupScale
+from torchtitan_rl.algorithm.advantages.advantage import GroupScale
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses import distillation, maxent, modifiers, objectives, optimal_baseline, seed_grpo, sft
+from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS
 from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
@@ -26,8 +26,6 @@ from torchtitan_rl.validation import validate
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "papers.md").read_text()
-MODULES = (core_algorithm, objectives, modifiers, optimal_baseline)
-MODULES += (maxent, maxent.controllers, seed_grpo, distillation, sft)
 LINE = re.compile(r"`((?:algorithm|trainer|in_flight|sampling)\.[\w.]+ = [^`]+)`")
 
 
@@ -46,9 +44,8 @@ def with_lines(lines: list[str]):
     """`debug` with the lines of a row."""
     config = load_config("debug")
     config.algorithm = Algorithm.Config()
-    names = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
     for line in lines:
-        exec(f"config.{line}", {**names, "config": config})
+        exec(f"config.{line}", {**vars(core_algorithm), "config": config})
     config.algorithm.__post_init__()  # which checks the fields together
     return config
 
@@ -79,8 +76,8 @@ def test_lines_of_a_row_train_one_step(trainers, row):
         Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:
         Teacher(trainer, tiny_spec(), Path(trainer.models.folder)).add_logprobs(groups)
-    for source in objective.policy_loss.sources(trainer):
-        source.add_logprobs(groups)
+    if LOG_COLLISIONS in objective.policy_loss.reads:
+        Collisions(trainer).add_logprobs(groups)
     objective.credit.assign(groups)
     before = weights(trainer)
     report = trainer.update(groups, teacher)
@@ -91,18 +88,13 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     assert not (weights(trainer) == before).all()
 
 
-def choices(module: ModuleType) -> set[str]:
-    """The classes of a module that a config may choose."""
-    bases = (Advantage, Aggregation, Loss, Mismatch, GroupScale)
-    found = set()
-    for name, value in vars(module).items():
-        if inspect.isclass(value) and issubclass(value, bases) and not inspect.isabstract(value):
-            found.add(name)
-    return found
-
-
 def test_every_choice_of_the_objective_has_a_row():
-    known = set.union(*(choices(module) for module in MODULES)) - {NoCorrection.__name__, "Modifier", "OwnBaseline"}
+    bases = (Advantage, Aggregation, Loss, Mismatch, GroupScale)
+    known = set()
+    for name, value in vars(core_algorithm).items():
+        if inspect.isclass(value) and issubclass(value, bases) and not inspect.isabstract(value):
+            known.add(name)
+    known -= {NoCorrection.__name__}
     known |= {"TauController", "BetaController", "MetaController", "k1", "k2", "k3"}
     in_rows = " ".join(line for lines in rows().values() for line in lines) + PAGE
     assert {name for name in known if not re.search(rf"\b{name}\b", in_rows)} == set()

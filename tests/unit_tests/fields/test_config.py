@@ -6,9 +6,20 @@ import sys
 
 import pytest
 
-from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, Truncation
-from torchtitan_rl.algorithm.losses.maxent import BetaController, MaxEnt
-from torchtitan_rl.algorithm.losses.objectives import BatchStd, Cispo, SequenceMask, TokenMask, TokenTruncate
+from torchtitan_rl.algorithm import (
+    KL,
+    Algorithm,
+    BatchStd,
+    BetaController,
+    Cispo,
+    Clip,
+    Grpo,
+    MaxEnt,
+    SequenceMask,
+    TokenMask,
+    TokenTruncate,
+    Truncation,
+)
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.field_limits import check_fields

@@ -7,9 +7,8 @@ from transformers import AutoModelForCausalLM
 from tests.parts.stream import ListStream
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
-from torchtitan_rl.algorithm import Algorithm, Truncation
+from torchtitan_rl.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, Truncation
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.objectives import SeqMeanTokenMean, TokenTruncate
 from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.lora_config import LoraConfig

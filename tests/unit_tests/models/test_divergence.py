@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from torchtitan_rl.algorithm import LossInputs, Sequences
 from torchtitan_rl.algorithm.losses.distillation import LOG_RATIOS, Distill
-from torchtitan_rl.algorithm.losses.loss import LossInputs, Sequences
 from torchtitan_rl.models.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.types import Normalizers
 

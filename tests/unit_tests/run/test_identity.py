@@ -29,7 +29,7 @@ def test_every_part_says_its_class(tmp_path):
     (tmp_path / "my_config.py").write_text(MINE)
     parts = described(load_config(f"{tmp_path / 'my_config.py'}:mine"))
     assert parts["algorithm"]["advantage"] == {"class": "my_config:Centered"}
-    assert parts["algorithm"]["loss"]["class"] == "torchtitan_rl.algorithm.losses.loss:Clip"
+    assert parts["algorithm"]["loss"]["class"] == "torchtitan_rl.algorithm.losses.clip:Clip"
     assert parts["class"] == "torchtitan_rl.config:RunConfig"
     json.dumps(parts["algorithm"])
 

@@ -7,22 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.kl import KL
-from torchtitan_rl.algorithm.losses.loss import Clip, TokenMean
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt
-from torchtitan_rl.algorithm.losses.objectives import (
+from torchtitan_rl.algorithm import (
+    Algorithm,
     Cispo,
+    Clip,
     Gspo,
+    MaxEnt,
     Reinforce,
     SeqMeanTokenMean,
     SeqSumConst,
     SequenceMask,
     SequenceTruncate,
     TokenMask,
+    TokenMean,
     TokenTruncate,
 )
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.algorithm.kl import KL
 from torchtitan_rl.algorithm.mismatch import NoCorrection
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.score import TokenScores
@@ -121,7 +122,7 @@ def gradient(config: Algorithm.Config, seed: int, *, is_cut: bool, num_ranks: in
         for members in plan:
             batch = pack(
                 members, normalizers=algorithm.normalizers(groups), multiple=4,
-                sequence_columns=algorithm.policy_loss.sequence_columns,
+                columns=algorithm.policy_loss.reads,
             )  # fmt: skip
             batch.pi_old_logprobs = logprobs_of(old, batch)
             logprobs = logprobs_of(weights, batch)

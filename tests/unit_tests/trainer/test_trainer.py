@@ -15,10 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import credited, tiny_trainer, weights
-from torchtitan_rl.algorithm import KL, Algorithm
+from torchtitan_rl.algorithm import KL, Algorithm, MaxEnt, TargetEntropy
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.maxent import MaxEnt
-from torchtitan_rl.algorithm.losses.modifiers import TargetEntropy
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.trainer.teachers.frozen_models import Reference

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from torchtitan_rl.algorithm.kl import kl_estimate
-from torchtitan_rl.algorithm.losses.loss import Clip, LossInputs, TokenLoss
-from torchtitan_rl.algorithm.mismatch import NoCorrection
-from torchtitan_rl.errors import expect
+from torchtitan_rl.algorithm.losses.clip import Clip
+from torchtitan_rl.algorithm.losses.loss import TEACHER_LOGPROBS, TokenLoss
+from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
+from torchtitan_rl.algorithm.unused import expect_defaults
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.types import Episode, Group, flat
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DIVERGENCE = "divergence"
 """The token column that says how far the teacher is at each token. A loss with `divergence_beta` reads it with gradient;
 episodes keep it for the sample tables."""
-LOGPROBS = "teacher_logprobs"
+LOGPROBS = TEACHER_LOGPROBS
 """The token column with log nu, which `Teacher` sets."""
 LOG_RATIOS = "teacher_log_ratios"
 """The token column with log mu - log nu, which `Distill` sets."""
@@ -32,10 +32,7 @@ class Distill(Clip):
     neither rewards nor a group, so groups with equal rewards learn too. As in tinker-cookbook's train_on_policy.py.
     """
 
-    needs_teacher = True
-    uses_rewards = False
-    token_columns = (LOG_RATIOS,)
-    source_columns = (LOGPROBS,)
+    reads = (LOGPROBS, LOG_RATIOS)
 
     @dataclass(kw_only=True, slots=True)
     class Config(Clip.Config):
@@ -46,31 +43,12 @@ class Distill(Clip):
         reported."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
-            keep, remedy = (
-                objective.zero_variance,
-                "The teacher's part learns from groups with equal rewards too.",
-            )
-            expect(
-                keep == "keep",
-                "algorithm.zero_variance",
-                keep,
-                '"keep" with the loss Distill',
-                remedy,
-            )
+            why = "Distill, which learns from groups with equal rewards too"
+            expect_defaults(objective, ["zero_variance"], why)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.uses_advantages = config.rewards
-
-    def validate_group_size(self, n: int) -> None:
-        baseline = "at least 2 with algorithm.loss.rewards, because the group is its own baseline"
-        expect(
-            n >= 2 or not self.config.rewards,
-            "sampling.n",
-            n,
-            baseline,
-            "Raise it, or leave rewards out.",
-        )
+        self.learns_from = "advantages" if config.rewards else "samples"
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for episode in flat(groups):
@@ -78,30 +56,13 @@ class Distill(Clip):
             columns[LOG_RATIOS] = episode.completion.sampler_logprobs - columns[LOGPROBS]  # [L]
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        return super().__call__(self._taught(inputs))  # [T]
-
-    def clipped(self, inputs: LossInputs, ratio: Tensor) -> dict[str, Tensor]:
-        return super().clipped(self._taught(inputs), ratio)
-
-    def _taught(self, inputs: LossInputs) -> LossInputs:
-        """The inputs with the teacher's part in the advantages."""
-        return replace(
-            inputs,
-            advantages=inputs.advantages - self.config.coef * inputs.token_columns[LOG_RATIOS],
-        )
-
-    def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """KL(mu || nu) by two estimators, and the share of the tokens that the teacher finds more likely."""
-        log_ratio, count = inputs.token_columns[LOG_RATIOS], inputs.mask.sum()  # [T], 0-d
-
-        def mean(values: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.where(inputs.mask > 0, values, 0.0).sum() / count.clamp(min=1), count
-
-        return {
-            "teacher/kl_k1": mean(kl_estimate(log_ratio, "k1")),
-            "teacher/kl_k3": mean(kl_estimate(log_ratio, "k3")),
-            "teacher/prefers_fraction": mean((log_ratio < 0).to(log_ratio.dtype)),
-        }
+        """[T]. It logs KL(mu || nu) by two estimators, and the share of the tokens that the teacher finds more likely."""
+        log_ratio = inputs.token_columns[LOG_RATIOS]  # [T]
+        inputs.log_metric("teacher/kl_k1", kl_estimate(log_ratio, "k1"))
+        inputs.log_metric("teacher/kl_k3", kl_estimate(log_ratio, "k3"))
+        inputs.log_metric("teacher/prefers_fraction", (log_ratio < 0).to(log_ratio.dtype))
+        advantages = inputs.advantages - self.config.coef * log_ratio  # [T]
+        return super().__call__(replace(inputs, advantages=advantages))  # [T]
 
 
 class ExactDistill(TokenLoss):
@@ -110,11 +71,6 @@ class ExactDistill(TokenLoss):
     D_1 is the reverse KL(pi || nu), D_0 the forward KL(nu || pi); between them is the generalised Jensen-Shannon
     divergence of models/divergence.py. It learns from no reward.
     """
-
-    needs_teacher = True
-    uses_rewards = False
-    uses_advantages = False
-    uses_ratio = False
 
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
@@ -125,32 +81,16 @@ class ExactDistill(TokenLoss):
         samples."""
 
         def check_objective(self, objective: "Algorithm.Config") -> None:
-            unused = {
-                "mismatch": (objective.mismatch, NoCorrection.Config()),
-                "old_logprobs": (objective.old_logprobs, "policy"),
-                "credit": (objective.credit, "episode"),
-                "zero_variance": (objective.zero_variance, "keep"),
-                "seed_grpo": (objective.seed_grpo, None),
-            }
-            for name, (value, only) in unused.items():
-                expected = (
-                    f"{only} with the loss ExactDistill, which has neither a ratio nor advantages"
-                )
-                expect(value == only, f"algorithm.{name}", value, expected, "Leave it out.")
+            names = ("mismatch", "old_logprobs", "credit", "zero_variance", "seed_grpo")
+            why = "ExactDistill, which has neither a ratio nor advantages"
+            expect_defaults(objective, names, why)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.divergence_beta = config.beta
-        self.from_engine = not config.demonstrations
-
-    def validate_group_size(self, n: int) -> None:
-        one = "1 with algorithm.loss.demonstrations, as a row has one completion"
-        expect(n == 1 or self.from_engine, "sampling.n", n, one, "Use 1.")
+        self.learns_from = "demonstrations" if config.demonstrations else "samples"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        return inputs.token_columns[DIVERGENCE]  # [T]
-
-    def loss_metrics(self, inputs: LossInputs) -> dict[str, tuple[Tensor, Tensor]]:
-        """The mean of the divergence over tokens."""
-        total, count = (self(inputs) * inputs.mask).sum(), inputs.mask.sum()  # 0-d each
-        return {"teacher/divergence": (total / count.clamp(min=1), count)}
+        divergence = inputs.token_columns[DIVERGENCE]  # [T]
+        inputs.log_metric("teacher/divergence", divergence)
+        return divergence

@@ -1,14 +1,10 @@
 """The optimal token baseline: a baseline for each place in a group's completions, weighted by what was sampled so far."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from torchtitan_rl.algorithm.episodes import set_token_advantages
-from torchtitan_rl.algorithm.losses.loss import Source
-from torchtitan_rl.algorithm.losses.modifiers import OwnBaseline
-from torchtitan_rl.types import Episode, Group, flat
+from torchtitan_rl.algorithm.losses.modifier import OwnBaseline
+from torchtitan_rl.types import Episode, Group
 
 LOGPROBS = "otb_logprobs"
 """The token column with log pi before the update."""
@@ -20,17 +16,12 @@ class OptimalBaseline(OwnBaseline):
     """A_it = r_i - b_t, b_t = sum_i W_it r_i / sum_i W_it over the group's completions with a t-th sampled token. OTB, arXiv 2602.07078.
 
     W_it = sum_(j<=t) (1 - 2 pi_ij + sum_v pi_j(v)^2) stands for the squared gradient of the first t tokens' log-probability. Where only the
-    longest completion has a t-th token, b_t is 0. It costs two forwards a step. As verl's `optimal_token_baseline`.
+    longest completion has a t-th token, b_t is 0. It costs two forwards a step (trainer/teachers/collisions.py). As verl's `optimal_token_baseline`.
     """
-
-    source_columns = (LOGPROBS, LOG_COLLISIONS)
 
     def __init__(self, config: OwnBaseline.Config) -> None:
         super().__init__(config)
-        self.source_columns = (*self.loss.source_columns, *type(self).source_columns)
-
-    def sources(self, trainer: Any) -> list[Source]:
-        return [*super().sources(trainer), Collisions(trainer)]
+        self.reads = (*self.loss.reads, LOGPROBS, LOG_COLLISIONS)
 
     def assign_credit(self, groups: list[Group[Episode]]) -> None:
         for group in groups:
@@ -59,30 +50,3 @@ def path_weights(episode: Episode) -> np.ndarray:
     probability = np.exp(columns[LOGPROBS][mask].astype(np.float64))  # [num_sampled]
     collisions = np.exp(columns[LOG_COLLISIONS][mask].astype(np.float64))  # [num_sampled]
     return (1 - 2 * probability + collisions).cumsum()
-
-
-class Collisions:
-    """Scores a step's episodes by the policy itself, a `Source`.
-
-    At half the temperature the policy is pi'(v) = pi(v)^2 / sum_u pi(u)^2, so log sum_u pi(u)^2 = 2 log pi(v) - log pi'(v) for any token v:
-    two forwards, and nothing of [T, V].
-    """
-
-    name = "optimal_baseline"
-
-    def __init__(self, trainer: Any) -> None:
-        """`trainer`: a Trainer, of which `episode_logprobs` is called."""
-        self.trainer = trainer
-
-    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
-        """Set the two token columns of every episode, [L] each. Collective."""
-        trainer = self.trainer
-        plain = trainer.episode_logprobs(trainer.model, groups)  # [L] each
-        sharp = trainer.episode_logprobs(
-            trainer.model, groups, temperature=trainer.temperature / 2
-        )  # [L] each
-        for episode, of_plain, of_sharp in zip(flat(groups), plain, sharp, strict=True):
-            episode.credit.token_columns |= {
-                LOGPROBS: of_plain,
-                LOG_COLLISIONS: 2 * of_plain - of_sharp,
-            }

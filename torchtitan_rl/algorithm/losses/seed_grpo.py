@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from torchtitan_rl.algorithm.advantages import GroupScale
+from torchtitan_rl.algorithm.advantages.advantage import GroupScale
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.summary import describe, same_everywhere
 from torchtitan_rl.types import Completion, Episode, Group, Metric

@@ -1,15 +1,18 @@
 """Supervised fine-tuning: the negative log-likelihood of demonstrations, completions that the data bring along."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from torchtitan_rl.algorithm.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.loss import LossInputs, TokenLoss
-from torchtitan_rl.algorithm.mismatch import NoCorrection
-from torchtitan_rl.algorithm.truncation import Truncation
-from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.algorithm.losses.loss import TokenLoss
+from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
+from torchtitan_rl.algorithm.unused import expect_defaults
+from torchtitan_rl.errors import UserError
 from torchtitan_rl.types import Prompt
+
+if TYPE_CHECKING:
+    from torchtitan_rl.algorithm.algorithm import Algorithm
 
 HELD_OUT_LOSS = "evaluation/loss"
 """The metric of demonstrations' held-out loss."""
@@ -20,30 +23,13 @@ class Nll(TokenLoss):
 
     @dataclass(kw_only=True, slots=True)
     class Config(TokenLoss.Config):
-        def check_objective(self, objective: Algorithm.Config) -> None:
+        def check_objective(self, objective: "Algorithm.Config") -> None:
             """Raise UserError for a setting that needs sampled completions or their rewards."""
-            unused = {
-                "kl.coef": (objective.kl.coef, 0.0),
-                "mismatch": (type(objective.mismatch), NoCorrection.Config),
-                "old_logprobs": (objective.old_logprobs, "policy"),
-                "credit": (objective.credit, "episode"),
-                "zero_variance": (objective.zero_variance, "keep"),
-                "seed_grpo": (objective.seed_grpo, None),
-                "truncation": (objective.truncation, Truncation.Config()),
-            }
-            for name, (value, only) in unused.items():
-                expected = f"{only} with the loss Nll, which learns from demonstrations: nothing is sampled or compared"
-                expect(value == only, f"algorithm.{name}", value, expected, "Leave it out.")
+            names = ("kl.coef", "mismatch", "old_logprobs", "credit", "zero_variance", "seed_grpo")
+            why = "the loss Nll, which learns from demonstrations: nothing is sampled or compared"
+            expect_defaults(objective, (*names, "truncation"), why)
 
-    uses_rewards = False
-    uses_advantages = False
-    from_engine = False
-    uses_ratio = False
-
-    def validate_group_size(self, n: int) -> None:
-        expect(
-            n == 1, "sampling.n", n, "1 with the loss Nll, as a row has one completion", "Use 1."
-        )
+    learns_from = "demonstrations"
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return -inputs.logprobs  # [T]

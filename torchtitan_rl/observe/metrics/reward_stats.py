@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchtitan_rl.algorithm.advantages import all_equal
+from torchtitan_rl.algorithm.advantages.advantage import all_equal
 from torchtitan_rl.algorithm.credit import ZERO_VARIANCE
 from torchtitan_rl.observe.reduce import QUANTILES
 from torchtitan_rl.observe.sample_rows import update_masses

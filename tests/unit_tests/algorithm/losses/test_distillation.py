@@ -11,11 +11,10 @@ from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import catch_gradients, tiny_trainer
-from torchtitan_rl.algorithm import Algorithm, Loss
+from torchtitan_rl.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
-from torchtitan_rl.algorithm.losses.objectives import TokenTruncate
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import new_hf_model, small_qwen3, spec_from_folder
@@ -39,9 +38,12 @@ def taught(groups, teacher=TEACHER, **loss):
     step = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS))
     step.extend(flat(drafted))
     step.groups, step.members = drafted, [m for g in drafted for m in minibatches.items_of([g], whole_groups=True)[0]]
-    columns = algorithm.policy_loss.token_columns
     normalizers = normalizers_of(algorithm, step)
-    return algorithm, step, packing.pack(step.members, normalizers=normalizers, multiple=16, token_columns=columns)
+    return (
+        algorithm,
+        step,
+        packing.pack(step.members, normalizers=normalizers, multiple=16, columns=algorithm.policy_loss.reads),
+    )
 
 
 def gradients(groups, **loss):
@@ -221,7 +223,7 @@ def test_off_policy_distillation_has_the_datas_completions():
     algorithm = Algorithm.Config(loss=ExactDistill.Config(demonstrations=True)).build(max_completion_tokens=MAX_TOKENS)
     assert not algorithm.policy_loss.from_engine
     algorithm.validate_sampling(1)
-    with pytest.raises(UserError, match=r"^sampling.n = 2: expected 1 with algorithm.loss.demonstrations"):
+    with pytest.raises(UserError, match=r"^sampling.n = 2: expected 1 with a loss of demonstrations"):
         algorithm.validate_sampling(2)
 
 
@@ -237,7 +239,7 @@ def test_off_policy_distillation_has_the_datas_completions():
     ids=lambda setting: next(iter(setting)),
 )
 def test_settings_that_the_exact_loss_does_not_read_are_refused(setting):
-    with pytest.raises(UserError, match=f"^algorithm.{next(iter(setting))} = .* with the loss ExactDistill"):
+    with pytest.raises(UserError, match=f"^algorithm.{next(iter(setting))} = .* with ExactDistill"):
         Algorithm.Config(loss=ExactDistill.Config(), **setting)
 
 

@@ -4,23 +4,19 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from torchtitan_rl.algorithm.advantages import Grpo
-from torchtitan_rl.algorithm.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.loss import (
-    Aggregation,
-    Loss,
-    LossInputs,
-    Sequences,
-    TokenMean,
-    check_values,
-)
-from torchtitan_rl.algorithm.mismatch import NoCorrection
-from torchtitan_rl.errors import UserError, expect
-from torchtitan_rl.types import Episode, Group, TrainBatch
+from torchtitan_rl.algorithm.aggregation import Aggregation
+from torchtitan_rl.algorithm.losses.loss import Loss, check_values
+from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
+from torchtitan_rl.algorithm.unused import expect_defaults
+from torchtitan_rl.errors import UserError
+from torchtitan_rl.types import Episode, Group
+
+if TYPE_CHECKING:
+    from torchtitan_rl.algorithm.algorithm import Algorithm
 
 MASS = "mass"
 """In `Credit.columns`: the episode's share of its group's mass; 0 outside the loss."""
@@ -34,65 +30,20 @@ class ListwiseLoss(Loss):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Loss.Config):
-        def check_objective(self, objective: Algorithm.Config) -> None:
+        def check_objective(self, objective: "Algorithm.Config") -> None:
             """Raise UserError for settings of token losses, which have no effect here."""
-            alone = not self.has_token_loss()
-            aggregates = alone and type(objective.aggregation) is not TokenMean.Config
-            corrects = alone and not isinstance(objective.mismatch, NoCorrection.Config)
-            for name, wrong, expected, remedy in (
-                (
-                    "kl.coef",
-                    objective.kl.coef != 0,
-                    "0",
-                    "MaxEnt has algorithm.loss.beta; others add their own term.",
-                ),
-                (
-                    "credit",
-                    objective.credit != "episode",
-                    "episode",
-                    "It weighs whole completions.",
-                ),
-                (
-                    "seed_grpo",
-                    objective.seed_grpo is not None,
-                    "None",
-                    "The loss sets advantages itself.",
-                ),
-                (
-                    "advantage",
-                    type(objective.advantage) is not Grpo.Config,
-                    "the default",
-                    "Set Grpo.Config().",
-                ),
-                (
-                    "aggregation",
-                    aggregates,
-                    "the default",
-                    "The sum is divided by the groups: set TokenMean.Config().",
-                ),
-                (
-                    "mismatch",
-                    corrects,
-                    "no correction",
-                    "It weighs tokens, as of MaxEnt's clip loss (clip_coef > 0).",
-                ),
-            ):
-                value = attrgetter(name)(objective)
-                expect(
-                    not wrong,
-                    f"algorithm.{name}",
-                    value,
-                    f"{expected} with a listwise loss",
-                    remedy,
-                )
+            names = ("kl.coef", "credit", "seed_grpo", "advantage")
+            if not self.has_token_loss():
+                names += ("aggregation", "mismatch")
+            expect_defaults(objective, names, "a listwise loss, which weighs whole completions")
 
         def has_token_loss(self) -> bool:
             """Whether tokens have an additional loss of their own, which a mismatch correction weighs."""
             return False
 
-    uses_advantages = False
+    learns_from = "rewards"
     whole_groups = True
-    sequence_columns = (MASS,)
+    reads = (MASS,)
 
     def weigh(self, members: list[Episode]) -> None:
         """Set `credit.columns["mass"]` and `credit.advantage` of a group's completions in the loss. The masses sum to 1.
@@ -121,10 +72,8 @@ class ListwiseLoss(Loss):
                 self.weigh(members)
                 check_masses(self, members)
 
-    def check_batch(self, batch: TrainBatch) -> None:
-        check_whole_groups(batch)
-
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
+        check_whole_groups(inputs)
         losses = self(inputs)  # [S]
         check_values("algorithm.loss", self, losses, inputs.sequences.present.shape)
         return {"policy": losses.sum() / max(inputs.normalizers.num_groups, 1)}
@@ -141,19 +90,17 @@ def check_masses(loss: ListwiseLoss, members: Sequence[Episode]) -> None:
         )
 
 
-def check_whole_groups(batch: TrainBatch) -> None:
+def check_whole_groups(inputs: LossInputs) -> None:
     """Raise ValueError if a group is split over micro-batches, which would silently change a listwise loss.
 
-    The masses of a whole group's sequences with loss tokens add up to 1.
+    The masses of a whole group's sequences add up to 1.
     """
-    present = Sequences(batch.sequence_ids, batch.loss_mask, len(batch.group_ids)).present  # [S]
-    same_group = batch.group_ids[:, None] == batch.group_ids[None, :]  # [S, S]
-    mass = (same_group * (batch.columns[MASS] * present)[None, :]).sum(dim=1)  # [S]
-    broken = present & ((mass - 1).abs() > 1e-3)  # [S]
+    mass = (inputs.same_group * inputs.columns[MASS][None, :]).sum(dim=1)  # [S]
+    broken = inputs.sequences.present & ((mass - 1).abs() > 1e-3)  # [S]
     if broken.any():
         first = int(broken.nonzero()[0])
         raise ValueError(
-            f"prompt {int(batch.group_ids[first])}: its masses sum to {float(mass[first]):.4f} in this micro-batch, "
+            f"prompt {int(inputs.group_ids[first])}: its masses sum to {float(mass[first]):.4f} in this micro-batch, "
             "expected 1. A listwise loss needs whole groups: the packer must keep a prompt's completions together "
             "(Loss.whole_groups)."
         )

@@ -8,7 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchtitan_rl.algorithm.losses.loss import Aggregation, Clip, LossInputs, TokenLoss
+from torchtitan_rl.algorithm.aggregation import Aggregation
+from torchtitan_rl.algorithm.losses.clip import Clip
+from torchtitan_rl.algorithm.losses.gspo import Gspo
+from torchtitan_rl.algorithm.losses.loss import REFERENCE_LOGPROBS
+from torchtitan_rl.algorithm.losses.loss_inputs import LossInputs
 from torchtitan_rl.algorithm.losses.maxent.controllers import (
     BetaController,
     Controllers,
@@ -23,9 +27,9 @@ from torchtitan_rl.algorithm.losses.maxent.weights import (
     reward_distribution,
     softmax,
 )
-from torchtitan_rl.algorithm.losses.objectives import Gspo
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
+from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.summary import describe, same_everywhere
 from torchtitan_rl.types import Episode, Group, Metric, flat
 
@@ -90,40 +94,23 @@ class MaxEnt(ListwiseLoss):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._clip = None
+        self._clip: Clip | None = None
         if config.clip_coef > 0:
-            by_token = config.clip_ratio == "token"
-            self._clip = (
-                config.clip.build()
-                if by_token
-                else SequenceClip(config.clip, config.normalize_policy)
-            )
-        chosen = (
-            [config.meta_controller]
-            if config.meta_controller
-            else [config.tau_controller, config.beta_controller]
-        )
-        self.controllers = Controllers(config.tau, config.beta, chosen)
+            of_tokens = config.clip_ratio == "token"
+            normalize = config.normalize_policy
+            self._clip = config.clip.build() if of_tokens else SequenceClip(config.clip, normalize)
+        moved_by: list[OwnConfig.Config | None] = [config.tau_controller, config.beta_controller]
+        if config.meta_controller is not None:
+            moved_by = [config.meta_controller]
+        self.controllers = Controllers(config.tau, config.beta, moved_by)
         self.controller_inputs = tuple(self.controllers.steered.values())
-        self.needs_reference = config.beta > 0 or "beta" in self.controllers.steered
-
-    @property
-    def ratio_loss(self) -> TokenLoss | None:
-        return self._clip
-
-    def validate_group_size(self, n: int) -> None:
-        """Raises UserError if q_floor takes all of the mass of n completions."""
-        floor = self.config.q_floor
-        expect(
-            floor * n < 1,
-            "algorithm.loss.q_floor",
-            floor,
-            f"less than 1 / sampling.n = 1 / {n}",
-            "Use 1e-6.",
-        )
+        if config.beta > 0 or "beta" in self.controllers.steered:
+            self.reads = (MASS, REFERENCE_LOGPROBS)
 
     def weigh(self, members: list[Episode]) -> None:
         """Sets the columns q_mass and mass, w_i, and the advantage w_i - 1/G of a group's completions; leaves out a neutral group."""
+        floor, most = self.config.q_floor, f"less than 1 / {len(members)} completions of a group"
+        expect(floor * len(members) < 1, "algorithm.loss.q_floor", floor, most, "Use 1e-6.")
         rewards = [episode.credit.shaped_reward for episode in members]
         q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
         beta = self.controllers.state.beta
@@ -269,8 +256,6 @@ class SequenceClip(Gspo):
         super().__init__(config)
         self.normalize = normalize
 
-    def of_sequence(self, inputs: LossInputs) -> Tensor:
-        """Returns [S] s_i - s_i old: the sum over the sequence, or its mean with `normalize`."""
-        return (inputs.sequences.mean if self.normalize else inputs.sequences.sum)(
-            inputs.log_ratio
-        )  # [S]
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        score = inputs.sequences.mean if self.normalize else inputs.sequences.sum
+        return self.clip_sequences(inputs, score(inputs.log_ratio))  # [T]

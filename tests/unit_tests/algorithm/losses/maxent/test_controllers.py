@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.parts.algorithm import MAX_TOKENS
-from torchtitan_rl.algorithm import Algorithm
-from torchtitan_rl.algorithm.losses.maxent import BetaController, MetaController, TauController, maxent_class_defaults
+from torchtitan_rl.algorithm import Algorithm, BetaController, MetaController, TauController, maxent_class_defaults
 
 ENTROPY, KL = "maxent/weight_entropy_with_neutral/mean", "reference/kl_k3"
 

@@ -6,8 +6,9 @@ from tests.integration.invariance import scored_step
 from tests.parts.tiny import save_tiny_checkpoint
 from tests.parts.tiny_trainer import tiny_trainer
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS, Collisions
+from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS
 from torchtitan_rl.models.score import attention_masks
+from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.types import SegmentLayout
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group, Metric
 
@@ -108,18 +107,6 @@ def scaled(rewards: Sequence[float], std: float, std_eps: float) -> list[float]:
     if not math.isfinite(std):
         return [math.nan] * len(rewards)
     return [difference / (std + std_eps) for difference in centered(rewards)]
-
-
-class Grpo(Advantage):
-    """A_i = (r_i - mean(r)) / (s + std_eps), s the group's standard deviation with N - 1. GRPO, arXiv 2402.03300."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Advantage.Config):
-        std_eps: float = number(1e-4, above=0)
-        """Added to the standard deviation, in units of reward."""
-
-    def of_group(self, group: RewardedGroup) -> list[float]:
-        return scaled(group.rewards, sample_std(group.rewards), self.config.std_eps)
 
 
 class GroupScale(OwnConfig, ABC):

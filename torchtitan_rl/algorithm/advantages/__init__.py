@@ -1,0 +1,1 @@
+"""Advantages: functions of a group's rewards, computed in float64."""

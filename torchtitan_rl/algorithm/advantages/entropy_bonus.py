@@ -1,0 +1,52 @@
+"""A bonus in the reward for a completion's entropy, of MaxEnt-GRPO's authors."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torchtitan_rl.algorithm.advantages.advantage import all_equal
+from torchtitan_rl.algorithm.advantages.grpo import Grpo
+from torchtitan_rl.algorithm.unused import expect_defaults
+from torchtitan_rl.fields.number import number
+from torchtitan_rl.types import Episode, Group
+
+if TYPE_CHECKING:
+    from torchtitan_rl.algorithm.algorithm import Algorithm
+
+
+class EntropyBonus(Grpo):
+    """Grpo's advantages of r_i + b_i, b_i = coef s(r) (h_i - mean(h)) / max(s(h), 1e-6), h_i = -mean_t log mu. MaxEnt-GRPO's authors.
+
+    s(r) is the standard deviation of the step's rewards, 1 if they are equal; mean(h) and s(h) are the group's. s with N.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Grpo.Config):
+        coef: float = number(0.1, least=0)
+        """Weight of the bonus, in standard deviations of the step's rewards."""
+
+        def check_objective(self, objective: "Algorithm.Config") -> None:
+            why = "EntropyBonus, whose bonus is of whole completions"
+            expect_defaults(objective, ["credit"], why)
+
+    def of_step(
+        self, rewards: list[list[float | None]], groups: list[Group[Episode]]
+    ) -> list[list[float]]:
+        known = [reward for of_group in rewards for reward in of_group if reward is not None]
+        size = self.config.coef * (1.0 if all_equal(known) else float(np.std(known)))
+        totals = [list(of_group) for of_group in rewards]
+        for total, group in zip(totals, groups, strict=True):
+            places = [i for i, reward in enumerate(total) if reward is not None]
+            done = [group.samples[i].completion for i in places]
+            entropies = [
+                -math.fsum(c.sampled_logprobs.tolist()) / max(c.num_sampled, 1) for c in done
+            ] or [0.0]
+            bonuses = (
+                size * (np.array(entropies) - np.mean(entropies)) / max(np.std(entropies), 1e-6)
+            )  # [G]
+            for i, bonus in zip(places, bonuses.tolist()):
+                group.samples[i].credit.columns["entropy_bonus"] = bonus
+                total[i] += bonus
+        return super().of_step(totals, groups)

@@ -1,0 +1,23 @@
+"""Settings of the objective that have no effect with one of its parts are errors."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from torchtitan_rl.errors import expect
+
+if TYPE_CHECKING:
+    from torchtitan_rl.algorithm.algorithm import Algorithm
+
+
+def expect_defaults(objective: "Algorithm.Config", names: Sequence[str], part: str) -> None:
+    """Raise UserError if one of these fields of the objective is not at its default.
+
+    Example: expect_defaults(objective, ["credit"], "Gdpo") with credit "turn" says
+    "algorithm.credit = 'turn': expected episode with Gdpo. Leave it out."
+    """
+    defaults = type(objective)()
+    for name in names:
+        value, default = attrgetter(name)(objective), attrgetter(name)(defaults)
+        field, expected = f"algorithm.{name}", f"{default} with {part}"
+        expect(value == default, field, value, expected, "Leave it out.")
