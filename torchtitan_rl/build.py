@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
-from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import set_spmd_backend
 
@@ -39,7 +38,6 @@ from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
-from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.observe.recorder import Recorder
@@ -67,8 +65,7 @@ from torchtitan_rl.run.start_checkpoint import (
 )
 from torchtitan_rl.run.teacher_folder import prepare_teacher
 from torchtitan_rl.state import RunState
-from torchtitan_rl.sync.lora_engine import EngineAdapter
-from torchtitan_rl.sync.weight_proof import WeightProof
+from torchtitan_rl.sync.lora_engine import lora_options, lora_request
 from torchtitan_rl.trainer.build_trainer import build_trainer
 from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
@@ -151,32 +148,6 @@ PROBE_TOKENS = 128
 
 
 @dataclass(kw_only=True, slots=True)
-class PolicySync:
-    """The weight sync of one policy with one engine."""
-
-    sync: "WeightSync"
-    trainer: "Trainer"
-    generator: "Generator"
-    probe: "IntArray"
-    """[L] the tokens by which trainer and engine are compared."""
-
-    def push(self, *, policy_version: int) -> int:
-        """Push the policy after step `policy_version` into the engine, and verify it there. Returns the bytes sent. Collective."""
-        generator = self.generator
-        return self.sync.push(
-            self.trainer.hf_weights(generator.dtype, adapters_only=generator.holds_base),
-            generator,
-            policy_version=policy_version,
-            probe=self.probe,
-            trainer_logprobs=self.trainer.token_logprobs,
-        )
-
-    def evidence(self) -> str:
-        """See `WeightSync.evidence`. Collective."""
-        return self.sync.evidence(self.generator)
-
-
-@dataclass(kw_only=True, slots=True)
 class Parts:
     """The parts that a training loop calls. Every rank has its own and calls them in the same order."""
 
@@ -195,7 +166,7 @@ class Parts:
     teacher: "ExactTeacher | None"
     """From which the loss reads a divergence: the second argument of `trainer.update`."""
     generator: "Generator | NoEngine"
-    weight_sync: "PolicySync | None"
+    weight_sync: "WeightSync | None"
     """Pushes the policy into the engine, which needs it before it samples; None without an engine."""
 
     def close(self) -> None:
@@ -253,12 +224,8 @@ def build_parts(
     if config.needs_engine:
         with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
-        proof = WeightProof.of(generator, ShardChecksums(trainer.model, trainer.state_dict_adapter))
-        sync = config.weight_sync.build(
-            proof=proof, policy=trainer.model, dtypes=set(config.dtypes.values())
-        )
-        weight_sync = PolicySync(
-            sync=sync, trainer=trainer, generator=generator, probe=_probe(config, held_out[0])
+        weight_sync = config.weight_sync.build(
+            trainer=trainer, generator=generator, probe=_probe(config, held_out[0])
         )
         generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(
@@ -348,7 +315,6 @@ def _build_generator(
     records_kept = not config.generator.router_replay and (
         config.truncates or environments.may_answer
     )
-    engine = {"tp_size": tp_size, "dtype": TORCH_DTYPE_MAP[config.generator.dtype]}
     model = config.model_spec.model
     with engine_folder(
         config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None
@@ -361,7 +327,8 @@ def _build_generator(
             seed=config.seed,
             environments=environments,
             stats=EngineStats(),
-            lora=EngineAdapter(lora, **engine) if lora else None,
+            lora_options=lora_options(lora.config) if lora else None,
+            lora_request=lora_request() if lora else None,
             records_kept=records_kept,
             tool_call_parser=config.conversations.tool_call_parser,
         )

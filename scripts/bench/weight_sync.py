@@ -28,10 +28,10 @@ from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
-from torchtitan_rl.models.hf import hf_weights  # noqa: E402
+from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl.sync.in_process import InProcess  # noqa: E402
 from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config  # noqa: E402
 
 SIZES = {
@@ -85,8 +85,8 @@ def main() -> None:
 
 def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats: int) -> None:
     """Time the three in turns and print them on rank 0."""
-    policy_shards = ShardChecksums(model, adapter)
-    proof = WeightProof.of(generator, policy_shards)
+    policy_shards = ShardChecksums(exported_rows(model, adapter))
+    engine = InProcess(generator, None, policy_shards.shapes, {}).base
     weights = lambda: hf_weights(model, adapter, generator.dtype)  # noqa: E731
     all_weights = [tensor for _, tensor in weights()]
     copies = [tensor.clone() for tensor in all_weights]
@@ -96,7 +96,8 @@ def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats
 
     def proven() -> None:
         without()
-        assert not proof.faults(policy_shards.shapes)
+        right = policy_shards.checksums(generator.dtype) * engine.copies(packed=True)
+        assert torch.equal(engine.checksums(packed=True), right)
 
     def copy() -> None:
         for target, tensor in zip(copies, all_weights, strict=True):

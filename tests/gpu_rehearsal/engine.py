@@ -78,12 +78,11 @@ from torchtitan_rl.generator import start  # noqa: E402
 from torchtitan_rl.generator.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
-from torchtitan_rl.models.hf import hf_weights  # noqa: E402
-from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.sync.lora_engine import EngineAdapter  # noqa: E402
-from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
+from torchtitan_rl.sync.in_process import InProcess  # noqa: E402
+from torchtitan_rl.sync.lora_engine import lora_options, lora_request  # noqa: E402
 from torchtitan_rl.trainer.model_loader import meta_model  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
@@ -260,13 +259,17 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
     if not (core.async_scheduling and core.batch_queue_size == 2):
         faults.append("vLLM schedules otherwise than on CUDA: the rehearsal does not cover what a GPU runs")
     generator.sleep()
-    proof = WeightProof.of(generator, ShardChecksums(policy, adapter))
+    shards = ShardChecksums(exported_rows(policy, adapter))
+    transport = InProcess(generator, None, shards.shapes, {})
     for step in range(steps):
         for parameter in policy.parameters():
             nn.init.normal_(parameter)
         sent = dict(hf_weights(policy, adapter, torch.bfloat16))
-        generator.load_weights(iter(sent.items()), policy_version=step)
-        faults += (f"{name} {fault}" for name, fault in proof.faults(sent).items())
+        transport.send(sent.items(), (), policy_version=step)
+        right = shards.checksums(torch.bfloat16) * transport.base.copies(packed=True)
+        differs = (transport.base.checksums(packed=True) != right).tolist()
+        faults += [f"{name} arrived otherwise" for name, other in zip(shards.shapes, differs, strict=True) if other]
+        faults += transport.faults()
         ids = [rng.integers(10, 100, int(rng.integers(4, 60))) for _ in range(9)]
         prompts = [Prompt(prompt_idx=i, text="", token_ids=t, expected_answer="") for i, t in enumerate(ids)]
         for group in generator.generate(prompts, step=step):
@@ -348,8 +351,7 @@ def rehearse_configs(at: str) -> list[str]:
                 setattr(config.generator, option, value)
             growing = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if "growing" in name else {}
             spec, lora = config.model_spec, config.trainer.lora
-            engine = {"tp_size": config.generator.tensor_parallel_degree, "dtype": torch.bfloat16}
-            arguments = {"lora": EngineAdapter(Lora(lora), **engine)} if lora.rank else {}
+            arguments = {"lora_options": lora_options(lora), "lora_request": lora_request()} if lora.rank else {}
             arguments |= {"tokenizer": _Tokenizer(), "sampling": config.sampling, "seed": 0}
             try:
                 with mock.patch.dict(os.environ, growing):

@@ -29,7 +29,8 @@ from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import trainer_of_run
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.models.experts import mixtures
-from torchtitan_rl.models.hf import local_shard
+from torchtitan_rl.models.hf import exported_rows, local_shard
+from torchtitan_rl.models.lora.adapters import adapter_rows
 from torchtitan_rl.models.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.run.checkpointer import policy_state
@@ -166,9 +167,8 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     phase("update")
     for name, tensor in trainer.hf_weights(torch.bfloat16):
         assert tensor.device.type == "cuda", name
-    ShardChecksums(trainer.model, trainer.state_dict_adapter).checksums(torch.bfloat16)
-    if trainer.lora:
-        trainer.lora.policy_shards.checksums(torch.bfloat16)
+    for rows in (exported_rows, adapter_rows) if trainer.lora else (exported_rows,):
+        ShardChecksums(rows(trainer.model, trainer.state_dict_adapter)).checksums(torch.bfloat16)
     phase("sync")
     states = [policy_state(trainer.model), trainer.optimizer.state_dict()]
     off = [t for t in tree_leaves(states) if isinstance(t, Tensor) and t.device.type != "cuda"]

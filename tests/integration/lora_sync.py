@@ -23,8 +23,8 @@ from tests.parts.lora import LORA, A, AdapterPair, B  # noqa: E402
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.fields.lora_config import LoraConfig  # noqa: E402
-from torchtitan_rl.sync.weight_proof import NOT_SENT, OTHER_VALUES  # noqa: E402
-from torchtitan_rl.sync.weight_sync import WeightSyncError  # noqa: E402
+from torchtitan_rl.sync.in_process import OTHER_VALUES  # noqa: E402
+from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSyncError  # noqa: E402
 
 Adapter = dict[str, torch.Tensor]
 BASE = "model.layers.1.mlp.down_proj.weight"
@@ -90,7 +90,6 @@ def main() -> None:
         pair.push()
         change_adapters(pair.model, 4)
         try:
-            pair.weight_sync._num_pushes = 0  # proven in full, by a proof that knows the push before
             pair.push(how(pair.sent()))
             said = "nothing"
         except WeightSyncError as error:

@@ -27,6 +27,7 @@ import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 
+from tests.parts.pushes import Policy  # noqa: E402
 from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.environments import Environment, Turn  # noqa: E402
@@ -34,9 +35,7 @@ from torchtitan_rl.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.models.score import score  # noqa: E402
-from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.sync.weight_proof import WeightProof  # noqa: E402
 from torchtitan_rl.sync.weight_sync import WeightSync  # noqa: E402
 from torchtitan_rl.trainer.model_loader import load_hf_weights  # noqa: E402
 from torchtitan_rl.types import Prompt, SegmentLayout  # noqa: E402
@@ -154,15 +153,9 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
     found = []
     most_diff = BOUNDS[generator.config.dtype][1]
     growth = 0.3 if generator.config.dtype == "float32" else 0.05  # sharper distributions round more
-    proof = WeightProof.of(generator, ShardChecksums(model, adapter))
-    sync = WeightSync.Config(check_interval=1, max_diff=most_diff).build(
-        proof=proof, policy=model, dtypes={generator.config.dtype}
-    )
-
-    def trainer_logprobs(ids: np.ndarray) -> np.ndarray:
-        tokens, layout, labels, _ = packed([list(ids)], multiple)
-        with torch.no_grad():
-            return score(model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1].cpu().numpy()
+    policy = Policy(model, adapter, dtype=generator.config.dtype)
+    config = WeightSync.Config(check_interval=1, max_diff=most_diff)
+    sync = config.build(trainer=policy, generator=generator, probe=np.array(SEQUENCES[0]))
 
     prompts = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
     turns = 0  # completions of several turns
@@ -170,14 +163,8 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
         if version:
             torch.manual_seed(version)
             scale_policy(model, 1 + growth * version)
-        weights = hf_weights(model, adapter, generator.dtype, whole_blocks=version % 2 == 1)  # both ways to gather
-        sync.push(
-            weights,
-            generator,
-            policy_version=version,
-            probe=np.array(SEQUENCES[0]),
-            trainer_logprobs=trainer_logprobs,
-        )
+        policy.whole_blocks = version % 2 == 1  # both ways to gather
+        sync.push(policy_version=version)
         diffs = []
         seen: dict[tuple[int, int], list[int]] = {}
         for group in comm.all_gather_lists(list(generator.generate(prompts, step=version))):
@@ -186,7 +173,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
                 if seen.setdefault((group.prompt.prompt_idx, completion.sample_idx), token_ids) != token_ids:
                     failures.append(f"ranks of one engine sampled other tokens for prompt {group.prompt.prompt_idx}")
                 sequence = np.concatenate([group.prompt.token_ids, completion.token_ids])
-                scored = trainer_logprobs(sequence)[len(group.prompt.token_ids) - 1 :]
+                scored = policy.token_logprobs(sequence)[len(group.prompt.token_ids) - 1 :]
                 diffs.append(np.abs(scored - completion.sampler_logprobs)[completion.loss_mask])
                 turns += len(completion.turns) > 1
         diff = np.concatenate(diffs)

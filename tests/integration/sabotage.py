@@ -22,16 +22,15 @@ import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 
-from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed  # noqa: E402
+from tests.integration.parity import SEQUENCES, TokenizerStandIn  # noqa: E402
+from tests.parts.pushes import Policy  # noqa: E402
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
-from torchtitan_rl.models.score import score  # noqa: E402
-from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.sync.weight_proof import CHANGED, NOT_SENT, OTHER_VALUES, WeightProof  # noqa: E402
-from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError  # noqa: E402
+from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES  # noqa: E402
+from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -52,7 +51,7 @@ class Pair:
             sampling=SamplingConfig(n=2, max_tokens=4),
             seed=0,
         )
-        self.policy_shards = ShardChecksums(self.model, self.adapter)
+        self.policy = Policy(self.model, self.adapter, dtype=dtype)
         self.probe = np.array(SEQUENCES[0])
 
     def weights(self) -> Weights:
@@ -62,27 +61,15 @@ class Pair:
         """A small step of every weight, as an optimizer's."""
         scale_policy(self.model, 1.01)
 
-    def trainer_logprobs(self, ids: np.ndarray) -> np.ndarray:
-        tokens, layout, labels, _ = packed([list(ids)], 8)
-        with torch.no_grad():
-            return score(self.model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1].cpu().numpy()
-
     def push(self, weights: Weights) -> None:
         """Push as a run does at first: proven in full."""
-        WeightSync.Config(check_interval=0, max_diff=1.0).build(
-            proof=WeightProof.of(self.generator, self.policy_shards),
-            policy=self.model,
-            dtypes={self.generator.config.dtype},
-        ).push(
-            weights,
-            self.generator,
-            policy_version=1,
-            probe=self.probe,
-            trainer_logprobs=self.trainer_logprobs,
-        )
+        scale_policy(self.model, 1.0)  # back to shards
+        config = WeightSync.Config(max_diff=1.0)
+        self.policy.replacement = weights
+        config.build(trainer=self.policy, generator=self.generator, probe=self.probe).push(policy_version=1)
 
     def probe_diff(self) -> float:
-        return float(np.abs(self.generator.prompt_logprobs(self.probe) - self.trainer_logprobs(self.probe)).max())
+        return float(np.abs(self.generator.prompt_logprobs(self.probe) - self.policy.token_logprobs(self.probe)).max())
 
 
 def replaced(name: str, old: dict[str, Tensor], where: tuple) -> Callable[[Weights], Weights]:
@@ -121,7 +108,7 @@ SAYS = {
     "wrong tensor-parallel shard in the engine": f"{DOWN} {OTHER_VALUES}",
     "changed just before it was packed": f"{DOWN} {OTHER_VALUES}",
     "rotary cache x 1.05": f"{ROTARY} {CHANGED}",
-    "prefix cache kept": "the prefix cache kept 1 blocks of the old weights",
+    "prefix cache kept": "vLLM kept its prefix cache",
 }
 """What is wrong, and what the error says."""
 
@@ -243,7 +230,7 @@ def main() -> None:
         try:
             pair.push(how(pair.weights()))
             said = "nothing"
-        except WeightSyncError as error:
+        except (WeightSyncError, RuntimeError) as error:
             said = str(error)
         table.append({"fault": what, "probe": pair.probe_diff(), "said": said, "caught": SAYS[what] in said})
     if dist.get_rank() == 0:

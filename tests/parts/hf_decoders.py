@@ -15,17 +15,16 @@ from transformers import AutoConfig
 
 from scripts.make_random_checkpoint import small_model
 from tests.integration.parity import TokenizerStandIn
+from tests.parts.pushes import Policy
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
-from torchtitan_rl.models.hf import gather, hf_weights
+from torchtitan_rl.models.hf import gather
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.models.score import forget_forwards, score
-from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.run import safe_load
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.sync.weight_proof import WeightProof
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.trainer.model_loader import meta_model, model_config
 from torchtitan_rl.types import SegmentLayout
@@ -217,17 +216,11 @@ class Engine:
 
     def push(self, model: nn.Module, adapter) -> float:
         """Push with a probe. Returns the largest difference in log-probability over `sequences`."""
-        proof, parts = WeightProof.of(self.generator, ShardChecksums(model, adapter)), sequences()
-        most = 1e-4 if self.dtype == "float32" else None
-        config = WeightSync.Config(check_interval=1, max_diff=most)
-        sync = config.build(proof=proof, policy=model, dtypes={"float32", self.dtype})
-        sync.push(
-            hf_weights(model, adapter, self.generator.dtype),
-            self.generator,
-            policy_version=1,
-            probe=parts[0].numpy(),
-            trainer_logprobs=lambda ids: logprobs_of(model, torch.from_numpy(ids)),
-        )
+        policy, parts = Policy(model, adapter), sequences()
+        scale_policy(model, 1.0)  # back to shards
+        config = WeightSync.Config(max_diff=1e-4 if self.dtype == "float32" else None)
+        sync = config.build(trainer=policy, generator=self.generator, probe=parts[0].numpy())
+        sync.push(policy_version=1)
         return max(
             float(np.abs(self.generator.prompt_logprobs(ids.numpy()) - logprobs_of(model, ids)).max()) for ids in parts
         )

@@ -4,21 +4,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torchtitan.config import TORCH_DTYPE_MAP
 
-from tests.integration.parity import SEQUENCES, TokenizerStandIn, packed
-from tests.parts.tiny import sampled, sharded_policy
+from tests.integration.parity import SEQUENCES, TokenizerStandIn
+from tests.parts.pushes import Policy
+from tests.parts.tiny import sampled, scale_policy, sharded_policy
 from torchtitan_rl import comm
 from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.models.score import score
-from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.sync.lora_engine import EngineAdapter
-from torchtitan_rl.sync.weight_proof import WeightProof
+from torchtitan_rl.sync.lora_engine import lora_options, lora_request
 from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.types import Prompt
 
@@ -37,26 +34,25 @@ class AdapterPair:
         lora = Lora(lora)
         degrees = {"tensor_parallel_degree": tp}
         self.model, self.names = sharded_policy(folder, dtype=dtype, seq_len=384, chunk_tokens=64, lora=lora, **degrees)
-        self.lora, self.policy_shards = lora, ShardChecksums(self.model, self.names)
+        self.lora, self.policy = lora, Policy(self.model, self.names, dtype=dtype, lora=lora)
         self.generator = start_generator(
             Generator.Config(dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp),
             hf_assets_path=str(folder),
             tokenizer=TokenizerStandIn(),
             sampling=SamplingConfig(n=2, max_tokens=8),
             seed=0,
-            lora=EngineAdapter(lora, tp_size=generator_tp, dtype=TORCH_DTYPE_MAP[dtype]),
+            lora_options=lora_options(lora.config),
+            lora_request=lora_request(),
         )
         self.most_diff = 1e-4 if dtype == "float32" else 1.0
         self.begin_anew()
-        self.push({**self.base(), **self.sent()})
+        self.push()
 
     def begin_anew(self) -> None:
-        """Let the next push be a run's first, which is proven in full."""
-        self.weight_sync = WeightSync.Config(check_interval=1, max_diff=self.most_diff).build(
-            proof=WeightProof.of(self.generator, self.policy_shards),
-            policy=self.model,
-            dtypes={self.generator.config.dtype},
-        )
+        """Let the next push be a run's first, with the base."""
+        scale_policy(self.model, 1.0)  # back to shards
+        config = WeightSync.Config(check_interval=1, max_diff=self.most_diff)
+        self.weight_sync = config.build(trainer=self.policy, generator=self.generator, probe=np.array(SEQUENCES[0]))
 
     def base(self) -> dict[str, torch.Tensor]:
         return dict(hf_weights(self.model, self.names, self.generator.dtype))
@@ -66,9 +62,7 @@ class AdapterPair:
 
     def logprobs(self, ids) -> np.ndarray:
         """The policy's log-probabilities of ids[1:] at temperature 1, [L - 1]."""
-        tokens, layout, labels, _ = packed([list(ids)], 8)
-        with torch.no_grad():
-            return score(self.model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1].cpu().float().numpy()
+        return self.policy.token_logprobs(ids)
 
     def worst_diff(self, step: int) -> float:
         """Largest difference in log-probability of engine and policy, over prompts and this rank's engine's samples."""
@@ -79,11 +73,11 @@ class AdapterPair:
                 diffs.append(self.logprobs(whole)[len(group.prompt.token_ids) - 1 :] - completion.sampler_logprobs)
         return float(np.abs(np.concatenate(diffs)).max())
 
-    def push(self, weights: dict[str, torch.Tensor] | None = None) -> int:
-        return self.weight_sync.push(
-            (self.sent() if weights is None else weights).items(),
-            self.generator,
-            policy_version=1,
-            probe=np.array(SEQUENCES[0]),
-            trainer_logprobs=self.logprobs,
-        )
+    def push(self, adapter: dict[str, torch.Tensor] | None = None) -> int:
+        """Push the policy's adapter, or this one in its place."""
+        if adapter is not None:
+            self.lora.weights = lambda _: iter(adapter.items())
+        try:
+            return self.weight_sync.push(policy_version=1)
+        finally:
+            vars(self.lora).pop("weights", None)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -33,16 +32,13 @@ SMALL = [
 
 def fork(controller: Controller, checkpoint: Path, number: int) -> None:
     """Load a checkpoint, push as a new process does, and take a step. Raises TrainingStopped for a false alarm."""
-    config, bound = controller.config, controller.weight_sync
     controller.checkpoints.load(checkpoint)
     controller.generator.seed = number
     controller.prompts.next_batch(number)  # the step has other prompts
     held_out = controller.held_out[number % len(controller.held_out)]
-    sync = config.weight_sync.build(
-        proof=bound.sync._proof, policy=controller.trainer.model, dtypes=set(config.dtypes.values())
-    )
-    probe = np.resize(held_out.token_ids, len(bound.probe))
-    controller.weight_sync = replace(bound, sync=sync, probe=probe)
+    sync = controller.weight_sync
+    sync._num_pushes, sync._pushed, sync._proven = 0, None, None
+    sync._probe = np.resize(held_out.token_ids, len(sync._probe))
     controller._begin()
     controller.state.step += 1
     controller._step()

@@ -14,11 +14,10 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.engine_stats import EngineStats
+from torchtitan_rl.generator.patches import Float32Head
 from torchtitan_rl.generator.sampling_round import SamplingRound
 from torchtitan_rl.generator.turn_engine import (
-    EngineLora,
     TurnEngine,
-    WideHead,
 )
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
@@ -26,6 +25,7 @@ from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt,
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from vllm import LLM, RequestOutput
+    from vllm.lora.request import LoRARequest
 
     from torchtitan_rl.environments.factory import Conversations
 
@@ -85,9 +85,9 @@ class Generator(Configurable):
         environments: "Conversations | None" = None,
         make_grammar: Callable[..., str] | None = None,
         stats: EngineStats | None = None,
-        lora: EngineLora | None = None,
+        lora_request: "LoRARequest | None" = None,
         records: "Callable[[RequestOutput, str], RecordArray | None] | None" = None,
-        wide_head: WideHead | None = None,
+        wide_head: Float32Head | None = None,
         before_reload: Callable[[nn.Module], None] | None = None,
     ) -> None:
         """`generator.start.start_generator` starts the engine.
@@ -101,7 +101,7 @@ class Generator(Configurable):
             environments: makes the environments that answer the policy; None if every completion is one turn.
             make_grammar: see `FittedEnvironment.fit`.
             stats: records the engine's statistics; None records nothing.
-            lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
+            lora_request: names the LoRA adapter that all requests use; None: the engine has none.
             records: returns what the engine recorded of a request, by its output and the engine's name of it; None: it records
                 nothing.
             wide_head: the copy of the output head with which the engine computes; None: it computes with its own.
@@ -120,7 +120,7 @@ class Generator(Configurable):
         degree = config.tensor_parallel_degree
         self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
         self.num_replicas = dist.get_world_size() // degree
-        self.lora, self.lora_request = lora, lora.request() if lora else None
+        self.lora_request = lora_request
         self.stats = stats
         self._sleeps = sleeps
         self._asleep = False
@@ -260,49 +260,41 @@ class Generator(Configurable):
     def sleep(self) -> None:
         """Free the GPU memory of weights and KV cache. A base is kept on the host. No effect on a CPU."""
         if self._sleeps and not self._asleep:
-            self.llm.sleep(level=1 if self.lora else 2)
+            self.llm.sleep(level=1 if self.lora_request else 2)
             self._asleep = True
 
-    @property
-    def holds_base(self) -> bool:
-        """Whether only the adapter needs to be sent."""
-        return self.lora is not None and self.policy_version >= 0
+    def load_weights(
+        self,
+        weights: Iterable[tuple[str, Tensor]] | None,
+        *,
+        policy_version: int,
+        load_adapter: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        """Wake the engine, replace its weights, and drop the prefix cache of the old ones.
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], *, policy_version: int) -> None:
-        """Wake the engine, replace all its weights, and drop the prefix cache of the old ones.
+        The KV cache is allocated last, so the gathered blocks have room.
 
-        With an adapter, only the first call loads the base. The KV cache is allocated last, so the gathered blocks
-        have room.
+        Args:
+            weights: all of the base's, gathered while they are read; None: the engine keeps the ones it has.
+            load_adapter: called with the engine's model, to replace its LoRA adapter.
         """
         self._wake_weights()
-        adapters: dict[str, Tensor] = dict(weights) if self.holds_base else {}
-        if not self.holds_base:
-            base = self._base_of(weights, adapters)
+        if weights is not None:
             if self.before_reload:
                 self.llm.apply_model(self.before_reload)
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": base})
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
             if self.wide_head:
                 self.wide_head.refresh()
-        if self.lora:
-            self.lora.load(self.llm, adapters)
+        if load_adapter:
+            self.llm.apply_model(load_adapter)
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
-        if not self.llm.reset_prefix_cache():
+        if not self.llm.reset_prefix_cache() or self.num_cached_blocks():
             raise RuntimeError(
                 "vLLM kept its prefix cache after a weight sync: completions would mix old and new weights."
             )
         self.policy_version = policy_version
-
-    def _base_of(
-        self, weights: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yields the weights that are not an adapter's, and puts the others into `adapters`."""
-        for name, tensor in weights:
-            if ".lora_" in name:
-                adapters[name] = tensor
-            else:
-                yield name, tensor
 
     def _wake_weights(self) -> None:
         """Map a sleeping engine's weights, which stay undefined, and restore its buffers. vLLM ignores a second

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -24,10 +24,10 @@ from torchtitan_rl.generator.routing import SlotRecords, output_records
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from vllm.lora.request import LoRARequest
 
     from torchtitan_rl.environments.factory import Conversations
     from torchtitan_rl.generator.engine_stats import EngineStats
-    from torchtitan_rl.generator.turn_engine import EngineLora
     from torchtitan_rl.sampling import SamplingConfig
 
 CPU_BLOCK_TOKENS = 32
@@ -50,7 +50,8 @@ def start_generator(
     seed: int,
     environments: "Conversations | None" = None,
     stats: "EngineStats | None" = None,
-    lora: "EngineLora | None" = None,
+    lora_options: Mapping[str, Any] | None = None,
+    lora_request: "LoRARequest | None" = None,
     records_kept: bool = False,
     tool_call_parser: str | None = None,
 ) -> Generator:
@@ -58,8 +59,8 @@ def start_generator(
 
     Args:
         hf_assets_path: the folder whose config.json describes the model.
-        sampling, environments, stats: see `Generator`.
-        lora: with it, the base is loaded once, and each push replaces the LoRA adapter that all requests use.
+        sampling, environments, stats, lora_request: see `Generator`.
+        lora_options: further keyword arguments of `vllm.LLM`, if the policy has a LoRA adapter.
         records_kept: record the tokens that the sampler keeps, for completions to learn from.
         tool_call_parser: of the environments' conversations. With records, their agents may ask for grammars.
     """
@@ -68,7 +69,7 @@ def start_generator(
     degree = config.tensor_parallel_degree
     replica, rank_in_replica = divmod(dist.get_rank(), degree)
     siblings = range(replica * degree, (replica + 1) * degree)
-    options = engine_options(config) | (lora.engine_options() if lora else {})
+    options = engine_options(config) | dict(lora_options or {})
     unlink_shared_memory(siblings, rank_in_replica)  # left by a killed run
     is_hybrid = import_engine_model(hf_assets_path)
     with without_preloads():
@@ -111,7 +112,7 @@ def start_generator(
         environments=environments,
         make_grammar=make_grammar,
         stats=stats,
-        lora=lora,
+        lora_request=lora_request,
         records=records,
         wide_head=wide_head,
         before_reload=repack_experts if ON_CPU else None,

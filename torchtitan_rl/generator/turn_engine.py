@@ -1,46 +1,16 @@
 """Adapter to vLLM's engine in this process: requests can be added at any time, and turns are returned when they end."""
 
-from collections.abc import Callable, Collection, Set
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Set
+from typing import TYPE_CHECKING
 
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.events import advanced
 from torchtitan_rl.types import RecordArray
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
     from vllm import LLM, RequestOutput
     from vllm.lora.request import LoRARequest
-
-
-class EngineLora(Protocol):
-    """The policy's LoRA adapters in this rank's engine: `sync.lora_engine.EngineAdapter`."""
-
-    def engine_options(self) -> dict[str, Any]:
-        """Further keyword arguments of `vllm.LLM`."""
-
-    def request(self) -> "LoRARequest":
-        """What every request carries."""
-
-    def load(self, llm: "LLM", tensors: "dict[str, Tensor]") -> None:
-        """Replace the adapters with `PolicyLora.weights`."""
-
-    def faults(self, sent: Collection[str]) -> list[str]:
-        """One sentence for each way in which the engine's adapters differ from the policy's. Collective."""
-
-
-class WideHead(Protocol):
-    """A float32 copy of a bfloat16 engine's output head: `generator.patches.Float32Head`."""
-
-    source: "nn.Module"
-    """The engine's own head."""
-
-    def refresh(self) -> None:
-        """Copy the weights that the engine has now."""
-
-    def is_current(self) -> bool:
-        """Whether it equals the engine's own head, bit for bit."""
 
 
 class TurnEngine:

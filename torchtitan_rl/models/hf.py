@@ -73,6 +73,39 @@ def to_hf(
     yield from weights.items()
 
 
+def exported_rows(
+    model: Decoder, adapter: BaseStateDictAdapter
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
+
+    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
+    """
+    for prefix, block in blocks_of(model):
+        for name, parameter in block.named_parameters():
+            if not is_adapter(name):
+                yield parameter, rows_of(model, adapter, prefix, block, name, parameter)
+
+
+def rows_of(
+    model: Decoder,
+    adapter: BaseStateDictAdapter,
+    prefix: str,
+    block: nn.Module,
+    name: str,
+    parameter: Tensor,
+) -> dict[str, Tensor]:
+    """Returns the rows of a block's parameter under each of its Hugging Face names."""
+    rows = (
+        torch.arange(len(parameter))
+        .reshape(-1, *[1] * (parameter.ndim - 1))
+        .expand(parameter.shape)
+    )
+    exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
+    return {
+        name: rows.flatten(1)[:, 0] if rows.ndim > 1 else rows for name, rows in exported.items()
+    }
+
+
 def blocks_of(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
     """Yields (prefix of its parameter names, module) for the embedding, each layer, the norm and the head."""
     for name, child in model.named_children():

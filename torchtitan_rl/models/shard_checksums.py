@@ -1,122 +1,98 @@
-"""Checksums of the optimizer's own weight shards, to verify copies of them."""
+"""Checksums of the optimizer's own weight shards, to verify copies of them. They share no code with the gathering of weights."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Mapping, Set
+from hashlib import sha256
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl import comm
 from torchtitan_rl.checksum import checksums, place_weights
-from torchtitan_rl.fields.lora_config import is_adapter
-from torchtitan_rl.models.hf import blocks_of, local_shard, to_hf
+from torchtitan_rl.models.hf import exported_rows, local_shard
 
 
 class _Shard(NamedTuple):
     """This rank's shard of a parameter that is exported under k names."""
 
     parameter: Tensor
-    names: slice  # the k names' indices in ShardChecksums.shapes
-    weights: Tensor  # [k, rows of the shard], 0 for rows of other names; [1, rows] for the shards of k experts
-    first_column: int
-    first_row: int
-    counts: bool
-    """Whether it is in the sum. Only the first of several replicas is."""
+    names: slice  # the k names' numbers in ShardChecksums.shapes
+    weights: Tensor  # [k, rows of the shard], 0 for rows of other names; [1, rows] for k experts
+    first: tuple[int, int]  # row and column
+    scale: float
 
 
 class ShardChecksums:
-    """Reads the shards directly and shares no code with the gathering of weights for the engine."""
+    """Checksums by Hugging Face name."""
 
-    def __init__(self, model: Decoder, adapter: BaseStateDictAdapter) -> None:
+    def __init__(
+        self, exported: Iterable[tuple[Tensor, Mapping[str, Tensor]]], *, lora_scale: float = 1.0
+    ) -> None:
+        """
+        Args:
+            exported: `exported_rows` or `adapter_rows` of the policy.
+            lora_scale: every adapter's B is multiplied by it, as in the engine.
+        """
         self.shapes: dict[str, tuple[int, int]] = {}
-        """(rows, columns) of each full tensor by its Hugging Face name. A vector has one column; the [C, 1, K] of a depthwise
-        convolution has C rows of K."""
+        """(rows, columns) of each full tensor. A vector has one column; the [C, 1, K] of a depthwise convolution has C rows
+        of K."""
         self._shards: list[_Shard] = []
-        for parameter, exported in self.exported(model, adapter):
+        for parameter, rows_of_names in exported:
             self.device = parameter.device
-            own, begin, offsets = local_shard(parameter), len(self.shapes), [0] * parameter.ndim
+            shard, offsets, shape = local_shard(parameter), [0] * parameter.ndim, parameter.shape
             if isinstance(parameter, DTensor) and (chunks := parameter.__create_chunk_list__()):
                 offsets = list(chunks[0].offsets)
-            shape = parameter.shape
             if is_depthwise(parameter):
-                shape, offsets, own = shape[::2], offsets[::2], own.squeeze(1)
-            names = slice(begin, begin + len(exported))
+                shard, offsets, shape = shard.squeeze(1), offsets[::2], shape[::2]
+            begin, num_names = len(self.shapes), len(rows_of_names)
             if len(shape) == 3:  # one matrix for each expert, all with the same places
-                self.shapes |= dict.fromkeys(exported, tuple(shape[1:]))
+                self.shapes |= dict.fromkeys(rows_of_names, tuple(shape[1:]))
                 weights = place_weights(torch.arange(shape[1]))[None]  # [1, rows]
-                first_expert = offsets.pop(0)
-                names = slice(begin + first_expert, begin + first_expert + len(own))
+                begin, num_names = begin + offsets.pop(0), len(shard)
             else:
-                weights = torch.zeros(len(exported), len(parameter), dtype=torch.int64)
-                for number, (name, rows) in enumerate(exported.items()):
+                weights = torch.zeros(num_names, len(parameter), dtype=torch.int64)
+                for number, (name, rows) in enumerate(rows_of_names.items()):
                     self.shapes[name] = (len(rows), *shape[1:], 1)[:2]
                     weights[number, rows] = place_weights(torch.arange(len(rows)))
             first_row, first_column = (*offsets, 0)[:2]
-            weights = weights[:, first_row : first_row + own.shape[max(0, own.ndim - 2)]].to(
-                self.device
-            )
-            self._shards.append(
-                _Shard(parameter, names, weights, first_column, first_row, _counts(parameter))
-            )
-
-    def exported(
-        self, model: Decoder, adapter: BaseStateDictAdapter
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yields the parameters to sum: see `exported_rows`."""
-        return exported_rows(model, adapter)
-
-    def values(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns this rank's shard as the engine has it, before it is cast to `dtype`."""
-        return local_shard(parameter)
+            weights = weights[:, first_row : first_row + shard.shape[max(0, shard.ndim - 2)]]
+            scale = lora_scale if any(".lora_B." in name for name in rows_of_names) else 1.0
+            names, first = slice(begin, begin + num_names), (first_row, first_column)
+            self._shards.append(_Shard(parameter, names, weights.to(self.device), first, scale))
 
     def checksums(self, dtype: torch.dtype, due: Set[int] | None = None) -> Tensor:
         """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's.
 
         Args:
-            due: indices of the names to sum, at least; None: all.
+            due: numbers of the names to sum, at least; None: all.
         """
         sums = torch.zeros(len(self.shapes), dtype=torch.int64, device=self.device)
         for shard in self._shards:
-            if shard.counts and (
-                due is None or not due.isdisjoint(range(*shard.names.indices(len(self.shapes))))
-            ):
-                sums[shard.names] = self._sums_of(shard, dtype)
+            numbers = range(*shard.names.indices(len(sums)))
+            if is_first_replica(shard.parameter) and (due is None or not due.isdisjoint(numbers)):
+                sums[shard.names] = _sums(shard, dtype)
         return sums
 
-    def drifted(self, dtype: torch.dtype) -> dict[str, str]:
-        """Returns the names of tensors of which ranks hold unequal replicas, and what is wrong with each. Collective."""
-        mine = []
+    def drifted(self, dtype: torch.dtype) -> list[str]:
+        """Returns a sentence for each tensor of which ranks hold unequal replicas. Collective."""
+        shards: list[tuple[str, tuple[int, int], int, int]] = []
         for shard in self._shards:
             names = list(self.shapes)[shard.names]
-            for name, total in zip(names, self._sums_of(shard, dtype).tolist(), strict=True):
-                mine.append((name, (shard.first_row, shard.first_column), dist.get_rank(), total))
-        return unequal_replicas(comm.all_gather_lists(mine))
-
-    def _sums_of(self, shard: _Shard, dtype: torch.dtype) -> Tensor:
-        values = self.values(shard.parameter, dtype)
-        return checksums(values, shard.weights, first_column=shard.first_column, dtype=dtype)  # [k]
+            for name, total in zip(names, _sums(shard, dtype).tolist(), strict=True):
+                shards.append((name, shard.first, dist.get_rank(), total))
+        return unequal_replicas(comm.all_gather_lists(shards))
 
 
-def unequal_replicas(shards: Iterable[tuple[str, tuple[int, int], int, int]]) -> dict[str, str]:
-    """Returns {name: fault} for tensors of which ranks hold the same part with other bits.
-
-    Example: [("norm.weight", (0, 0), 0, 17), ("norm.weight", (0, 0), 1, 18)] -> {"norm.weight": "is not the same on ranks 0 and 1"}
-
-    Args:
-        shards: (name, first row and column, rank, checksum) of every rank's shards.
-    """
-    first: dict[tuple[str, tuple[int, int]], tuple[int, int]] = {}
-    wrong: dict[str, str] = {}
-    for name, place, rank, total in shards:
-        other_rank, other_total = first.setdefault((name, place), (rank, total))
-        if total != other_total:
-            wrong.setdefault(name, f"is not the same on ranks {other_rank} and {rank}")
-    return wrong
+def _sums(shard: _Shard, dtype: torch.dtype) -> Tensor:
+    """Returns the checksums of a shard as the engine has it, [k] int64."""
+    values = local_shard(shard.parameter)
+    if shard.scale != 1.0:
+        values = values.to(dtype) * shard.scale
+    return checksums(values, shard.weights, first_column=shard.first[1], dtype=dtype)
 
 
 def is_depthwise(weight: Tensor) -> bool:
@@ -124,8 +100,8 @@ def is_depthwise(weight: Tensor) -> bool:
     return weight.ndim == 3 and weight.shape[1] == 1
 
 
-def _counts(parameter: Tensor) -> bool:
-    """Whether this rank's shard is in the sum. Only the first of several replicas is."""
+def is_first_replica(parameter: Tensor) -> bool:
+    """Whether this rank holds the first of several replicas of its shard."""
     if not isinstance(parameter, DTensor):
         return dist.get_rank() == 0
     mesh = parameter.device_mesh
@@ -135,34 +111,28 @@ def _counts(parameter: Tensor) -> bool:
     )
 
 
-def exported_rows(
-    model: Decoder, adapter: BaseStateDictAdapter
-) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yields each parameter that `hf_weights` exports, with the rows of the parameter under each of its names.
+def unequal_replicas(shards: Iterable[tuple[str, tuple[int, int], int, int]]) -> list[str]:
+    """Returns a sentence for each tensor of which ranks hold the same part with other bits.
 
-    Example: (parameter, {"model.embed_tokens.weight": tensor([0, 1, ...]), "lm_head.weight": tensor([0, 1, ...])})
+    Example: [("norm.weight", (0, 0), 0, 17), ("norm.weight", (0, 0), 1, 18)] -> ["norm.weight is not the same on ranks 0 and 1"]
+
+    Args:
+        shards: (name, first row and column, rank, checksum) of every rank's shards.
     """
-    for prefix, block in blocks_of(model):
-        for name, parameter in block.named_parameters():
-            if not is_adapter(name):
-                yield parameter, rows_of(model, adapter, prefix, block, name, parameter)
+    first: dict[tuple[str, tuple[int, int]], tuple[int, int]] = {}
+    drifted: dict[str, str] = {}
+    for name, place, rank, total in shards:
+        other_rank, other_total = first.setdefault((name, place), (rank, total))
+        if total != other_total:
+            drifted.setdefault(name, f"{name} is not the same on ranks {other_rank} and {rank}")
+    return list(drifted.values())
 
 
-def rows_of(
-    model: Decoder,
-    adapter: BaseStateDictAdapter,
-    prefix: str,
-    block: nn.Module,
-    name: str,
-    parameter: Tensor,
-) -> dict[str, Tensor]:
-    """Returns the rows of a block's parameter under each of its Hugging Face names."""
-    rows = (
-        torch.arange(len(parameter))
-        .reshape(-1, *[1] * (parameter.ndim - 1))
-        .expand(parameter.shape)
-    )
-    exported = dict(to_hf(model, adapter, prefix, block, {canonical_fqn(prefix + name): rows}))
-    return {
-        name: rows.flatten(1)[:, 0] if rows.ndim > 1 else rows for name, rows in exported.items()
-    }
+def base_digest(model: Decoder, adapter: BaseStateDictAdapter) -> str:
+    """Returns a digest of all weights but adapters', the same for every sharding. Collective."""
+    base = ShardChecksums(exported_rows(model, adapter))
+    sums = base.checksums(torch.float32)
+    dist.all_reduce(sums)
+    rows = zip(base.shapes.items(), sums.tolist(), strict=True)
+    named = sorted((name, *shape, total) for (name, shape), total in rows)
+    return sha256(repr(named).encode()).hexdigest()[:16]

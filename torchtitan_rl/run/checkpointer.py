@@ -17,6 +17,7 @@ from torchtitan.config import Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.events import progress
+from torchtitan_rl.models.shard_checksums import base_digest
 from torchtitan_rl.run import manifest, safe_load
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.checkpointer_config import CheckpointerConfig
@@ -71,7 +72,7 @@ class Checkpointer(Configurable):
             "lr_scheduler": trainer.scheduler,
             "train_state": run_state,
         }
-        self._base = trainer.lora.base_digest() if trainer.lora else ""
+        self._base = base_digest(trainer.model, trainer.state_dict_adapter) if trainer.lora else ""
         self._best = self.folder.best()
         self._overdue_since: int | None = None
         self._has_begun = False

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtitan_rl.trainer.gate import logit_scale
-from torchtitan_rl.types import FloatArray, IntArray
+from torchtitan_rl.types import FloatArray
 
 DRAWS = 4
 """Forwards with random rounding errors."""
@@ -23,23 +23,48 @@ LARGEST_RATIO = {torch.float32: 30.0, torch.bfloat16: 3.0}
 """Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
 
 
-def rounding_noise(
-    model: nn.Module,
-    logprobs: Callable[[IntArray], FloatArray],
-    probe: IntArray,
+def disagreement(
+    engine: FloatArray,
+    trainer: FloatArray,
+    noise: float,
     dtype: torch.dtype,
-) -> float:
-    """Returns how far random rounding errors move the log-probabilities of probe[1:]: root mean square, in `logit_scale`. Collective.
+    max_diff: float | None,
+) -> str:
+    """Returns by how much two models differ if it is too much, else "".
 
     Args:
-        logprobs: computes the model's log-probabilities of probe[1:], [L - 1].
+        engine, trainer: [L - 1] the log-probabilities of the probed tokens.
+        noise: `rounding_noise` of the trainer.
+        dtype: the coarser one of trainer and engine.
+        max_diff: largest difference of a token; None: any.
+    """
+    largest = float(np.abs(engine - trainer).max(initial=0.0))
+    if max_diff is not None and not largest <= max_diff:
+        return f"by {largest:.3g}, more than weight_sync.max_diff = {max_diff:.3g}"
+    ratio, limit = distance(engine, trainer, dtype) / noise, LARGEST_RATIO[dtype]
+    if not ratio <= limit:
+        return f"{ratio:.3g} times as much as rounding explains ({noise:.2g}); the limit is {limit:g} times"
+    return ""
+
+
+def rounding_noise(
+    model: nn.Module,
+    logprobs: Callable[[], FloatArray],
+    exact: FloatArray,
+    dtype: torch.dtype,
+) -> float:
+    """Returns how far random rounding errors move the log-probabilities of a sequence: root mean square, in `logit_scale`.
+    Collective.
+
+    Args:
+        logprobs: computes the model's log-probabilities of the probed tokens, [L - 1].
+        exact: them without these errors, [L - 1].
         dtype: the coarser one of trainer and engine, whose rounding errors are drawn.
     """
-    exact = logprobs(probe)  # [L - 1]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices), rounding_errors(model, torch.finfo(dtype).eps):
         torch.manual_seed(0)  # the same on every rank
-        moved = [distance(logprobs(probe), exact, dtype) for _ in range(DRAWS)]
+        moved = [distance(logprobs(), exact, dtype) for _ in range(DRAWS)]
     return max(root_mean_square(np.array(moved)), torch.finfo(dtype).eps / 2)
 
 
@@ -65,14 +90,14 @@ def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
             hook.remove()
 
 
-def distance(of_one: FloatArray, of_other: FloatArray, dtype: torch.dtype) -> float:
+def distance(one: FloatArray, other: FloatArray, dtype: torch.dtype) -> float:
     """Returns the root mean square of the differences of two models' log-probabilities [L - 1], each in the other's `logit_scale`.
 
     So that each token weighs the same. Otherwise the few tokens of which a trained policy is not certain are the whole sum, and four
     draws of them are no standard for a fifth.
     """
-    scale = logit_scale(of_other, str(dtype).removeprefix("torch."))  # [L - 1]
-    return root_mean_square((of_one - of_other) / scale)
+    scale = logit_scale(other, str(dtype).removeprefix("torch."))  # [L - 1]
+    return root_mean_square((one - other) / scale)
 
 
 def root_mean_square(values: FloatArray) -> float:

@@ -1,29 +1,36 @@
-"""Copies the policy's weights into the engine within the process and verifies that they arrived."""
+"""Copies the policy's weights into the engine and proves that they arrived.
 
-import math
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+Checksums of the policy's shards are compared with those of the matrices that the engine computes with. The probe covers what
+they cannot see: another model, such as one with a different rotary base.
+"""
+
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor, nn
-from torchtitan.config import Configurable
+import torch.distributed as dist
+from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl import comm
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import TrainingStopped
+from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.sync.probe import LARGEST_RATIO, distance, rounding_noise
-from torchtitan_rl.sync.weight_proof import OTHER_VALUES, SIXTEENTHS, WeightProof
-from torchtitan_rl.types import FloatArray, IntArray
+from torchtitan_rl.models.hf import exported_rows
+from torchtitan_rl.models.lora.adapters import adapter_rows
+from torchtitan_rl.models.shard_checksums import ShardChecksums
+from torchtitan_rl.sync.engine_weights import EngineWeights
+from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess
+from torchtitan_rl.sync.probe import disagreement, rounding_noise
+from torchtitan_rl.types import IntArray
 
-Weights = Iterable[tuple[str, Tensor]]
+if TYPE_CHECKING:
+    from torchtitan_rl.trainer.trainer import Trainer
 
-PROOF_SHARE = 0.05 if ON_CPU else math.inf
-"""Largest share of a step's time for the proof, unless a sixteenth of the tensors takes more. On a CPU, reading packed matrices
-back takes longer than the push itself."""
+NOT_SENT = "was not sent"
+NO_PLACE = "has no place in the engine"
 
 
 class WeightSyncError(TrainingStopped):
@@ -31,20 +38,17 @@ class WeightSyncError(TrainingStopped):
 
 
 class WeightSync(Configurable):
-    """Pushes weights, proves that they arrived, and probes regularly that both sides compute the same.
+    """Pushes weights, proves that they arrived, and probes that both sides compute the same.
 
-    The proof covers every tensor exactly. The probe covers what the proof cannot see: a different model, a different prefix
-    of the vocabulary, a different rotary base. Three silent errors are avoided:
-
-    - On a CPU, `load_weights` alone leaves the packed copies unchanged, so the engine's own layer-wise reload is used.
-    - `reload_weights` without an iterator reloads the checkpoint on disk, so it always gets one.
-    - Cached blocks of the old weights would be reused, so the prefix cache is dropped and checked to be empty.
+    At every push all weights are compared but those that a CPU engine has packed. These are compared at the first push and
+    every `check_interval` pushes; at the others, a CPU has the probe.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        check_interval: int = number(50, least=0, remedy="0 probes the first push alone.")
-        """Number of pushes from one probe to the next; 0 probes only the first push."""
+        check_interval: int = number(50, least=0, remedy="0 checks the first push alone in full.")
+        """Pushes from one full check to the next; 0: only the first push. On a GPU, a full check is a push with the
+        probe. On a CPU every push has the probe, and a full check compares the packed weights."""
 
         max_diff: float | None = number(
             None, least=0, remedy="Leave it out for no limit of one's own."
@@ -53,187 +57,169 @@ class WeightSync(Configurable):
         rounding noise of the policy in any case (`sync/probe.py`)."""
 
     def __init__(
-        self, config: Config, *, proof: WeightProof, policy: nn.Module, dtypes: set[str]
+        self, config: Config, *, trainer: "Trainer", generator: Generator, probe: IntArray
     ) -> None:
-        """`proof`: compares the engine's weights with the policy's after a push. `dtypes`: of trainer and engine."""
+        """`probe`: [L] the tokens that both sides score."""
         self.config = config
-        self._policy = policy
-        self._dtype = torch.float32 if dtypes == {"float32"} else torch.bfloat16
+        self._trainer, self._probe = trainer, probe
+        dtypes = {trainer.config.mixed_precision_param, generator.config.dtype}
+        self._coarser = TORCH_DTYPE_MAP["float32" if dtypes == {"float32"} else "bfloat16"]
+        model, names, lora = trainer.model, trainer.state_dict_adapter, trainer.lora
+        base = ShardChecksums(exported_rows(model, names))
+        adapter = ShardChecksums(
+            adapter_rows(model, names) if lora else (), lora_scale=lora.scale if lora else 1.0
+        )
+        self._engine = InProcess(generator, lora, base.shapes, adapter.shapes)
+        self._sides: list[tuple[ShardChecksums, EngineWeights]] = [(base, self._engine.base)]
+        """The policy's weights and the engine's: of the base, and of the adapter."""
+        if lora:
+            self._sides.append((adapter, self._engine.adapter))
         self._num_pushes = 0
-        self._proof = proof
-        self._next_share = 0
-        self._sixteenth_s = 0.0  # seconds per sixteenth in the last proof
-        self._ended_at = 0.0  # of the last push
-        self._proven: dict[
-            str, int
-        ] = {}  # the policy version with which each tensor was last proven
+        self._pushed: int | None = None
+        """The policy version of the last push."""
+        self._proven: int | None = None
+        """The policy version of the last push with a full check."""
 
-    def push(
-        self,
-        weights: Weights,
-        generator: Generator,
-        *,
-        policy_version: int,
-        probe: IntArray,
-        trainer_logprobs: Callable[[IntArray], FloatArray],
-    ) -> int:
-        """Load every weight into the engine and return their size in bytes. Collective, like the iterator.
+    def push(self, *, policy_version: int) -> int:
+        """Copy the policy into the engine. Returns the bytes sent. With LoRA only the first push sends the base. Collective.
 
         Args:
-            weights: (Hugging Face name, full tensor in the generator's dtype) for every weight, tied ones under both names.
-                It is consumed lazily, so it can gather one block at a time. Only the adapter if `generator.holds_base`.
             policy_version: recorded on every completion sampled after this push.
-            probe: token ids [L] that both sides score when a probe is due.
-            trainer_logprobs: computes the policy's log-probabilities of probe[1:], [L - 1].
 
         Raises:
             WeightSyncError: on every rank, naming the tensors, if the engine's weights differ from the policy's; or if the
                 probe's log-probabilities differ.
         """
-        sizes, base_is_due = {}, not generator.holds_base  # bytes of each sent tensor
-        generator.load_weights(_counted(weights, sizes), policy_version=policy_version)
-        interval = self.config.check_interval
-        probes = self._num_pushes == 0 or (interval > 0 and self._num_pushes % interval == 0)
-        shares = SIXTEENTHS if probes else self._shares_that_fit()
-        self._check_arrival(generator, sizes, base_is_due, policy_version, shares)
-        if probes:
-            noise = rounding_noise(self._policy, trainer_logprobs, probe, self._dtype)
-            self.check_probe(generator.prompt_logprobs(probe), trainer_logprobs(probe), noise)
+        lora, interval = self._trainer.lora, self.config.check_interval
+        sends_base = lora is None or self._num_pushes == 0
+        sizes = self._engine.send(
+            self._trainer.hf_weights(self._engine.dtype) if sends_base else None,
+            lora.weights(self._engine.dtype) if lora else (),
+            policy_version=policy_version,
+        )
+        in_full = self._num_pushes % interval == 0 if interval else self._num_pushes == 0
+        missing = self._missing(sizes, sends_base=sends_base)
+        self._check_arrival(policy_version, missing, in_full=in_full)
+        if in_full or ON_CPU:
+            self._check_probe(policy_version, in_full=in_full)
         self._num_pushes += 1
-        self._ended_at = time.monotonic()
+        self._pushed = policy_version
+        if in_full:
+            self._proven = policy_version
         return sum(sizes.values())
 
-    def _shares_that_fit(self) -> int:
-        """Returns how many sixteenths fit into PROOF_SHARE of the time since the last push, at least 1. Collective."""
-        room = PROOF_SHARE * (time.monotonic() - self._ended_at) / max(self._sixteenth_s, 1e-6)
-        fits = int(max(1, min(SIXTEENTHS, room)))
-        return -comm.largest(-fits)  # the least of all ranks
-
-    def _check_arrival(
-        self,
-        generator: Generator,
-        sent: Collection[str],
-        base_is_due: bool,
-        policy_version: int,
-        shares: int,
-    ) -> None:
-        began = time.monotonic()
-        due = self._proof.due(self._next_share, shares)
-        wrong = self._proof.faults(sent if base_is_due else None, due=due)
-        self._next_share += shares
-        self._sixteenth_s = (time.monotonic() - began) / shares
-        faults = [f"{name} {fault}" for name, fault in wrong.items()]
-        faults += generator.lora.faults(sent) if generator.lora else []
-        if cached := generator.num_cached_blocks():
-            faults.append(f"the prefix cache kept {cached} blocks of the old weights")
-        if not comm.largest(len(faults)):
-            self._proven |= dict.fromkeys(due, policy_version)
-            return
-        # All ranks raise: if only one stopped, the others would wait for it.
-        faults = list(dict.fromkeys(comm.all_gather_lists(faults)))
-        proven = [
-            self._proven[name]
-            for name, fault in wrong.items()
-            if fault == OTHER_VALUES and name in self._proven
-        ]
-        proven = comm.all_gather_lists(proven)
-        raise WeightSyncError(
-            f"Weight sync {self._num_pushes} left the engine with other weights than the policy's: {_first(faults)}. "
-            f"{self._drift()}{_sampled_since(proven, policy_version)}"
-        )
-
-    def _drift(self) -> str:
-        drifted = self._proof.drifted()
-        if not drifted:
-            return ""
-        faults = [f"{name} {fault}" for name, fault in drifted.items()]
-        return f"The policy's own replicas have drifted apart, the engine is not the cause: {_first(faults)}. "
-
-    def evidence(self, generator: Generator) -> str:
+    def evidence(self) -> str:
         """Returns what the checksums say about the cause when engine and policy disagree after sampling. Collective."""
         if drift := self._drift():
             return drift.rstrip()
         if not ON_CPU:  # the engine is asleep
             return "Its weights were the policy's, bit for bit, when they were pushed."
-        wrong = self._proof.faults(None)
-        faults = list(
-            dict.fromkeys(
-                comm.all_gather_lists([f"{name} {fault}" for name, fault in wrong.items()])
-            )
-        )
+        wrong = self._other_values(packed=True)
+        faults = self._faults(wrong, {})
         if not faults:
             return "Its weights are the policy's, bit for bit (compared now), so they are not the cause."
-        proven = [self._proven[name] for name in wrong if name in self._proven]
-        since = min(comm.all_gather_lists(proven), default=None)
-        return f"Its weights are not the policy's (compared now): {_first(faults)}. {_last_proven(since)}".rstrip()
+        since = _good_until(self._last_compared(wrong))
+        return f"Its weights are not the policy's (compared now): {_first(faults)}. {since}"
 
-    def check_probe(self, of_engine: FloatArray, of_trainer: FloatArray, noise: float) -> None:
-        """Raise WeightSyncError if engine and trainer compute different models.
+    def _missing(self, sent: Collection[str], *, sends_base: bool) -> dict[str, str]:
+        """Returns {name: fault} of tensors that were not sent, or for which the engine has no adapter."""
+        missing: dict[str, str] = {}
+        for policy, engine in self._sides if sends_base else self._sides[1:]:
+            copies_of_names = engine.copies(packed=True).tolist()
+            for name, copies in zip(policy.shapes, copies_of_names, strict=True):
+                if copies and name not in sent:
+                    missing[name] = NOT_SENT
+                elif not copies and is_adapter(name):
+                    missing[name] = NO_PLACE
+        return missing
 
-        Args:
-            of_engine, of_trainer: [L - 1] the log-probabilities of the probed tokens.
-            noise: `rounding_noise` of the trainer.
-        """
-        largest, limit = (
-            float(np.abs(of_engine - of_trainer).max(initial=0.0)),
-            self.config.max_diff,
-        )
-        if limit is not None and not largest <= limit:
-            raise _other_model(
-                self._num_pushes, f"by {largest:.3g}, more than weight_sync.max_diff = {limit:.3g}"
-            )
-        ratio, highest = (
-            distance(of_engine, of_trainer, self._dtype) / noise,
-            LARGEST_RATIO[self._dtype],
-        )
-        if not ratio <= highest:
-            raise _other_model(
-                self._num_pushes,
-                f"{ratio:.3g} times as much as rounding explains ({noise:.2g}); the limit is {highest:g} times",
+    def _check_arrival(
+        self, policy_version: int, missing: dict[str, str], *, in_full: bool
+    ) -> None:
+        """Raise on every rank if any rank's engine has other weights."""
+        wrong = self._other_values(packed=in_full)
+        if faults := self._faults(wrong, missing):
+            raise WeightSyncError(
+                f"Weight sync {self._num_pushes} left the engine with other weights than the policy's: {_first(faults)}. "
+                f"{self._drift()}{self._sampled_since(wrong, policy_version)}"
             )
 
+    @torch.no_grad()
+    def _other_values(self, *, packed: bool) -> list[str]:
+        """Returns the names of the tensors whose checksums differ in any engine. Collective."""
+        wrong: list[str] = []
+        for policy, engine in self._sides:
+            copies = engine.copies(packed=packed)  # [names]
+            due = set(copies.nonzero().flatten().tolist())
+            sums = copies.new_zeros(1 + self._engine.num_engines, len(copies))
+            sums[0] = policy.checksums(self._engine.dtype, due)
+            sums[1 + self._engine.number] = engine.checksums(packed=packed)
+            dist.all_reduce(sums)
+            differs = (sums[1:] != sums[0] * copies).any(0).tolist()
+            wrong += [name for name, other in zip(policy.shapes, differs, strict=True) if other]
+        return wrong
 
-def _other_model(push: int, how_much: str) -> WeightSyncError:
-    return WeightSyncError(
-        f"After weight sync {push} the engine's log-probabilities of a fixed sequence differ from the trainer's {how_much}, "
-        "although every weight arrived. They compute different models: check the rotary base, the norm epsilon, windows, logit "
-        "scales and the order of rows in the checkpoint's conversion."
-    )
+    def _faults(self, wrong: list[str], missing: dict[str, str]) -> list[str]:
+        """Returns a sentence for each fault of any rank's engine, the same on every rank. Collective."""
+        faults = self._engine.faults() | dict.fromkeys(wrong, OTHER_VALUES) | missing
+        sentences = [f"{name} {fault}" for name, fault in faults.items()]
+        return list(dict.fromkeys(comm.all_gather_lists(sentences)))
+
+    def _check_probe(self, policy_version: int, *, in_full: bool) -> None:
+        """Raise on every rank if any rank's engine computes something else: because of other weights, or another model."""
+        trainer, probe = self._trainer, self._probe
+        exact = trainer.token_logprobs(probe)  # [L - 1]
+        noise = rounding_noise(
+            trainer.model, lambda: trainer.token_logprobs(probe), exact, self._coarser
+        )
+        answer = self._engine.logprobs(probe)  # [L - 1]
+        difference = disagreement(answer, exact, noise, self._coarser, self.config.max_diff)
+        differences = comm.all_gather_lists([difference] if difference else [])
+        if not differences:
+            return
+        if not in_full:
+            self._check_arrival(policy_version, {}, in_full=True)
+        raise WeightSyncError(
+            f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the trainer's "
+            f"{differences[0]}, although every weight arrived. They compute different models: check the rotary base, the norm "
+            "epsilon, windows, logit scales and the order of rows in the checkpoint's conversion."
+        )
+
+    def _drift(self) -> str:
+        """Says which of the policy's replicas are unequal, with a space at the end; else "". Collective."""
+        faults: list[str] = []
+        for policy, _ in self._sides:
+            faults += policy.drifted(self._engine.dtype)
+        if not faults:
+            return ""
+        return f"The policy's own replicas have drifted apart, the engine is not the cause: {_first(faults)}. "
+
+    def _last_compared(self, wrong: Collection[str]) -> int | None:
+        """Returns the policy version of the last push at which any of these tensors was compared; None: at none."""
+        policy, engine = self._sides[0]
+        copies_of_names = engine.copies(packed=False).tolist()
+        copies = dict(zip(policy.shapes, copies_of_names, strict=True))
+        if all(copies.get(name) == 0 for name in wrong):
+            return self._proven
+        return self._pushed
+
+    def _sampled_since(self, wrong: Collection[str], policy_version: int) -> str:
+        """Says what was sampled with the weights that the push of `policy_version` finds wrong."""
+        step = self._last_compared(wrong)
+        if step is not None and step < policy_version - 1:
+            return (
+                f"{_good_until(step)} Up to now, steps {step + 2} to {policy_version} may have been trained on their samples: "
+                f"--resume {step + 1} or before."
+            )
+        if step == self._proven:
+            return "Nothing was sampled with them."
+        return "Some were right at the push before, so most likely nothing was sampled with them."
+
+
+def _good_until(step: int) -> str:
+    return f"They were last proven after step {step}: checkpoints up to step {step + 1} are good, later ones doubtful."
 
 
 def _first(faults: list[str]) -> str:
     more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
     return f"{'; '.join(faults[:3])}{more}"
-
-
-def _last_proven(step: int | None) -> str:
-    """Says which checkpoints are good if a tensor was last proven with the policy of `step`. "" if no push has proven it."""
-    if step is None:
-        return ""
-    return f"They were last proven after step {step}: checkpoints up to step {step + 1} are good, later ones doubtful."
-
-
-def _sampled_since(proven: list[int], policy_version: int) -> str:
-    """Says what was sampled with weights that the push of `policy_version` finds wrong.
-
-    Args:
-        proven: for each wrong tensor, the policy version with which it was last proven.
-    """
-    step = min(proven, default=policy_version)
-    steps = policy_version - step - 1
-    if steps <= 0:
-        return "Nothing was sampled with them."
-    if max(proven) >= policy_version - 1:
-        return "Some of them were proven right at the push before, so most likely nothing was sampled with them."
-    trained = (
-        f"the {steps} steps {step + 2} to {policy_version}"
-        if steps > 1
-        else f"step {policy_version}"
-    )
-    return f"{_last_proven(step)} Up to now, {trained} may have been trained on their samples: --resume {step + 1} or before."
-
-
-def _counted(weights: Weights, sizes: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in weights:
-        sizes[name] = tensor.nbytes
-        yield name, tensor

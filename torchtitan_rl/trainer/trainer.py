@@ -145,19 +145,12 @@ class Trainer(Configurable):
         tp_mesh = dims.get_optional_mesh("tp")
         self.is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
 
-    def hf_weights(
-        self, dtype: torch.dtype, *, adapters_only: bool = False
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yields the current policy for the generator: see `trainer.hf.hf_weights`. Adapters come last."""
+    def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Yields the current policy's weights but adapters': see `models.hf.hf_weights`. Collective."""
+        # With one rank there is nothing to gather, and FSDP would copy each weight twice.
         as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
-        if not adapters_only:
-            # With one rank there is nothing to gather, and FSDP would copy each weight twice.
-            whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
-            yield from hf_weights(
-                self.model, self.state_dict_adapter, dtype, whole_blocks=whole_blocks
-            )
-        if self.lora:
-            yield from self.lora.weights(dtype)
+        whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
+        yield from hf_weights(self.model, self.state_dict_adapter, dtype, whole_blocks=whole_blocks)
 
     def update(
         self, groups: Sequence[Group[Episode]], teacher: Companion | None = None

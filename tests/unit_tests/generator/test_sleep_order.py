@@ -25,7 +25,7 @@ class RecordingEngine:
 
     def apply_model(self, function):
         self.calls.append("apply_model")
-        return [None]
+        return [function(None)]
 
     def reset_prefix_cache(self):
         self.calls.append("reset prefix cache")
@@ -35,7 +35,8 @@ class RecordingEngine:
 def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
-    made._sleeps, made._asleep, made.policy_version, made.lora = sleeps, False, -1, None
+    made._sleeps, made._asleep, made.policy_version, made.lora_request = sleeps, False, -1, None
+    made.num_cached_blocks = lambda: 0
     made.wide_head = made.before_reload = None
     return made
 
@@ -66,24 +67,17 @@ def test_engine_sleeps_for_training_and_wakes_in_order():
     assert made.policy_version == 3
 
 
-class RecordingAdapter:
-    """The part of EngineAdapter that a sync calls."""
-
-    def load(self, llm, tensors):
-        llm.calls.append(f"adapter {' '.join(tensors)}")
-
-
 def test_with_lora_the_base_is_loaded_once_and_kept_on_the_host():
     made = generator()
-    made.lora = RecordingAdapter()
+    made.lora_request = "request"
+    adapter = {"load_adapter": lambda _: list(weights(made, "q.lora_A.weight"))}
     made.sleep()
-    made.load_weights(weights(made, "base", "q.lora_A.weight"), policy_version=0)
+    made.load_weights(weights(made, "base"), policy_version=0, **adapter)
     made.sleep()
-    made.load_weights(weights(made, "q.lora_A.weight"), policy_version=1)
-    loaded = ["wake weights", "gather base", "reload_weights base", "gather q.lora_A.weight", "adapter q.lora_A.weight"]
-    awake = ["wake kv_cache", "reset prefix cache"]
-    again = ["wake weights", "gather q.lora_A.weight", "adapter q.lora_A.weight"]
-    assert made.llm.calls == ["sleep 1", *loaded, *awake, "sleep 1", *again, *awake]
+    made.load_weights(None, policy_version=1, **adapter)
+    base = ["gather base", "reload_weights base"]
+    then = ["apply_model", "gather q.lora_A.weight", "wake kv_cache", "reset prefix cache"]
+    assert made.llm.calls == ["sleep 1", "wake weights", *base, *then, "sleep 1", "wake weights", *then]
 
 
 def test_proof_wakes_a_sleeping_engine_before_reading_its_buffers():

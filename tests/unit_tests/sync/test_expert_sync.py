@@ -7,12 +7,10 @@ import torch
 from tests.integration.parity import SEQUENCES
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair, module
-from torchtitan_rl.checksum import INTEGERS
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.sync.expert_parts import is_experts
-from torchtitan_rl.sync.packed_order import packed_order
-from torchtitan_rl.sync.weight_proof import NOT_SENT, OTHER_VALUES
-from torchtitan_rl.sync.weight_sync import WeightSyncError
+from torchtitan_rl.sync.engine_weights import is_experts, unpacked
+from torchtitan_rl.sync.in_process import OTHER_VALUES
+from torchtitan_rl.sync.weight_sync import NOT_SENT
 
 EXPERTS = "model.layers.2.mlp.experts"
 GATE, UP, DOWN = (f"{EXPERTS}.3.{name}_proj.weight" for name in ("gate", "up", "down"))
@@ -67,11 +65,8 @@ def old_values(pair) -> dict:
 
 def push_with(pair, other: dict) -> str:
     """Push the policy with these tensors in place of its own, as a run's first push. Returns the error."""
-    weights = {name: tensor.clone() for name, tensor in pair.weights()} | other
     pair.begin_anew()
-    with pytest.raises(WeightSyncError) as caught:
-        pair.sync(iter(weights.items()))
-    return str(caught.value)
+    return pair.fault({name: tensor.clone() for name, tensor in pair.weights()} | other)
 
 
 @pytest.mark.parametrize("name", [GATE, UP, DOWN, ROUTER])
@@ -106,8 +101,7 @@ def test_omitted_expert_is_named(pair):
     weights = old_values(pair)
     del weights[DOWN]
     pair.begin_anew()
-    with pytest.raises(WeightSyncError, match=f"{DOWN} {NOT_SENT}"):
-        pair.sync(iter(weights.items()))
+    assert f"{DOWN} {NOT_SENT}" in pair.fault(weights)
 
 
 def layer_of_experts(pair) -> torch.nn.Module:
@@ -123,7 +117,7 @@ def test_one_element_changed_in_the_engine_is_named(pair, parameter):
     stored = getattr(layer, parameter)
     kept = stored.detach().clone()
     stored.data[3, 5, 7] += 0.5  # of expert 3, wherever it is stored
-    said = pair.weight_sync.evidence(pair.generator)
+    said = pair.weight_sync.evidence()
     stored.data.copy_(kept)
     assert f"not the policy's (compared now): {EXPERTS}.3." in said
     assert "; " not in said
@@ -140,16 +134,13 @@ def test_vllm_still_reloads_experts_wrongly_without_our_mending(pair, monkeypatc
 @pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")
 @pytest.mark.parametrize("rows", [64, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_order_undoes_vllms_packing(dtype, rows):
+def test_vllms_packing_is_undone(dtype, rows):
     from vllm._custom_ops import cpu_prepack_moe_weight
 
     isa = "amx" if dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() else "vec"  # noqa: SLF001
     weights = torch.randn(2, rows, 96).to(dtype)
     packed = cpu_prepack_moe_weight(weights, isa)
-    unpacked = torch.empty_like(packed).flatten(1)
-    unpacked[:, packed_order(rows, 96, dtype, isa)] = packed.flatten(1)
-    integers = INTEGERS[dtype.itemsize]
-    assert torch.equal(unpacked.view(integers), weights.flatten(1).view(integers))
+    assert torch.equal(unpacked(packed, rows, 96, lambda matrix: cpu_prepack_moe_weight(matrix[None], isa)), weights)
 
 
 def test_router_is_a_module_of_the_engine(pair):

@@ -9,9 +9,9 @@ from tests.parts.hf_decoders import save_hf_family
 from tests.parts.tiny import sampled
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.sync.packed_order import convolution_order
-from torchtitan_rl.sync.weight_proof import NOT_SENT, OTHER_VALUES
-from torchtitan_rl.sync.weight_sync import WeightSyncError
+from torchtitan_rl.sync.engine_weights import unpacked
+from torchtitan_rl.sync.in_process import OTHER_VALUES
+from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSyncError
 
 LINEAR = "model.layers.2.linear_attn"
 TENSORS = [
@@ -140,12 +140,11 @@ def test_exchanged_elements_of_a_packed_convolution_are_named(pair):
 
 
 @pytest.mark.skipif(not ON_CPU, reason="a GPU packs no weights")
-def test_order_undoes_vllms_packing_of_a_convolution():
+def test_vllms_packing_of_a_convolution_is_undone():
     from vllm._custom_ops import causal_conv1d_weight_pack
 
     if not hasattr(torch.ops._C, "causal_conv1d_weight_pack"):
         pytest.skip("without AVX-512 vLLM packs no convolution")
     weight = torch.randn(256, 4).bfloat16()
-    unpacked = torch.empty(weight.numel(), dtype=weight.dtype)
-    unpacked[convolution_order(256, 4, torch.bfloat16)] = causal_conv1d_weight_pack(weight).flatten()
-    assert torch.equal(unpacked.view(256, 4), weight)
+    packed = causal_conv1d_weight_pack(weight)
+    assert torch.equal(unpacked(packed, 256, 4, causal_conv1d_weight_pack)[0], weight)

@@ -11,8 +11,8 @@ from tests.parts.tiny import change_adapters, save_tiny_checkpoint
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.hf import local_shard
 from torchtitan_rl.models.lora.folder import write_adapter
-from torchtitan_rl.sync.weight_proof import NOT_SENT, OTHER_VALUES
-from torchtitan_rl.sync.weight_sync import WeightSyncError
+from torchtitan_rl.sync.in_process import OTHER_VALUES
+from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSyncError
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="vLLM's LoRA on a GPU has no float32")
 
@@ -104,7 +104,6 @@ def test_changed_base_weights_are_named(pair):
     parameter = dict(pair.model.named_parameters())["layers.1.feed_forward.w2.weight"]
     with torch.no_grad():
         local_shard(parameter)[3, 5] += 0.5  # the policy's; to the proof it is the same as a change of the engine's
-    pair.begin_anew()
     try:
         with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
             pair.push()

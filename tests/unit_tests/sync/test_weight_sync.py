@@ -6,23 +6,23 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
+from tests.parts.pushes import Policy
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy
-from torchtitan_rl.device import DEVICE_TYPE
+from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
-from torchtitan_rl.models.score import score
 from torchtitan_rl.models.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.sync import weight_sync
-from torchtitan_rl.sync.probe import DRAWS, LARGEST_RATIO, distance, rounding_noise
-from torchtitan_rl.sync.weight_proof import CHANGED, OTHER_VALUES, WeightProof, share_of
+from torchtitan_rl.sync.engine_weights import share_of
+from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES
 from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.trainer.model_loader import load_hf_weights
-from torchtitan_rl.types import Completion, Prompt, SegmentLayout, flat
+from torchtitan_rl.types import Completion, Prompt, flat
 
 PROMPTS = [Prompt(prompt_idx=i, text="", token_ids=s, expected_answer="") for i, s in enumerate(SEQUENCES)]
+DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 class Pair:
@@ -38,8 +38,8 @@ class Pair:
         **generator,
     ) -> None:
         save(folder)
-        self.dtype = policy_dtype
         self.model, self.adapter = sharded_policy(folder, seq_len=384, dtype=policy_dtype)
+        self.policy = Policy(self.model, self.adapter, dtype=policy_dtype)
         self.folder = str(folder)
         settings = {"dtype": "float32", "max_model_len": 384, "sleep": False} | generator
         self.generator = start_generator(
@@ -51,15 +51,14 @@ class Pair:
             seed=0,
             records_kept=records_kept,
         )
-        self.proof = WeightProof.of(self.generator, ShardChecksums(self.model, self.adapter))
         self.begin_anew()
         self.sync()
 
     def begin_anew(self, check_interval: int = 1) -> None:
-        """Let the next push be a run's first, which is proven in full."""
+        """Let the next push be a run's first. The engine's present constants then count as right."""
+        scale_policy(self.model, 1.0)  # back to shards
         config = WeightSync.Config(check_interval=check_interval)
-        dtypes = {self.dtype, self.generator.config.dtype}
-        self.weight_sync = config.build(proof=self.proof, policy=self.model, dtypes=dtypes)
+        self.weight_sync = config.build(trainer=self.policy, generator=self.generator, probe=np.array(SEQUENCES[0]))
 
     def restore(self) -> None:
         scale_policy(self.model, 1.0)  # back to shards
@@ -71,11 +70,14 @@ class Pair:
     def weights(self):
         return hf_weights(self.model, self.adapter, self.generator.dtype)
 
+    def changed(self, name: str, change=lambda tensor: None) -> dict[str, torch.Tensor]:
+        """Copies of the policy's tensors, one of which `change` changes in place."""
+        weights = {other: tensor.clone() for other, tensor in self.weights()}
+        change(weights[name])
+        return weights
+
     def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
-        tokens = torch.tensor(list(ids), device=DEVICE_TYPE)
-        with torch.no_grad():
-            layout = SegmentLayout.of([len(tokens)], device=DEVICE_TYPE)
-            return score(self.model, tokens, tokens.roll(-1), layout, temperature).logprobs[:-1].cpu().numpy()
+        return self.policy.token_logprobs(ids, temperature)
 
     def of_completion(self, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
         """The policy's log-probabilities of a completion's tokens, [L]."""
@@ -83,13 +85,18 @@ class Pair:
         return self.logprobs(whole, temperature)[len(prompt.token_ids) - 1 :]
 
     def sync(self, weights=None, version: int = 1) -> int:
-        return self.weight_sync.push(
-            self.weights() if weights is None else weights,
-            self.generator,
-            policy_version=version,
-            probe=np.array(SEQUENCES[0]),
-            trainer_logprobs=self.logprobs,
-        )
+        """Push the policy, or these weights in place of its own."""
+        self.policy.replacement = weights.items() if isinstance(weights, dict) else weights
+        try:
+            return self.weight_sync.push(policy_version=version)
+        finally:
+            self.policy.replacement = None
+
+    def fault(self, weights=None, version: int = 1) -> str:
+        """Returns the error of such a push."""
+        with pytest.raises(WeightSyncError) as caught:
+            self.sync(weights, version)
+        return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +110,13 @@ def pair(one_rank, tmp_path_factory):
 def _restored(pair):
     yield
     pair.restore()
+    pair.begin_anew()
     pair.sync()
+
+
+def module(pair, name: str) -> torch.nn.Module:
+    """A module of the engine."""
+    return pair.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
 
 
 def test_changed_policy_arrives_completely(pair):
@@ -113,17 +126,12 @@ def test_changed_policy_arrives_completely(pair):
         assert pair.generator.prompt_logprobs(np.array(sequence)) == pytest.approx(pair.logprobs(sequence), abs=1e-4)
 
 
-def module(pair, name: str) -> torch.nn.Module:
-    """A module of the engine."""
-    return pair.generator.llm.apply_model(lambda model: model.get_submodule(name))[0]
-
-
 def test_tensors_that_differ_from_the_policy_are_named(pair):
-    old = [(name, tensor.clone()) for name, tensor in pair.weights()]
+    old = pair.changed(DOWN)
     pair.change()
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError, match=f"policy's: model.embed_tokens.weight {OTHER_VALUES}; .* and .* more"):
-        pair.sync(old)
+    message = pair.fault(old)
+    assert f"policy's: model.embed_tokens.weight {OTHER_VALUES}; " in message
+    assert message.endswith(" more. Nothing was sampled with them.")
 
 
 def test_tensor_changed_by_the_engine_is_named_also_in_a_fused_layer(pair, monkeypatch):
@@ -135,23 +143,15 @@ def test_tensor_changed_by_the_engine_is_named_also_in_a_fused_layer(pair, monke
         pack(layer)
 
     monkeypatch.setattr(layer.quant_method, "process_weights_after_loading", change_and_pack)
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError, match=f"policy's: model.layers.1.mlp.up_proj.weight {OTHER_VALUES}. Nothing"):
-        pair.sync()
+    assert f"policy's: model.layers.1.mlp.up_proj.weight {OTHER_VALUES}. Nothing" in pair.fault()
 
 
 def test_omitted_tensor_is_named_at_every_push(pair):
-    pair.change()
-    without_head = [(name, tensor) for name, tensor in pair.weights() if name != "lm_head.weight"]
+    pair.begin_anew(check_interval=0)
+    without_head = {name: tensor.clone() for name, tensor in pair.weights() if name != "lm_head.weight"}
     for _ in range(2):
-        with pytest.raises(WeightSyncError, match="policy's: lm_head.weight was not sent. Nothing was sampled"):
-            pair.sync(without_head)
+        assert "policy's: lm_head.weight was not sent. Nothing was sampled" in pair.fault(without_head)
         pair.sync()
-
-
-def test_empty_push_is_an_error(pair):
-    with pytest.raises(WeightSyncError, match="model.embed_tokens.weight was not sent; .* and .* more"):
-        pair.sync([])
 
 
 @pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU engine packs nothing")
@@ -166,102 +166,84 @@ def test_stale_packed_copy_is_named(pair, monkeypatch, name):
 
     pair.change()
     monkeypatch.setattr(layer.quant_method, "process_weights_after_loading", pack_but_keep_the_old)
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError, match=f"policy's: {name}.weight {OTHER_VALUES}. Nothing"):
-        pair.sync()
+    assert f"policy's: {name}.weight {OTHER_VALUES}. Nothing" in pair.fault()
+
+
+def swap_rows(matrix) -> None:
+    matrix[[3, 40]] = matrix[[40, 3]]
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.gate_proj.weight", "model.layers.0.self_attn.k_proj.weight"])
 def test_swapped_rows_are_named(pair, name):
-    swapped = [(name, tensor.clone()) for name, tensor in pair.weights()]
-    matrix = dict(swapped)[name]
-    matrix[[3, 40]] = matrix[[40, 3]]
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
-        pair.sync(swapped)
-
-
-def begin_with_shares(pair, monkeypatch, proof_share: float) -> None:
-    """Push once, proven in full. The proofs of later pushes may take `proof_share` of a step."""
-    monkeypatch.setattr(weight_sync, "PROOF_SHARE", proof_share)
-    pair.begin_anew(check_interval=0)
-    pair.sync(version=0)
-
-
-@pytest.mark.parametrize("right", [0, 1, 6, 15])
-def test_skipped_push_is_named_at_once_with_the_smallest_check(pair, monkeypatch, right):
-    begin_with_shares(pair, monkeypatch, 0.0)
-    for push in range(right):
-        pair.sync(version=push + 1)
-    old = [(name, tensor.clone()) for name, tensor in pair.weights()]
-    scale_policy(pair.model, 1 + 1e-6)
-    with pytest.raises(WeightSyncError, match=f"Weight sync {right + 1} left .* [Nn]othing was sampled with them"):
-        pair.sync(old, version=right + 1)
-
-
-def test_wrong_element_is_named_within_16_pushes_with_the_affected_checkpoints(pair, monkeypatch):
-    name, faults = (
-        "model.norm.weight",
-        [],
-    )  # the only tensors outside the first and last layer are this and the embedding
-    begin_with_shares(pair, monkeypatch, 0.0)
-    for push in range(1, 17):
-        wrong = [(n, t.clone()) for n, t in pair.weights()]
-        dict(wrong)[name][5] += 1e-6
-        try:
-            pair.sync(wrong, version=push)
-        except WeightSyncError as error:
-            faults.append((push, str(error)))
-    assert [push for push, _ in faults] == [16]
-    assert (
-        f"policy's: {name} {OTHER_VALUES}. They were last proven after step 0: checkpoints up to step 1 are good, later"
-        in faults[0][1]
-    )
-    assert "the 15 steps 2 to 16 may have been trained on their samples: --resume 1 or before." in faults[0][1]
-
-
-def test_every_tensor_is_checked_at_each_push_if_that_is_cheap(pair, monkeypatch):
-    begin_with_shares(pair, monkeypatch, 1e9)
-    wrong = [(n, t.clone()) for n, t in pair.weights()]
-    dict(wrong)["model.norm.weight"][5] += 1e-6
-    with pytest.raises(WeightSyncError, match=f"Weight sync 1 .* model.norm.weight {OTHER_VALUES}. Nothing"):
-        pair.sync(wrong, version=1)
-
-
-def test_sixteen_partial_checks_cover_every_tensor_and_always_the_first_and_last_layer(pair):
-    shares = [pair.proof.due(first, 1) for first in range(16)]
-    assert set.union(*shares) == pair.proof.due(5, 16) == {name for name, _ in pair.weights()}
-    assert all(
-        {"model.layers.0.mlp.up_proj.weight", "model.layers.1.input_layernorm.weight"} <= share for share in shares
-    )
-
-
-def test_evidence_says_whether_weights_explain_a_logprob_difference(pair, monkeypatch):
-    begin_with_shares(pair, monkeypatch, 0.0)
-    assert "bit for bit (compared now), so they are not the cause" in pair.weight_sync.evidence(pair.generator)
-    layer = module(pair, "model.norm")
-    kept = layer.weight.data.clone()
-    layer.weight.data[3] = float("nan")
-    said = pair.weight_sync.evidence(pair.generator)
-    layer.weight.data.copy_(kept)
-    assert (
-        f"not the policy's (compared now): model.norm.weight {OTHER_VALUES}. They were last proven after step 0" in said
-    )
-
-
-def test_replicas_that_drifted_are_named_with_their_ranks(pair, monkeypatch):
-    shards = [("norm", (0, 0), 0, 17), ("norm", (0, 0), 1, 18), ("q", (0, 0), 0, 3), ("q", (64, 0), 1, 4)]
-    monkeypatch.setattr(pair.proof, "drifted", lambda: unequal_replicas(shards))
-    said = pair.weight_sync.evidence(pair.generator)
-    assert said.endswith("the engine is not the cause: norm is not the same on ranks 0 and 1.")
+    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in pair.fault(pair.changed(name, swap_rows))
 
 
 def test_wrong_copy_of_a_tied_tensor_is_named(pair):
     pair.change()
-    weights = [(n, t * 1.01 if n == "lm_head.weight" else t) for n, t in pair.weights()]
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError, match=f"lm_head.weight {OTHER_VALUES}"):
-        pair.sync(weights)
+    assert f"lm_head.weight {OTHER_VALUES}" in pair.fault(pair.changed("lm_head.weight", lambda t: t.mul_(1.01)))
+
+
+def test_skipped_push_is_named_at_once_between_full_checks(pair):
+    pair.begin_anew(check_interval=0)
+    for version in range(3):
+        pair.sync(version=version)
+    old = pair.changed(DOWN)
+    scale_policy(pair.model, 1 + 1e-6)
+    message = pair.fault(old, version=3)
+    assert message.startswith("Weight sync 3 left")
+    assert message.endswith("Some were right at the push before, so most likely nothing was sampled with them.")
+
+
+def nudge(tensor) -> None:
+    """Change one element by less than the probe sees."""
+    tensor.view(-1)[5] += 1e-6
+
+
+def test_wrong_element_of_an_unpacked_tensor_is_named_at_once(pair):
+    pair.begin_anew(check_interval=0)
+    pair.sync(version=0)
+    message = pair.fault(pair.changed("model.norm.weight", nudge), version=1)
+    assert (
+        f"Weight sync 1 left the engine with other weights than the policy's: model.norm.weight {OTHER_VALUES}"
+        in message
+    )
+
+
+@pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")
+def test_wrong_element_of_a_packed_matrix_is_named_at_the_next_full_check_with_the_affected_checkpoints(pair):
+    pair.begin_anew(check_interval=4)
+    pair.sync(version=0)
+    wrong = pair.changed(DOWN, nudge)
+    for version in (1, 2, 3):
+        pair.sync(wrong, version=version)
+    message = pair.fault(wrong, version=4)
+    proven = "They were last proven after step 0: checkpoints up to step 1 are good, later ones doubtful."
+    assert f"policy's: {DOWN} {OTHER_VALUES}. {proven}" in message
+    assert message.endswith("steps 2 to 4 may have been trained on their samples: --resume 1 or before.")
+
+
+@pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")
+def test_probe_of_every_push_lets_the_packed_matrices_be_compared(pair):
+    pair.begin_anew(check_interval=0)
+    pair.sync(version=0)
+    message = pair.fault(pair.changed(DOWN, lambda t: t.mul_(1.01)), version=1)
+    assert f"Weight sync 1 left the engine with other weights than the policy's: {DOWN} {OTHER_VALUES}" in message
+
+
+def test_evidence_says_whether_weights_explain_a_logprob_difference(pair):
+    assert "bit for bit (compared now), so they are not the cause" in pair.weight_sync.evidence()
+    layer = module(pair, "model.norm")
+    kept = layer.weight.data.clone()
+    layer.weight.data[3] = float("nan")
+    evidence = pair.weight_sync.evidence()
+    layer.weight.data.copy_(kept)
+    assert f"not the policy's (compared now): model.norm.weight {OTHER_VALUES}. They were last proven after" in evidence
+
+
+def test_replicas_that_drifted_are_named_with_their_ranks(pair, monkeypatch):
+    shards = [("norm", (0, 0), 0, 17), ("norm", (0, 0), 1, 18), ("q", (0, 0), 0, 3), ("q", (64, 0), 1, 4)]
+    monkeypatch.setattr(ShardChecksums, "drifted", lambda *_: unequal_replicas(shards))
+    assert pair.weight_sync.evidence().endswith("the engine is not the cause: norm is not the same on ranks 0 and 1.")
 
 
 def test_changed_rotary_cache_is_named(pair):
@@ -273,58 +255,9 @@ def test_changed_rotary_cache_is_named(pair):
         rotary[7, 3] += 1e-3
 
     kept = rotary.clone()
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError, match=f"policy's: {name} {CHANGED}"):
-        pair.sync(change_during(pair.weights()))
+    message = pair.fault(change_during(pair.weights()))
     rotary.copy_(kept)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_probe_is_compared_with_the_noise_of_rounding(dtype):
-    sync = WeightSync.Config().build(proof=None, policy=None, dtypes={"float32", dtype})
-    highest = {"float32": 30, "bfloat16": 3}[dtype]
-    trainer = np.full(4, -40.0)  # [L - 1] so improbable that bfloat16's unit, 1 - p, is 1
-    sync.check_probe(trainer + 0.9 * highest * 0.2, trainer, noise=0.2)
-    with pytest.raises(
-        WeightSyncError, match=f"times as much as rounding explains .0.2.; the limit is {highest} times"
-    ):
-        sync.check_probe(trainer + 1.1 * highest * 0.2, trainer, noise=0.2)
-    with pytest.raises(WeightSyncError, match="nan times"):
-        sync.check_probe(np.array([0.1, np.nan]), np.zeros(2), noise=0.2)
-
-
-def test_noise_is_that_of_the_draws_relative_to_how_certain_each_token_is():
-    certain, improbable = np.log(1 - 1e-2), -40.0
-    exact = np.array([certain, improbable])  # [L - 1]
-    off = np.array([0.05 * (1e-2 + 1e-4), 0.05])  # [L - 1]
-    draws = iter([exact, exact + off, exact - off, exact + off, exact - off])
-    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleDict(), "norm": torch.nn.Identity()})
-    assert rounding_noise(model, lambda ids: next(draws), np.arange(3), torch.bfloat16) == pytest.approx(0.05, rel=1e-3)
-    assert distance(exact + off, exact, torch.float32) == pytest.approx(0.05 / 2**0.5, rel=1e-3)  # plain
-
-
-@pytest.mark.parametrize("engine_noise", [0.7, 1.4])
-@pytest.mark.parametrize("uncertain", [0.01, 0.1, 0.5])
-def test_probe_stops_no_right_push_in_a_million_where_few_tokens_are_uncertain(uncertain, engine_noise):
-    """Noise grows with 1 - p, and its size differs from token to token. A normal tail fitted to the simulated ratios is under 1e-6."""
-    draw = np.random.default_rng(0)
-    ratios = []
-    for _ in range(4000):
-        is_uncertain = draw.random(127) < uncertain  # [L - 1]
-        one_minus_p = np.where(is_uncertain, draw.uniform(0.1, 1, 127), 10 ** draw.uniform(-6, -2, 127))
-        trainer = np.log1p(-one_minus_p)
-        noise = 0.05 * one_minus_p * draw.lognormal(0, 0.5, 127)
-        moved = [distance(trainer + noise * draw.normal(size=127), trainer, torch.bfloat16) for _ in range(DRAWS)]
-        engine = trainer + engine_noise * noise * draw.normal(size=127)
-        ratios.append(distance(engine, trainer, torch.bfloat16) / np.sqrt(np.mean(np.square(moved))))
-    log_ratios = np.log(ratios)  # [pushes]
-    assert log_ratios.mean() + 5 * log_ratios.std() < np.log(LARGEST_RATIO[torch.bfloat16])
-
-
-def test_probe_obeys_a_limit_of_ones_own():
-    sync = WeightSync.Config(max_diff=0.5).build(proof=None, policy=None, dtypes={"bfloat16"})
-    with pytest.raises(WeightSyncError, match="by 0.6, more than weight_sync.max_diff = 0.5"):
-        sync.check_probe(np.array([0.0, -0.6]), np.zeros(2), noise=1.0)
+    assert f"policy's: {name} {CHANGED}" in message
 
 
 WRONG_MODELS = {
@@ -356,13 +289,11 @@ def test_another_model_is_named_by_the_probe(pair, wrong):
     kept, epsilon = rotary.clone(), engine.model.norm.variance_epsilon
     WRONG_MODELS[wrong](engine)
     pair.begin_anew()
-    pair.proof._constants.clear()  # or the proof names the rotary cache first
-    with pytest.raises(WeightSyncError, match="They compute different models"):
-        pair.sync()
+    message = pair.fault()
     rotary.copy_(kept)
     set_all(engine, "variance_epsilon", epsilon)
     engine.logits_processor.scale, engine.logits_processor.soft_cap = 1.0, None
-    pair.proof._constants |= {"model.layers.0.self_attn.rotary_emb.cos_sin_cache": kept}
+    assert "although every weight arrived. They compute different models" in message
 
 
 @pytest.mark.parametrize(
@@ -389,11 +320,11 @@ def test_every_weight_is_yielded_once_and_a_tied_one_under_both_names(pair):
 
 def test_gathered_layers_have_the_same_weights_and_are_resharded(pair):
     one_by_one = {name: tensor.clone() for name, tensor in pair.weights()}
-    found = {}
+    gathered = {}
     for name, tensor in hf_weights(pair.model, pair.adapter, torch.float32, whole_blocks=True):
-        found[name] = tensor.clone()
-    assert list(found) == list(one_by_one)
-    assert all(torch.equal(found[name], tensor) for name, tensor in one_by_one.items())
+        gathered[name] = tensor.clone()
+    assert list(gathered) == list(one_by_one)
+    assert all(torch.equal(gathered[name], tensor) for name, tensor in one_by_one.items())
     assert all(isinstance(p, DTensor) for p in pair.model.layers.parameters())
 
 

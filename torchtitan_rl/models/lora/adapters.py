@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from hashlib import sha256
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
@@ -17,9 +16,8 @@ from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
-from torchtitan_rl.models.hf import blocks_of, gather, local_shard
+from torchtitan_rl.models.hf import blocks_of, gather, local_shard, rows_of
 from torchtitan_rl.models.hf_decoder import HFDecoder
-from torchtitan_rl.models.shard_checksums import ShardChecksums, rows_of
 
 MATRICES = {
     "qkv_proj": {"wqkv", "wq", "wk", "wv"},
@@ -37,8 +35,6 @@ class Lora:
     def __init__(self, config: LoraConfig) -> None:
         self.config = config
         self.scale = config.alpha / config.rank
-        self.policy_shards: AdapterChecksums | None = None
-        """The adapters as the optimizer holds them, for the proof of a push; set by `attach`."""
 
     @classmethod
     def of(cls, config: LoraConfig) -> "Lora | None":
@@ -63,8 +59,6 @@ class Lora:
         """Start the adapters of the loaded model, and remember their exported names."""
         self._exported = list(adapter_rows(model, state_dict_adapter))
         start_adapters(model)
-        self._base = ShardChecksums(model, state_dict_adapter)
-        self.policy_shards = AdapterChecksums(model, state_dict_adapter, scale=self.scale)
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         """Yields (peft's name without its prefix, full tensor in `dtype`) for the A and B of every adapter. Collective.
@@ -74,17 +68,6 @@ class Lora:
         for parameter, exported in self._exported:
             whole = gather(parameter.detach(), dtype)
             yield from ((name, whole[rows.to(whole.device)]) for name, rows in exported.items())
-
-    def base_digest(self) -> str:
-        """Returns a digest of the frozen weights, the same for every sharding. Collective."""
-        sums = self._base.checksums(torch.float32)
-        dist.all_reduce(sums)
-        shapes = self._base.shapes.items()
-        named = sorted(
-            (name, *shape, total)
-            for (name, shape), total in zip(shapes, sums.tolist(), strict=True)
-        )
-        return sha256(repr(named).encode()).hexdigest()[:16]
 
     @contextmanager
     def off(self, model: nn.Module) -> Iterator[None]:
@@ -160,21 +143,3 @@ def adapter_rows(
                     for hf_name, own in rows.items()
                 },
             )
-
-
-class AdapterChecksums(ShardChecksums):
-    """`ShardChecksums` of the adapters. Every B is multiplied by the scale, as in the engine."""
-
-    def __init__(self, model: Decoder, adapter: BaseStateDictAdapter, *, scale: float) -> None:
-        self._scale = scale
-        super().__init__(model, adapter)
-        self._scaled = {id(p) for name, p in model.named_parameters() if ".lora_b." in name}
-
-    def exported(
-        self, model: Decoder, adapter: BaseStateDictAdapter
-    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        return adapter_rows(model, adapter)
-
-    def values(self, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        shard = local_shard(parameter).to(dtype)
-        return shard * self._scale if id(parameter) in self._scaled else shard

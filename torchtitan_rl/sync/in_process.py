@@ -1,0 +1,101 @@
+"""The transport to the engine in this rank's process: what is sent, and what the receiver answers.
+
+Generators on ranks of their own would be another transport with these methods: `send`, the checksums of `base` and `adapter`,
+`faults` and `logprobs`.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from torch import Tensor, nn
+
+from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.patches import apply_adapter_at_once
+from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.sync.engine_weights import EngineWeights, Shapes, find_adapter, find_base
+from torchtitan_rl.sync.lora_engine import replace_adapter
+from torchtitan_rl.types import FloatArray, IntArray
+
+Weights = Iterable[tuple[str, Tensor]]
+"""(Hugging Face's or peft's name, full tensor in the engine's dtype)."""
+
+OTHER_VALUES = "arrived with other values than the policy holds"
+CHANGED = "is a constant of the engine that has changed since its start"
+
+
+class InProcess:
+    """Three silent errors are avoided:
+
+    - On a CPU, vLLM's `load_weights` alone leaves the packed copies unchanged, so its layer-wise reload is used.
+    - `reload_weights` without an iterator reloads the checkpoint on disk, so it always gets one.
+    - Cached blocks of the old weights would be reused, so the prefix cache is dropped and checked to be empty.
+    """
+
+    def __init__(
+        self, generator: Generator, lora: Lora | None, shapes: Shapes, adapter_shapes: Shapes
+    ) -> None:
+        """The engine's present constants count as correct. `shapes`, `adapter_shapes`: of the policy's weights."""
+        self._generator, self._lora = generator, lora
+        self._model: nn.Module = generator.inspect(lambda model: model)
+        self.dtype = generator.dtype
+        self.num_engines, self.number = generator.num_replicas, generator.replica
+        weights = partial(
+            EngineWeights,
+            rank=generator.rank_in_replica,
+            degree=generator.config.tensor_parallel_degree,
+            dtype=generator.dtype,
+            device=next(self._model.parameters()).device,
+        )
+        self.base, self.adapter = weights(shapes), weights(adapter_shapes)
+        head = generator.wide_head
+        find_base(self.base, self._model, unused=head.source if head else None)
+        if lora:
+            find_adapter(self.adapter, self._model)
+            if ON_CPU:
+                apply_adapter_at_once(self._model)
+        # Buffers that are computed from the model's config.
+        self._constants = {
+            name: buffer.clone() for name, buffer in self._model.named_buffers() if "rotary" in name
+        }
+
+    def send(
+        self, base: Weights | None, adapter: Weights, *, policy_version: int
+    ) -> dict[str, int]:
+        """Load the weights into the engine. Returns the bytes of each tensor by its name. Collective, as the iterators are.
+
+        Args:
+            base: gathered while it is read, one block at a time; None: the engine keeps the one it has.
+            adapter: empty without LoRA.
+            policy_version: recorded on every completion sampled after this push.
+        """
+        sizes: dict[str, int] = {}
+
+        def load_adapter(model: nn.Module) -> None:
+            replace_adapter(model, dict(_counted(adapter, sizes)), self._lora)
+
+        self._generator.load_weights(
+            None if base is None else _counted(base, sizes),
+            policy_version=policy_version,
+            load_adapter=load_adapter if self._lora else None,
+        )
+        return sizes
+
+    def faults(self) -> dict[str, str]:
+        """Returns {name: fault} of what this rank's engine computes with beside its weights."""
+        constants = ((n, self._model.get_buffer(n), start) for n, start in self._constants.items())
+        faults = {name: CHANGED for name, buffer, start in constants if not buffer.equal(start)}
+        head = self._generator.wide_head
+        if head and not head.is_current():
+            faults["lm_head.weight"] = OTHER_VALUES
+        return faults
+
+    def logprobs(self, probe: IntArray) -> FloatArray:
+        """Returns the engine's log-probabilities of probe[1:], [L - 1]."""
+        return self._generator.prompt_logprobs(probe)
+
+
+def _counted(weights: Weights, sizes: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        sizes[name] = tensor.nbytes
+        yield name, tensor
