@@ -48,11 +48,13 @@ class WorkerPool:
         self._pids: list[int] = []
         self._idle: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         sys.stdout.flush()  # a child would print what it inherits in the buffer again
+        lines: list[Connection] = []
         for _ in range(size):
             ours, theirs = Pipe()
-            self._pids.append(_fork(partial(_supervise, ours, theirs, functions)))
+            lines.append(ours)
+            self._pids.append(_fork(partial(_Supervisor(theirs, functions).serve, lines)))
             theirs.close()
-            ours.recv()  # it can be ended from now on
+            ours.recv()  # "ready": close() can end it from now on
             self._idle.put(ours)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
 
@@ -104,26 +106,25 @@ def _fork(run: Callable[[], None]) -> int:
     return pid
 
 
-def _supervise(parents: Connection, line: Connection, functions: Sequence[Callable]) -> None:
-    parents.close()
-    _Supervisor(line, functions).serve()
-
-
 class _Supervisor:
     """One worker's supervisor, in the process that was forked for it. It has one thread."""
 
     def __init__(self, line: Connection, functions: Sequence[Callable]) -> None:
-        self._line, self._functions = line, functions
+        self._line, self._functions, self._pool = line, functions, os.getpid()
         self._worker = 0
         self._worker_line: Connection | None = None
 
-    def serve(self) -> None:
-        """Make one call after another until the pool's process ends or closes the pool."""
+    def serve(self, inherited: Sequence[Connection]) -> None:
+        """Make one call after another until the pool's process ends or closes the pool. No call may reach the `inherited` ones."""
+        for line in inherited:
+            line.close()
         os.setsid()  # Ctrl-C is for the training process
         signal.signal(signal.SIGTERM, _exit)
         signal.signal(signal.SIGALRM, _time_out)
         _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the worker become children, to be killed too
         _control(_SET_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != self._pool:  # it has ended before it could send the signal
+            return
         self._line.send("ready")
         try:
             while True:
