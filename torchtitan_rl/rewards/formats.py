@@ -48,10 +48,10 @@ def json_object(keys: Sequence[str] = ()) -> Callable:
     def holds(text: str) -> bool:
         fenced = re.findall(r"```(?:json)?[^\S\n]*\n(.*?)```", text, re.DOTALL)
         try:
-            found = json.loads(fenced[0] if len(fenced) == 1 else text)
+            value = json.loads(fenced[0] if len(fenced) == 1 else text)
         except (ValueError, RecursionError):
             return False
-        return isinstance(found, dict) and set(keys) <= found.keys()
+        return isinstance(value, dict) and set(keys) <= value.keys()
 
     return _matching("json_object", holds)
 

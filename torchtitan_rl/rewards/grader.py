@@ -185,8 +185,8 @@ class GradingRound:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
 
         A reward is the weighted sum of the functions' scores. A function that returns None for a completion is left
-        out of its sum, and one of weight 0 out of every sum. A completion for which a function failed has no reward, because the sum of the others is not
-        comparable, unless the function's weight is 0. Raises RewardError as `Grader.report` does.
+        out of its sum, and one of weight 0 out of every sum. A completion for which a function of another weight failed has
+        no reward, because the sum of the others is not comparable. Raises RewardError as `Grader.report` does.
         """
         grader = self._grader
         groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)

@@ -93,7 +93,7 @@ class Judge:
         self.max_tokens, self.budget = max_tokens, budget
         self._cache = Path(cache) if cache else None
         self._marks: dict[str, float] = _read(self._cache)
-        self._asked: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = (
+        self._tasks: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = (
             weakref.WeakKeyDictionary()
         )
         self._open: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
@@ -120,26 +120,24 @@ class Judge:
                 prompts, completions, expected_answer, strict=True
             )
         ]
-        marks = [
-            self._ask(question) for question in questions
-        ]  # before any await, so that the budget is used in order
-        log_metric("left_out", sum(mark is None for mark in marks) / len(marks))
-        found = await asyncio.gather(*(mark for mark in marks if mark is not None))
-        given = iter(found)
-        return [None if mark is None else next(given) / self.highest for mark in marks]
+        # Before any await, so that the budget is used in order.
+        tasks = [self._ask(question) for question in questions]
+        log_metric("left_out", sum(task is None for task in tasks) / len(tasks))
+        await asyncio.gather(*filter(None, tasks))
+        return [task and task.result() / self.highest for task in tasks]
 
     def _ask(self, question: str) -> "asyncio.Task[float] | None":
         """Returns the task that fetches the mark; the same question shares one task. None: the budget is used up."""
         loop = asyncio.get_running_loop()
-        asked = self._asked.setdefault(loop, {})
+        tasks = self._tasks.setdefault(loop, {})
         key = hashlib.sha256(json.dumps([self.model, question]).encode()).hexdigest()
-        if key not in asked:
+        if key not in tasks:
             if key not in self._marks:
                 if self.budget == 0:
                     return None
                 self.budget = self.budget and self.budget - 1
-            asked[key] = loop.create_task(self._mark(key, question))
-        return asked[key]
+            tasks[key] = loop.create_task(self._mark(key, question))
+        return tasks[key]
 
     async def _mark(self, key: str, question: str) -> float:
         if key not in self._marks:
@@ -147,10 +145,10 @@ class Judge:
                 asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency)
             ):
                 answer = await self._request(question)
-            found = self.mark.findall(answer)
-            if not found:
+            marks = self.mark.findall(answer)
+            if not marks:
                 raise ValueError(f"the judge gave no mark: {answer[-200:]!r}")
-            mark = float(found[-1])
+            mark = float(marks[-1])
             if mark > self.highest:
                 raise ValueError(
                     f"the judge gave {mark:g}, and highest is {self.highest:g}: {answer[-200:]!r}"
@@ -158,7 +156,7 @@ class Judge:
             self._marks[key] = mark
             if self._cache:
                 with self._cache.open("a") as file:
-                    file.write(json.dumps([key, self._marks[key]]) + "\n")
+                    file.write(json.dumps([key, mark]) + "\n")
         return self._marks[key]
 
     async def _request(self, question: str) -> str:

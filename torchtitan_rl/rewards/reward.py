@@ -101,10 +101,10 @@ class Reward(Scorer):
         }
         return made | {name: value for name, value in values.items() if takes_all or name in named}
 
-    def missing(self, given: Collection[str]) -> list[str]:
-        """Returns the required keywords that are not among `given`."""
+    def missing(self, keywords: Collection[str]) -> list[str]:
+        """Returns the required keywords that are not among `keywords`."""
         named, _ = self._parameters()
-        return [name for name, p in named.items() if p.default is p.empty and name not in given]
+        return [name for name, p in named.items() if p.default is p.empty and name not in keywords]
 
     def _parameters(self) -> tuple[dict[str, inspect.Parameter], bool]:
         """Returns the function's named parameters, and whether it also takes **kwargs."""
