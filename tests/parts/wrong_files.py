@@ -93,12 +93,6 @@ def _with_code(folder: Path) -> None:
     _start(folder)
 
 
-def _as_bin(folder: Path) -> None:
-    checkpoint = _checkpoint(folder)
-    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
-    _start(folder)
-
-
 def _with_tensors(change: Callable[[dict[str, Tensor]], object]) -> Cause:
     """A checkpoint with other tensors in its file."""
 
@@ -134,18 +128,6 @@ def _with_file(name: str) -> Cause:
 def _stored_twice(folder: Path) -> None:
     shutil.copy(_checkpoint(folder) / "model.safetensors", folder / "model-00001-of-00001.safetensors")
     _start(folder)
-
-
-def _tokenizer_files(content: dict[str, str | None]) -> Cause:
-    """A checkpoint's tokenizer with other files; None: without the file."""
-
-    def cause(folder: Path) -> None:
-        _checkpoint(folder)
-        for name, text in content.items():
-            (folder / name).unlink() if text is None else (folder / name).write_text(text)
-        load_tokenizer(str(folder))
-
-    return cause
 
 
 def _template(text: str) -> Cause:
@@ -349,12 +331,9 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a config without a task", "task = None: expected one, for example task=SumDigits.Config()", _no_task),
         row("a task without a start of its own, no --hf-assets-path", "hf_assets_path = '': expected a Hugging Face", _no_start),
         row("--hf-assets-path of a folder that is not there", "has no such folder", lambda f: _start(f / "none")),
-        *(row(f"--hf-assets-path of {given}", says, _with_file(file)) for given, says, file in (
-            ("a run's folder", "it is a run's folder. Export its model (torchtitan-rl export", "run_id"),
-            ("a run's checkpoint", "it is a run's checkpoint. Export its model (torchtitan-rl export", ".metadata"),
-            ("an adapter", "it is a LoRA adapter. Merge it into its base with", "adapter_config.json"),
-            ("the hub's cache", "snapshots/5e0f. Pass that folder.", "snapshots/5e0f/config.json"))),
-        row("a checkpoint without safetensors", "it has no *.safetensors", _spoiled("model.safetensors", None)),
+        row("--hf-assets-path of a run's folder", "has no config.json. Pass --hf-assets-path FOLDER, or a name on the hub",
+            _with_file("run_id")),
+        row("a checkpoint without safetensors", "has no *.safetensors", _spoiled("model.safetensors", None)),
         row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),
         row("num_key_value_heads 3 of 4 heads", "but its config.json has 4 heads and num_key_value_heads 3. Correct it.",
             _entry("num_key_value_heads", 3)),
@@ -362,16 +341,12 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("a config.json with code for the model", "Code in a checkpoint's folder is not run. Correct it.", _with_code),
         row("tokenizer.json is cut off", "its tokenizer.json cannot be read", _spoiled("tokenizer.json", 100)),
         row("model.safetensors is cut off", "its model.safetensors cannot be read", _spoiled("model.safetensors", 5000)),
-        row("weights in the format .bin alone", "it has no *.safetensors: its weights are in the older format .bin. Load it with",
-            _as_bin),
-        row("a tensor that no part of the model loads", "model.layers.0.self_attn.q_norm_2.weight, which no part of that model loads",
+        row("a tensor that no part of the model loads", "model.layers.0.self_attn.q_norm_2.weight is loaded by no part of that model",
             _with_tensors(_q_norm)),
-        row("weights in two files", "in model-00001-of-00001.safetensors and in model.safetensors and",
+        row("weights in two files", "is in model-00001-of-00001.safetensors and in model.safetensors,",
             _stored_twice),
         row("an output head that is stored and not the embedding, with tie_word_embeddings true",
-            "tie_word_embeddings false, as lm_head.weight is stored and is not model.embed_tokens.weight", _with_tensors(_other_head)),
-        row("no tokenizer.json", "a tokenizer that transformers can load, but it has no tokenizer.json",
-            _tokenizer_files({"tokenizer.json": None})),
+            "lm_head.weight is not model.embed_tokens.weight, although config.json has tie_word_embeddings true", _with_tensors(_other_head)),
         row("a chat template that is no template", "a template that renders, but: TemplateSyntaxError: unexpected '}'",
             _template("{{ messages[0]['content' }}")),
         row("a chat template without the user's message", "template writes, but it leaves out the user message.", _template("Hello")),

@@ -5,8 +5,6 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
-
 from torchtitan_rl.data.task import start_of
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.run.hub import folder_of, is_hub_name
@@ -18,20 +16,6 @@ if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
 
 START_CHECKPOINTS = Path("outputs/start_checkpoints")
-
-_EXPORT = "Export its model (torchtitan-rl export --run RUN --output FOLDER), and pass that folder."
-_OTHER_FOLDERS = {
-    "run_id": (": it is a run's folder", _EXPORT),
-    ".metadata": (": it is a run's checkpoint", _EXPORT),
-    "adapter_config.json": (
-        ": it is a LoRA adapter",
-        "Merge it into its base with peft's merge_and_unload, and pass that folder.",
-    ),
-}
-"""Folders that may be taken for a model's, by a file in them, and the remedy."""
-
-
-_AS_SAFETENSORS = "Load it with transformers' from_pretrained and save it with save_pretrained, which writes safetensors."
 
 
 def prepare_start(config: "RunConfig") -> None:
@@ -68,69 +52,36 @@ def check_complete(folder: Path) -> None:
     Raises:
         UserError: naming `hf_assets_path` and what is missing.
     """
-    field, node = "hf_assets_path", socket.gethostname()
-    whole = "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors)"
-    remedy = f"Download one on {node}, or pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B."
-    if folder.parts[:1] in (("https:",), ("http:",)):
-        remedy = f"Pass the model's name on the hub, {'/'.join(folder.parts[2:4])}."
+    node = socket.gethostname()
+    missing = "such folder"
+    if folder.is_dir():
+        needed = ("config.json", "tokenizer*", "*.safetensors")
+        missing = next((pattern for pattern in needed if not any(folder.glob(pattern))), "")
     expect(
-        folder.is_dir(),
-        field,
-        str(folder),
-        f"{whole} on every node, but node {node} has no such folder",
-        remedy,
-    )
-    kinds = [kind for file, kind in _OTHER_FOLDERS.items() if (folder / file).exists()]
-    below = sorted(
-        file.parent for depth in ("*", "*/*") for file in folder.glob(f"{depth}/config.json")
-    )
-    kinds += [(f": there is a config.json in {below[-1]}", "Pass that folder.")] if below else []
-    kind, remedy = next(iter(kinds), ("", remedy))
-    for file in ("config.json", "tokenizer*", "*.safetensors"):
-        if file == "*.safetensors" and any(folder.glob("*.bin")):
-            kind, remedy = ": its weights are in the older format .bin", _AS_SAFETENSORS
-        expect(
-            any(folder.glob(file)),
-            field,
-            str(folder),
-            f"{whole}, but on node {node} it has no {file}{kind}",
-            remedy,
-        )
-    for file in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
-        if problem := _unreadable(file):
-            raise UserError(
-                f"{field} = {str(folder)!r}: expected {whole}, but on node {node} its {file.name} cannot be read: {problem}. It "
-                "may have been cut off, or be a pointer of Git LFS (git lfs pull) or a web page in the file's place: download it again."
-            )
-
-
-def _unreadable(file: Path) -> str | None:
-    """The error of reading a JSON file, or a safetensors file's header and size; None if it can be read."""
-    try:
-        if file.suffix == ".json":
+        not missing, "hf_assets_path", str(folder),
+        "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors) on every node, but node "
+        f"{node} has no {missing}",
+        "Pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B. torchtitan-rl export makes a run's model "
+        "into such a folder; transformers' save_pretrained does it for weights in the older format .bin.",
+    )  # fmt: skip
+    for file in sorted(folder.glob("*.json")):
+        try:
             json.loads(file.read_text())
-        else:
-            safe_open(file, "pt").__exit__(None, None, None)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        return str(error)
-    return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(
+                f"hf_assets_path = {str(folder)!r}: on node {node} its {file.name} cannot be read: {error}. Download it again."
+            ) from error
 
 
 def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     """Returns a folder's tokenizer. Raises UserError, naming `hf_assets_path`, if its files are not one."""
     from transformers import AutoTokenizer
 
-    remedy, lacks = (
-        "Use the tokenizer files of the checkpoint.",
-        not Path(folder, "tokenizer.json").is_file(),
-    )
+    remedy = "Use the tokenizer files of the checkpoint."
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # many types, for files that are missing, empty or of another form
-        said = f"{type(error).__name__}: {without_code_advice(str(error))}"
-        problem = (
-            "it has no tokenizer.json, nor files that transformers makes one of" if lacks else said
-        )
+        problem = f"{type(error).__name__}: {without_code_advice(str(error))}"
         raise UserError(
             f"hf_assets_path = {folder!r}: expected a tokenizer that transformers can load, but {problem}. {remedy}"
         ) from error

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
-from torchtitan_rl.errors import expect
+from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.models.multimodal import is_text, text_name
 from torchtitan_rl.trainer.model_loader import meta_model
 
@@ -37,60 +37,39 @@ class _Stored(NamedTuple):
 
 
 def check_tensors(folder: Path, spec: "ModelSpec") -> None:
-    """Check that a folder's files hold the model's tensors, in their shapes, and nothing that no part of it loads.
+    """Check that a folder's files hold the model's tensors, each once, in their shapes, and nothing that no part of it loads.
 
     Raises:
-        UserError: naming `hf_assets_path` and the tensors.
+        UserError: naming `hf_assets_path` and the file or the tensors.
     """
-    stored, field = _headers(folder), "hf_assets_path"
+    stored = _headers(folder)
     if getattr(spec.model, "part_of", ""):
         stored = {text_name(name): places for name, places in stored.items() if is_text(name)}
     expected = spec.state_dict_adapter(spec.model, None).to_hf(meta_model(spec).state_dict())
     tied = spec.model.enable_weight_tying and {HEAD, EMBEDDING} <= stored.keys()
-    unknown = [
-        name
-        for name in stored
-        if name not in expected and not (tied and name == HEAD) and not LEFT_OUT.search(name)
-    ]
+    problems = [f"{name} is missing" for name in expected if name not in stored]
+    for name, places in stored.items():
+        place, *others = places
+        if name in expected and place.shape != list(expected[name].shape):
+            problems.append(
+                f"{name} has shape {place.shape} instead of {list(expected[name].shape)}"
+            )
+        if name not in expected and not (tied and name == HEAD) and not LEFT_OUT.search(name):
+            problems.append(f"{name} is loaded by no part of that model")
+        if place.dtype not in DTYPES:
+            problems.append(f"{name} is quantized to {place.dtype}")
+        if others:
+            files = " and in ".join(other.file.name for other in places)
+            problems.append(f"{name} is in {files}")
+    if tied and not problems and not _equal(stored[EMBEDDING][0], stored[HEAD][0]):
+        problems.append(
+            f"{HEAD} is not {EMBEDDING}, although config.json has tie_word_embeddings true"
+        )
+    more = f" and {len(problems) - 3} more" if problems[3:] else ""
     expect(
-        not unknown, field, str(folder),
-        f"the tensors of a {spec.name} {spec.flavor}, but its files hold {_few(unknown)}, which no part of that model loads",
-        "Correct config.json (architectures, model_type, num_hidden_layers), or use the files that belong to it.",
-    )  # fmt: skip
-    lacking = [f"{name} is missing" for name in expected if name not in stored]
-    lacking += [
-        f"{name} has shape {stored[name][0].shape} instead of {list(tensor.shape)}"
-        for name, tensor in expected.items()
-        if name in stored and stored[name][0].shape != list(tensor.shape)
-    ]
-    expect(
-        not lacking, field, str(folder), f"the tensors of a {spec.name} {spec.flavor}, but {_few(lacking)}",
-        "Download the checkpoint again, or correct config.json.",
-    )  # fmt: skip
-    quantized = [
-        f"{name} as {place[0].dtype}"
-        for name, place in stored.items()
-        if place[0].dtype not in DTYPES
-    ]
-    expect(
-        not quantized, field, str(folder), f"weights stored as one of {DTYPES}, but its files hold {_few(quantized)}",
-        "Use the checkpoint that is not quantized.",
-    )  # fmt: skip
-    twice = [
-        f"{name} in {' and in '.join(one.file.name for one in places)}"
-        for name, places in stored.items()
-        if places[1:]
-    ]
-    expect(
-        not twice,
-        field,
-        str(folder),
-        f"each tensor once, but it has {_few(twice)}",
-        "Remove the files that do not belong to it.",
-    )
-    expect(
-        not tied or _equal(stored[EMBEDDING][0], stored[HEAD][0]), field, str(folder),
-        f"tie_word_embeddings false, as {HEAD} is stored and is not {EMBEDDING}, but its config.json has true", "Correct it.",
+        not problems, "hf_assets_path", str(folder),
+        f"the tensors of a {spec.name} {spec.flavor}, each once, but {', '.join(problems[:3])}{more}",
+        "Download the checkpoint again, correct its config.json, or remove the files that do not belong to it.",
     )  # fmt: skip
 
 
@@ -100,15 +79,23 @@ def _headers(folder: Path) -> dict[str, list[_Stored]]:
     transformers and vLLM read the files of an index alone; the trainer reads all, of which it takes what it knows by name.
     """
     named = _indexed(folder / "model.safetensors.index.json")
-    found: dict[str, list[_Stored]] = defaultdict(list)
-    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.name not in named)
-    for file in files:
-        with open(file, "rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        for name, entry in header.items():
-            if name != "__metadata__" and (not named or file.name in named or name in found):
-                found[name].append(_Stored(file, name, entry["dtype"], entry["shape"]))
-    return found
+    stored: dict[str, list[_Stored]] = defaultdict(list)
+    for file in sorted(folder.glob("*.safetensors"), key=lambda file: file.name not in named):
+        try:
+            with safe_open(file, "pt") as opened:
+                entries = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+                places = {
+                    n: _Stored(file, n, e.get_dtype(), e.get_shape()) for n, e in entries.items()
+                }
+        except (OSError, SafetensorError) as error:
+            raise UserError(
+                f"hf_assets_path = {str(folder)!r}: its {file.name} cannot be read: {error}. It may have been cut off, or be a pointer "
+                "of Git LFS (git lfs pull) or a web page in the file's place: download it again."
+            ) from error
+        for name, place in places.items():
+            if not named or file.name in named or name in stored:
+                stored[name].append(place)
+    return stored
 
 
 def _indexed(index: Path) -> set[str]:
@@ -120,7 +107,8 @@ def _indexed(index: Path) -> set[str]:
     named = set(map(str, places.values())) if isinstance(places, dict) else {"a weight_map"}
     absent = sorted(name for name in named if not (index.parent / name).is_file())
     expect(
-        not absent, "hf_assets_path", str(index.parent), f"the files that its {index.name} names, but it lacks {_few(absent)}",
+        not absent, "hf_assets_path", str(index.parent),
+        f"the files that its {index.name} names, but it lacks {', '.join(absent[:3])}",
         "Download them, or remove the index if model.safetensors holds all.",
     )  # fmt: skip
     return named
@@ -128,15 +116,9 @@ def _indexed(index: Path) -> set[str]:
 
 def _equal(embedding: _Stored, head: _Stored) -> bool:
     """Whether a stored head is the embedding."""
-    with safe_open(embedding.file, "pt") as one, safe_open(head.file, "pt") as other:
-        parts = one.get_slice(embedding.name), other.get_slice(head.name)
-        rows, same = parts[0].get_shape()[0], parts[0].get_shape() == parts[1].get_shape()
-        return same and all(
+    with safe_open(embedding.file, "pt") as first, safe_open(head.file, "pt") as second:
+        parts = first.get_slice(embedding.name), second.get_slice(head.name)
+        return embedding.shape == head.shape and all(
             torch.equal(*(part[begin : begin + ROWS] for part in parts))
-            for begin in range(0, rows, ROWS)
+            for begin in range(0, embedding.shape[0], ROWS)
         )
-
-
-def _few(names: list[str]) -> str:
-    """Example: "a, b, c and 5 more" """
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
