@@ -121,7 +121,7 @@ def _faults(run: Run) -> Iterator[Line]:
 
 
 def _accuracies(run: Run) -> Iterator[Line]:
-    """Example: "held-out accuracy 61.7 → 99.6 % (95 % interval 97.8 to 99.9, 256 prompts)"."""
+    """Example: "held-out accuracy 61.7 → 99.6 % (95 % interval 97.8 to 99.9, 256 prompts)", from the first evaluation to the last."""
     for key, name in (
         ("evaluation/accuracy", "held-out accuracy"),
         ("evaluation/sampled/accuracy", "sampled accuracy"),
@@ -159,8 +159,7 @@ def _changes(run: Run) -> Iterator[Line]:
             continue
         width = max(1, len(values) // 10)
         text = f"{name} {_figure(fmean(values[:width]))} → {_figure(fmean(values[-width:]))} {unit}"
-        means = f" (means of the first and last {width} steps)" if width > 1 else ""
-        yield Line("plain", text.rstrip() + means, key)
+        yield Line("plain", text.rstrip(), key)
 
 
 def _groups(run: Run) -> Iterator[Line]:

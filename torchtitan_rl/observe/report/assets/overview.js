@@ -62,12 +62,11 @@ function headline() {
     document.querySelector('[data-field=series]').scrollIntoView({ behavior: 'smooth' });
   });
   return h('section', { class: 'lines' },
-    h('h2', {}, run.name,
-      h('small', {}, [run.config.config, run.environment.device].filter(Boolean).join(' · '))),
     h('p', { class: 'note', 'data-about': '' }, visible(run.about.filter(Boolean).join(' · '))),
     endingOf(),
     h('ul', {}, run.lines.map((line) => h('li', { class: line.level },
-      line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))));
+      line.key ? h('button', { class: 'link', title: line.key, onclick: jump(line) }, line.text) : line.text))),
+    run.steps.length > 2 && h('p', { class: 'note' }, 'a → b: the means of the first and of the last tenth of the steps; of accuracies the first and the last evaluation.'));
 }
 
 const allKeys = lazily(() => Object.keys(run.series).sort());
