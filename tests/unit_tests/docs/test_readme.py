@@ -86,8 +86,8 @@ def has_field(config, path: str) -> bool:
 
 def test_the_types_of_the_reading_page_and_the_files_of_the_readme_exist():
     reading = (ROOT / "torchtitan_rl/READING.md").read_text()
-    diagram = reading.partition("One sample, in the types")[2].partition("Small things")[0]
-    named = set(re.findall(r"^(?:Group\[)?([A-Z]\w+)|(Member)", diagram, re.MULTILINE))
+    diagram = reading.partition("One sample, in the types")[2]
+    named = set(re.findall(r"^(?:Group\[)?([A-Z]\w+)|(Member)\(", diagram, re.MULTILINE))
     assert {name for pair in named for name in pair if name} == {
         *("Prompt", "Completion", "ScoredCompletion", "Episode", "Member", "TrainBatch")
     }
