@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from torchtitan_rl.environments.agents.protocol import AgentError, AgentFailed, Outcome
 from torchtitan_rl.environments.checks import described
 from torchtitan_rl.environments.threads import event_loop
-from torchtitan_rl.left_processes import CALL_VARIABLE, kill_marked, new_mark
 
 if TYPE_CHECKING:
     from torchtitan_rl.environments.agents.gateway import Session
@@ -54,9 +53,7 @@ class RunningCommand:
             "ANTHROPIC_API_KEY": session.key,
             "AGENT_TASK": str(self._task),
             "AGENT_RESULT": str(self._result),
-            CALL_VARIABLE: new_mark(),
         }
-        self._mark = own[CALL_VARIABLE]
         home = self._folder / "home"  # a cache in a shared one could answer in the policy's place
         home.mkdir()
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} | {
@@ -110,7 +107,6 @@ class RunningCommand:
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()  # what it has started and left
         code = self._process.wait()
-        kill_marked(f"{CALL_VARIABLE}={self._mark}", self._process.pid)
         self._reader.join(STOP_SECONDS)
         try:
             self._session.end(self._outcome(code))
