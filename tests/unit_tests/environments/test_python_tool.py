@@ -1,5 +1,6 @@
 """Programs of the policy: what they print, and each way to exceed a limit."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
