@@ -42,7 +42,7 @@ from torchtitan_rl.models import (
     spec_from_folder,  # noqa: E402
 )
 from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
-from torchtitan_rl.trainer import build_trainer as build_module  # noqa: E402
+from torchtitan_rl.trainer import model_loader as loader_module  # noqa: E402
 from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
@@ -75,7 +75,7 @@ BOUND = 1e-5
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """The branches of a Hopper GPU, and "aot_eager" for Inductor."""
-    config = build_module.CompileConfig
+    config = loader_module.CompileConfig
     compiled = {
         f"_compiled{name}": torch.compile(getattr(logprobs, name), backend="aot_eager", fullgraph=True)
         for name in ("_statistics", "_gradient", "_logprob_gradient")
@@ -83,7 +83,7 @@ def as_on_a_gpu() -> Iterator[None]:
     with (
         mock.patch.multiple(logprobs, wide=lambda t: t, partial_product=logprobs.product, **compiled),
         mock.patch.object(attention, "compute_capability", return_value=(9, 0)),
-        mock.patch.object(build_module, "CompileConfig", lambda **k: config(**k, backend="aot_eager")),
+        mock.patch.object(loader_module, "CompileConfig", lambda **k: config(**k, backend="aot_eager")),
     ):
         yield
 

@@ -35,7 +35,7 @@ from torchtitan_rl.models.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.run.memory import memory_need, teacher_spec
-from torchtitan_rl.trainer import build_trainer as build_module
+from torchtitan_rl.trainer import model_loader as loader_module
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.trainer import trainer as trainer_module
 from torchtitan_rl.trainer.teachers import frozen_models
@@ -230,7 +230,7 @@ def _ranks(layout: Layout, config: RunConfig, record: Rehearsal):  # noqa: ANN20
 def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, the gradient's norm, lists
     of other ranks."""
-    kept = trainer_module.score, build_module.load_hf_weights, comm.all_gather_lists
+    kept = trainer_module.score, loader_module.load_hf_weights, comm.all_gather_lists
     clip, teacher_reader = trainer_module.clip_grad_norm_, ExactTeacher.reader
 
     def score(*args: object, **kwargs: object) -> TokenScores:
@@ -260,14 +260,14 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     frozen_models.score = trainer_module.score = score
     ExactTeacher.reader = counted
     trainer_module.clip_grad_norm_ = clip_grad_norm_
-    build_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
+    loader_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
     try:
         yield
     finally:
         frozen_models.score = trainer_module.score = kept[0]
         ExactTeacher.reader = teacher_reader
         trainer_module.clip_grad_norm_ = clip
-        build_module.load_hf_weights, comm.all_gather_lists = kept[1:]
+        loader_module.load_hf_weights, comm.all_gather_lists = kept[1:]
 
 
 def _recorded(config: RunConfig) -> int:
