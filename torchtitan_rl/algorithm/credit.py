@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torchtitan_rl.algorithm.episodes import differ, turn_returns
 from torchtitan_rl.algorithm.kl import KL
 from torchtitan_rl.algorithm.losses.loss import Loss
-from torchtitan_rl.algorithm.nonfinite import episode_fault, leave_out
+from torchtitan_rl.algorithm.nonfinite import EpisodeFault, episode_fault, leave_out
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group, Member, ScoredCompletion
 
@@ -63,7 +63,8 @@ class CreditAssignment:
         for group in groups:
             for episode in group.samples:
                 if not math.isfinite(episode.credit.advantage):
-                    fault = f"the advantage is {episode.credit.advantage}"
+                    text = f"the advantage is {episode.credit.advantage}"
+                    fault = EpisodeFault("advantage", text)
                     leave_out(Member(group.prompt, episode), fault, raises=self.raises)
 
     def _screen(self, member: Member) -> None:

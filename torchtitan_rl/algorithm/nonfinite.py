@@ -1,6 +1,7 @@
 """Non-finite numbers: found, counted and named before they reach the optimizer."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,21 +27,35 @@ ADVICE = {
     "reward": f"Correct the reward functions, or grader.weights. {MASK}",
     "sampler": "The engine computed it.",
     "reference": "The reference computed it: the checkpoint in hf_assets_path contains numbers that are not finite.",
-    "": "The policy computed it: its weights or activations are not finite. Resume from an earlier "
+    "policy": "The policy computed it: its weights or activations are not finite. Resume from an earlier "
     "checkpoint with a lower trainer.optimizer.lr; in the first step, the start checkpoint is broken.",
 }
-"""The remedy, keyed by a word of the fault's description. The first key that matches applies."""
+"""The remedy, by the source of the number."""
+
+SOURCES = {
+    "advantages": "advantage",
+    "sampler_logprobs": "sampler",
+    "reference_logprobs": "reference",
+}
+"""The source of a batch's columns. The policy computed all others."""
 
 
-def episode_fault(episode: Episode) -> str | None:
-    """A description of what is not finite in an episode without an advantage; None if all is finite.
+class EpisodeFault(NamedTuple):
+    """A number of an episode that is not finite."""
+
+    source: str
+    """A key of ADVICE."""
+    text: str
+    """Example: "the total reward is inf"."""
+
+
+def episode_fault(episode: Episode) -> EpisodeFault | None:
+    """What is not finite in an episode without an advantage; None if all is finite.
 
     A reward function that returns such a number has failed before (`grader.on_failure`); their sum may still overflow.
-
-    Example: "the total reward is inf"
     """
     if episode.reward is not None and not math.isfinite(episode.reward):
-        return f"the total reward is {episode.reward}"
+        return EpisodeFault("reward", f"the total reward is {episode.reward}")
     for whose, logprobs in (
         ("sampler", episode.completion.sampler_logprobs),
         ("reference", episode.reference_logprobs),
@@ -49,21 +64,24 @@ def episode_fault(episode: Episode) -> str | None:
             continue
         faults = np.flatnonzero(~np.isfinite(logprobs) & episode.completion.loss_mask)
         if len(faults):
-            return f"the {whose}'s log-probability of token {faults[0]} is {logprobs[faults[0]]}"
+            value = logprobs[faults[0]]
+            return EpisodeFault(
+                whose, f"the {whose}'s log-probability of token {faults[0]} is {value}"
+            )
     return None
 
 
-def leave_out(member: Member, fault: str, *, raises: bool) -> None:
+def leave_out(member: Member, fault: EpisodeFault, *, raises: bool) -> None:
     """Take an episode with a fault out of the baseline and the loss.
 
     Raises:
         NonFiniteError: if `raises`; the episode is then unchanged.
     """
     if raises:
-        error = SamplerNonFiniteError if fault.startswith("the sampler's") else NonFiniteError
-        raise error(f"{member.name}: {fault}. {_advice(fault)}")
+        error = SamplerNonFiniteError if fault.source == "sampler" else NonFiniteError
+        raise error(f"{member.name}: {fault.text}. {ADVICE[fault.source]}")
     credit = member.episode.credit
-    credit.left_out = f"not finite: {fault}"
+    credit.left_out = f"not finite: {fault.text}"
     credit.shaped_reward = None
     credit.advantage = 0.0
     credit.turn_advantages = None
@@ -88,9 +106,5 @@ def raise_for_token(batch: TrainBatch, named: dict[str, Tensor]) -> None:
         if not math.isfinite(value):
             raise NonFiniteError(
                 f"{member.name}: {quantity} of the token with id {int(batch.labels[position])} "
-                f"(packed position {position}) is {value}. {_advice(quantity)}"
+                f"(packed position {position}) is {value}. {ADVICE[SOURCES.get(quantity, 'policy')]}"
             )
-
-
-def _advice(fault: str) -> str:
-    return next(advice for word, advice in ADVICE.items() if word in fault)

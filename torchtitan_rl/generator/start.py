@@ -24,6 +24,7 @@ from torchtitan_rl.generator.routing import SlotRecords, output_records
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from vllm import LLM
     from vllm.lora.request import LoRARequest
 
     from torchtitan_rl.environments.factory import Conversations
@@ -64,31 +65,10 @@ def start_generator(
         records_kept: record the tokens that the sampler keeps, for completions to learn from.
         tool_call_parser: of the environments' conversations. With records, their agents may ask for grammars.
     """
-    from vllm import LLM
-
-    degree = config.tensor_parallel_degree
-    replica, rank_in_replica = divmod(dist.get_rank(), degree)
-    siblings = range(replica * degree, (replica + 1) * degree)
     options = engine_options(config) | dict(lora_options or {})
-    unlink_shared_memory(siblings, rank_in_replica)  # left by a killed run
-    is_hybrid = import_engine_model(hf_assets_path)
-    with without_preloads():
-        llm = LLM(
-            model=hf_assets_path,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype=config.dtype,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            tensor_parallel_size=degree,
-            distributed_executor_backend="external_launcher",
-            logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
-            enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
-            disable_log_stats=stats is None,
-            seed=seed,
-            **options,
-        )
-    unlink_shared_memory(siblings, rank_in_replica)
+    llm = _start_engine(
+        config, hf_assets_path, seed=seed, disable_log_stats=stats is None, **options
+    )
     replace_engine_parts(llm, tokenizer, stats)
     wide_head = records = make_grammar = None
     if ON_CPU and config.dtype == "bfloat16":
@@ -117,6 +97,33 @@ def start_generator(
         wide_head=wide_head,
         before_reload=repack_experts if ON_CPU else None,
     )
+
+
+def _start_engine(config: Generator.Config, hf_assets_path: str, **options: Any) -> "LLM":
+    """Returns vLLM's engine with empty weights. `options`: further keyword arguments of `vllm.LLM`."""
+    from vllm import LLM
+
+    degree = config.tensor_parallel_degree
+    replica, rank_in_replica = divmod(dist.get_rank(), degree)
+    siblings = range(replica * degree, (replica + 1) * degree)
+    unlink_shared_memory(siblings, rank_in_replica)  # left by a killed run
+    is_hybrid = import_engine_model(hf_assets_path)
+    with without_preloads():
+        llm = LLM(
+            model=hf_assets_path,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            tensor_parallel_size=degree,
+            distributed_executor_backend="external_launcher",
+            logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
+            enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
+            **options,
+        )
+    unlink_shared_memory(siblings, rank_in_replica)
+    return llm
 
 
 def engine_options(config: Generator.Config) -> dict[str, Any]:

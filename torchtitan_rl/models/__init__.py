@@ -6,13 +6,14 @@ that torchtitan's modules lack, runs with transformers' own: see hf_decoder.py f
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, TransformerBlock
+from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.config_utils import (
     get_attention_config,
     make_ffn_config,
@@ -176,45 +177,29 @@ def _spec(
     rope_scaling: Mapping[str, Any] | None = None,
     mixture: MixtureOfExperts | None = None,
 ) -> ModelSpec:
-    """Returns a decoder of the family. The arguments are config.json's entries.
-
-    Args:
-        mixture: of the layers that are not dense; None if all are.
-    """
+    """Returns a decoder of the family. The arguments are config.json's entries. `mixture`: of layers that are not dense."""
     dim = hidden_size
-    rope = family.rope(dim=head_dim, max_seq_len=max_position_embeddings, theta=float(rope_theta))
-    if rope_scaling:
-        scaling = {ours: rope_scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
-        rope = dataclasses.replace(rope, scaling="llama", **scaling)
-
-    def layer(number: int) -> TransformerBlock.Config:
-        """Returns the config of one block."""
-        attention = make_gqa_config(
-            dim=dim,
-            n_heads=num_attention_heads,
-            n_kv_heads=num_key_value_heads,
-            head_dim=head_dim,
-            wqkv_param_init=_LINEAR_INIT,
-            wo_param_init=_LINEAR_INIT,
-            inner_attention=get_attention_config("varlen"),
-            fuse_qkv=True,
-            rope=rope,
-            qk_norm=_norm(head_dim, rms_norm_eps) if family.qk_norm else None,
-        )
-        attention.qkv_linear.wqkv.bias = family.qkv_bias
-        dense = mixture is None or number in mixture.dense
-        inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
-        return family.block(
-            attention=attention,
-            feed_forward=make_ffn_config(dim=dim, hidden_dim=intermediate_size, **inits)
-            if dense
-            else None,
-            moe=None if dense else mixture.config(dim),
-            attention_norm=_norm(dim, rms_norm_eps),
-            ffn_norm=_norm(dim, rms_norm_eps),
-        )
-
-    embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
+    rope = _rope(
+        family,
+        dim=head_dim,
+        max_seq_len=max_position_embeddings,
+        theta=float(rope_theta),
+        scaling=rope_scaling,
+    )
+    attention = partial(
+        make_gqa_config,
+        dim=dim,
+        n_heads=num_attention_heads,
+        n_kv_heads=num_key_value_heads,
+        head_dim=head_dim,
+        rope=rope,
+    )
+    make_block = partial(_block, family, attention=attention, ffn_dim=intermediate_size)
+    layers: list[TransformerBlock.Config] = []
+    for number in range(num_hidden_layers):
+        is_dense = mixture is None or number in mixture.dense
+        norms = _norm(dim, rms_norm_eps), _norm(dim, rms_norm_eps), _norm(head_dim, rms_norm_eps)
+        layers.append(make_block(norms=norms, mixture=None if is_dense else mixture))
     return ModelSpec(
         name=family.name,
         flavor=f"{num_hidden_layers}x{dim}",
@@ -223,18 +208,65 @@ def _spec(
             dim=dim,
             norm=_norm(dim, rms_norm_eps),
             enable_weight_tying=tie_word_embeddings,
-            tok_embeddings=Embedding.Config(
-                num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
-            ),
+            tok_embeddings=_embedding(vocab_size, dim, tied=tie_word_embeddings),
             lm_head=Linear.Config(
                 in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT
             ),
-            layers=[layer(number) for number in range(num_hidden_layers)],
+            layers=layers,
         ),
         parallelize_fn=family.parallelize,
         pipelining_fn=None,
         post_optimizer_build_fn=None,
         state_dict_adapter=family.adapter,
+    )
+
+
+def _embedding(vocab_size: int, dim: int, *, tied: bool) -> Embedding.Config:
+    init = {"weight": skip_param_init} if tied else _LINEAR_INIT
+    return Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim, param_init=init)
+
+
+def _rope(
+    family: Family, *, scaling: Mapping[str, Any] | None, **settings: Any
+) -> CosSinRoPE.Config:
+    """Returns the rotary embedding's config, with Llama's scaling if config.json has one."""
+    rope = family.rope(**settings)
+    if not scaling:
+        return rope
+    settings = {ours: scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
+    return dataclasses.replace(rope, scaling="llama", **settings)
+
+
+def _block(
+    family: Family,
+    *,
+    attention: Callable[..., GQAttention.Config],
+    norms: tuple[RMSNorm.Config, RMSNorm.Config, RMSNorm.Config],
+    ffn_dim: int,
+    mixture: MixtureOfExperts | None,
+) -> TransformerBlock.Config:
+    """Returns the config of one block, with a mixture of experts or a dense feed-forward of width `ffn_dim`.
+
+    `norms`: before the attention, before the feed-forward, and of queries and keys.
+    """
+    attention_norm, ffn_norm, qk_norm = norms
+    attention_config = attention(
+        wqkv_param_init=_LINEAR_INIT,
+        wo_param_init=_LINEAR_INIT,
+        inner_attention=get_attention_config("varlen"),
+        fuse_qkv=True,
+        qk_norm=qk_norm if family.qk_norm else None,
+    )
+    attention_config.qkv_linear.wqkv.bias = family.qkv_bias
+    dim = attention_norm.normalized_shape
+    inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
+    feed_forward = None if mixture else make_ffn_config(dim=dim, hidden_dim=ffn_dim, **inits)
+    return family.block(
+        attention=attention_config,
+        feed_forward=feed_forward,
+        moe=mixture.config(dim) if mixture else None,
+        attention_norm=attention_norm,
+        ffn_norm=ffn_norm,
     )
 
 

@@ -186,6 +186,20 @@ def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
         "logprob_diff_mean": episode.logprob_diff and episode.logprob_diff.mean,
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }
+    row |= _optional_columns(prompt, episode)
+    own = episode.credit.columns
+    if taken := sorted(row.keys() & own):
+        raise UserError(
+            f"algorithm.loss: the sample tables have columns named {taken} already. Give its columns other names."
+        )
+    return row | own | {TOKENS: TokenPayload(episode, trained)}
+
+
+def _optional_columns(prompt: "Prompt", episode: "Episode") -> Row:
+    """The columns that only some episodes have: of a reference, conversations, tasks, and what functions logged."""
+    scored, completion = episode.scored, episode.completion
+    num_sampled = completion.num_sampled
+    row: Row = {}
     if episode.reference_logprobs is not None and num_sampled:
         sampled = episode.reference_logprobs[completion.loss_mask]  # [num_sampled]
         row["reference_logprob_mean"] = float(sampled.mean())
@@ -208,9 +222,4 @@ def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
     }
     for kind, cells in columns.items():
         row |= {f"{kind}/{name}": cell for name, cell in cells.items()}
-    own = episode.credit.columns
-    if taken := sorted(row.keys() & own):
-        raise UserError(
-            f"algorithm.loss: the sample tables have columns named {taken} already. Give its columns other names."
-        )
-    return row | own | {TOKENS: TokenPayload(episode, trained)}
+    return row

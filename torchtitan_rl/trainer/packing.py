@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -126,12 +127,7 @@ def pack(
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, own_lengths)),
-        layout=SegmentLayout.of(
-            [*own_lengths, *padding_lengths],
-            [*shared, *[0] * len(padding_lengths)],
-            device=DEVICE_TYPE,
-            padding=row.padding,
-        ),
+        layout=_layout(own_lengths, shared, padding_lengths),
         loss_mask=_on_device(loss_mask),
         loss_positions=_on_device(np.flatnonzero(loss_mask)),
         sampler_logprobs=on_device_at_labels(
@@ -143,19 +139,39 @@ def pack(
         members=[*members],
         normalizers=normalizers,
     )
+    if any(completion.sampler_records is not None for completion in completions):
+        batch.sampler_records = _on_device(row.records(members))
+    _add_optional(batch, on_device_at_labels)
+    for name in columns:
+        _add_column(batch, name, on_device_at_labels)
+    return batch
+
+
+def _layout(
+    own_lengths: npt.NDArray[np.int64], shared: npt.NDArray[np.int64], padding_lengths: list[int]
+) -> SegmentLayout:
+    """The layout of segments with these own and shared tokens [segments], and of padding."""
+    lengths = [*own_lengths, *padding_lengths]
+    no_shared = [0] * len(padding_lengths)
+    return SegmentLayout.of(
+        lengths, [*shared, *no_shared], device=DEVICE_TYPE, padding=sum(padding_lengths)
+    )
+
+
+def _add_optional(
+    batch: TrainBatch, on_device_at_labels: Callable[[Sequence[np.ndarray]], Tensor]
+) -> None:
+    """Add what only some batches have: which tokens are fresh, and the reference's log-probabilities, [T] each."""
+    episodes = [member.episode for member in batch.members]
+    completions = [episode.completion for episode in episodes]
     if any(completion.token_versions is not None for completion in completions):
         batch.fresh_mask = on_device_at_labels(
             [completion.fresh_mask for completion in completions]
         )
-    if members and all(episode.reference_logprobs is not None for episode in episodes):
+    if episodes and all(episode.reference_logprobs is not None for episode in episodes):
         batch.reference_logprobs = on_device_at_labels(
             [episode.reference_logprobs for episode in episodes]
         )
-    if any(completion.sampler_records is not None for completion in completions):
-        batch.sampler_records = _on_device(row.records(members))
-    for name in columns:
-        _add_column(batch, name, on_device_at_labels)
-    return batch
 
 
 def _add_column(
