@@ -66,6 +66,7 @@ from torchtitan_rl.run.start_checkpoint import (
 from torchtitan_rl.run.teacher_folder import prepare_teacher
 from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
+from torchtitan_rl.sync.weight_sync import WeightSync
 from torchtitan_rl.trainer.build_trainer import build_trainer
 from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
@@ -87,7 +88,6 @@ if TYPE_CHECKING:
     from torchtitan_rl.environments.factory import Conversations
     from torchtitan_rl.generator.generator import Generator
     from torchtitan_rl.rewards.grader import Grader, Scorers
-    from torchtitan_rl.sync.weight_sync import WeightSync
     from torchtitan_rl.trainer.trainer import Trainer
     from torchtitan_rl.types import IntArray, Prompt
 
@@ -224,8 +224,11 @@ def build_parts(
     if config.needs_engine:
         with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
-        weight_sync = config.weight_sync.build(
-            trainer=trainer, generator=generator, probe=_probe(config, held_out[0])
+        weight_sync = WeightSync(
+            config.weight_sync,
+            trainer=trainer,
+            generator=generator,
+            probe=_probe(config, held_out[0]),
         )
         generator.sleep()  # loading the optimizer's state needs the engine's memory
     return Parts(

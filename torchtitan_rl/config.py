@@ -15,7 +15,7 @@ from torchtitan_rl.generator.in_flight import InFlight
 from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.run.checkpointer_config import CheckpointerConfig
 from torchtitan_rl.run.rank_status import WatchdogLimits
-from torchtitan_rl.sync.weight_sync import WeightSync
+from torchtitan_rl.sync.sync_config import WeightSyncConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class RunConfig(Controller.Config):
     """Turns, tools and environments."""
     in_flight: InFlight.Config = field(default_factory=InFlight.Config)
     """Groups whose sampling goes on over an update."""
-    weight_sync: WeightSync.Config = field(default_factory=WeightSync.Config)
+    weight_sync: WeightSyncConfig = field(default_factory=WeightSyncConfig)
     """The checks of the weights that the engine gets."""
     checkpoint: CheckpointerConfig = field(default_factory=CheckpointerConfig)
     """When checkpoints are saved, and how many are kept."""

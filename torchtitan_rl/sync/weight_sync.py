@@ -5,7 +5,6 @@ they cannot see: another model, such as one with a different rotary base.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +15,6 @@ from torchtitan_rl import comm
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.fields.lora_config import is_adapter
-from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import exported_rows
 from torchtitan_rl.models.lora.adapters import adapter_rows
@@ -24,6 +22,7 @@ from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.sync.engine_weights import EngineWeights
 from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess
 from torchtitan_rl.sync.probe import disagreement, rounding_noise
+from torchtitan_rl.sync.sync_config import WeightSyncConfig
 from torchtitan_rl.types import IntArray
 
 if TYPE_CHECKING:
@@ -44,20 +43,10 @@ class WeightSync(Configurable):
     every `check_interval` pushes; at the others, a CPU has the probe.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        check_interval: int = number(50, least=0, remedy="0 checks the first push alone in full.")
-        """Pushes from one full check to the next; 0: only the first push. On a GPU, a full check is a push with the
-        probe. On a CPU every push has the probe, and a full check compares the packed weights."""
-
-        max_diff: float | None = number(
-            None, least=0, remedy="Leave it out for no limit of one's own."
-        )
-        """Largest allowed difference of a probed token's log-probability. None: none. The difference is compared with the
-        rounding noise of the policy in any case (`sync/probe.py`)."""
+    Config = WeightSyncConfig
 
     def __init__(
-        self, config: Config, *, trainer: "Trainer", generator: Generator, probe: IntArray
+        self, config: WeightSyncConfig, *, trainer: "Trainer", generator: Generator, probe: IntArray
     ) -> None:
         """`probe`: [L] the tokens that both sides score."""
         self.config = config

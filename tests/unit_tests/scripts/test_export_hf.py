@@ -32,7 +32,7 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
     export_says("--run = .*expected a run that has saved a checkpoint")
     for step in (20, 100):
         CheckpointFolder(run).begin(step)
-        CheckpointFolder(run).finish(step, {}, {})
+        CheckpointFolder(run).finish(step, {}, {"config": {}})
     export_says(r"--step = 7: expected one of \[20, 100\]", step=7)
     assert script.find_checkpoint(run, None).name == "step-100"
     (run / "checkpoint" / "step-20" / "manifest.json").unlink()

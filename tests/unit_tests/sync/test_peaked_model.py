@@ -56,7 +56,7 @@ def test_another_model_is_named(pair, wrong):
 
 
 def test_words_in_another_order_are_named(pair):
-    weights = dict(pair.weights())
+    weights = {name: tensor.clone() for name, tensor in pair.weights()}
     for name in ("lm_head.weight", "model.embed_tokens.weight"):
         weights[name] = weights[name].roll(1, 0)
     pair.begin_anew()
