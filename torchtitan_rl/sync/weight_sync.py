@@ -23,7 +23,7 @@ from torchtitan_rl.sync.engine_weights import EngineWeights
 from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess
 from torchtitan_rl.sync.probe import disagreement, rounding_noise
 from torchtitan_rl.sync.sync_config import WeightSyncConfig
-from torchtitan_rl.types import IntArray
+from torchtitan_rl.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     from torchtitan_rl.trainer.trainer import Trainer
@@ -64,6 +64,8 @@ class WeightSync(Configurable):
         if lora:
             self._sides.append((adapter, self._engine.adapter))
         self._num_pushes = 0
+        self._noise = 0.0
+        """`probe.rounding_noise` at the last full check."""
         self._pushed: int | None = None
         """The policy version of the last push."""
         self._proven: int | None = None
@@ -155,15 +157,18 @@ class WeightSync(Configurable):
         return list(dict.fromkeys(comm.all_gather_lists(sentences)))
 
     def _check_probe(self, policy_version: int, *, in_full: bool) -> None:
-        """Raise on every rank if any rank's engine computes something else: because of other weights, or another model."""
-        trainer, probe = self._trainer, self._probe
-        exact = trainer.token_logprobs(probe)  # [L - 1]
-        noise = rounding_noise(
-            trainer.model, lambda: trainer.token_logprobs(probe), exact, self._coarser
-        )
-        answer = self._engine.logprobs(probe)  # [L - 1]
-        difference = disagreement(answer, exact, noise, self._coarser, self.config.max_diff)
-        differences = comm.all_gather_lists([difference] if difference else [])
+        """Raise on every rank if any rank's engine computes something else: because of other weights, or another model.
+
+        The noise is measured at full checks, and again before a push is refused: it may have grown since.
+        """
+        exact = self._trainer.token_logprobs(self._probe)  # [L - 1]
+        answer = self._engine.logprobs(self._probe)  # [L - 1]
+        if in_full:
+            self._noise = self._rounding_noise(exact)
+        differences = self._disagreements(answer, exact)
+        if differences and not in_full:
+            self._noise = self._rounding_noise(exact)
+            differences = self._disagreements(answer, exact)
         if not differences:
             return
         if not in_full:
@@ -173,6 +178,19 @@ class WeightSync(Configurable):
             f"{differences[0]}, although every weight arrived. They compute different models: check the rotary base, the norm "
             "epsilon, windows, logit scales and the order of rows in the checkpoint's conversion."
         )
+
+    def _rounding_noise(self, exact: FloatArray) -> float:
+        """See `probe.rounding_noise`. `exact`: [L - 1]. Collective."""
+        trainer = self._trainer
+        return rounding_noise(
+            trainer.model, lambda: trainer.token_logprobs(self._probe), exact, self._coarser
+        )
+
+    def _disagreements(self, answer: FloatArray, exact: FloatArray) -> list[str]:
+        """Returns by how much the engines of the ranks differ where it is too much. [L - 1] each. Collective."""
+        limit = self.config.max_diff
+        difference = disagreement(answer, exact, self._noise, self._coarser, limit)
+        return comm.all_gather_lists([difference] if difference else [])
 
     def _drift(self) -> str:
         """Says which of the policy's replicas are unequal, with a space at the end; else "". Collective."""
