@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -32,10 +31,8 @@ class RankOutput:
     the libraries' errors.
     """
 
-    def __init__(self, *, rank: int, shown_rank: str, mask: Callable[[str], str] = str) -> None:
-        """`mask`: takes and returns every text that is written, for example without secrets."""
+    def __init__(self, *, rank: int, shown_rank: str) -> None:
         self.rank = rank
-        self._mask = mask
         self._shown_rank = shown_rank
         self._terminal = os.dup(2)
         sys.stdout.reconfigure(
@@ -49,7 +46,7 @@ class RankOutput:
             )
         )
         handler.setLevel(logging.WARNING)
-        handler.setFormatter(_Masked("%(levelname)s: %(message)s", self._mask))
+        handler.setFormatter(_Visible("%(levelname)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         logging.getLogger().setLevel(logging.INFO)
         logging.raiseExceptions = (
@@ -60,7 +57,7 @@ class RankOutput:
         )  # torch prints its warnings itself
         if not self.shown:
             self._redirect(os.devnull)
-        sys.stdout, sys.stderr = (OutputStream(stream, mask) for stream in (sys.stdout, sys.stderr))
+        sys.stdout, sys.stderr = (OutputStream(stream) for stream in (sys.stdout, sys.stderr))
 
     @property
     def shown(self) -> bool:
@@ -81,7 +78,7 @@ class RankOutput:
         path = run_folder / "logs" / f"rank_{self.rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
-        handler.setFormatter(_Masked("%(asctime)s %(levelname)s %(name)s: %(message)s", self._mask))
+        handler.setFormatter(_Visible("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         if not self.shown:
             self._redirect(path)
@@ -112,7 +109,7 @@ class RankOutput:
                 pass
         elif self.rank != 0:
             time.sleep(5)
-        text = visible(self._mask(f"rank {self.rank}: {message}" if self.rank else message))
+        text = visible(f"rank {self.rank}: {message}" if self.rank else message)
         with suppress(OSError):  # nobody reads it
             os.write(self._terminal, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
         os._exit(code)
@@ -127,15 +124,15 @@ class RankOutput:
 
 
 class OutputStream(io.TextIOBase):
-    """Passes what is printed through `mask` and `visible`. A text that cannot be written, as after `| head`, is lost in silence."""
+    """Passes what is printed through `visible`. A text that cannot be written, as after `| head`, is lost in silence."""
 
-    def __init__(self, stream: TextIO, mask: Callable[[str], str] = str) -> None:
-        self._stream, self._mask = stream, mask
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def write(self, text: str) -> int:
         """Returns the length of the text, which is lost if the stream refuses it."""
         with suppress(OSError, ValueError):
-            parts = _KEPT.split(self._mask(text))
+            parts = _KEPT.split(text)
             self._stream.write(
                 "".join(part if _KEPT.match(part) else visible(part) for part in parts)
             )
@@ -159,12 +156,8 @@ class OutputStream(io.TextIOBase):
         return self._stream.encoding
 
 
-class _Masked(logging.Formatter):
-    """Passes whole records, with their tracebacks, through `mask`, and makes their control characters visible."""
-
-    def __init__(self, layout: str, mask: Callable[[str], str]) -> None:
-        super().__init__(layout)
-        self._mask = mask
+class _Visible(logging.Formatter):
+    """Makes the control characters of whole records, with their tracebacks, visible."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(self._mask(super().format(record)))
+        return visible(super().format(record))
