@@ -100,7 +100,7 @@ class Resolved:
     """The config with nothing left open: no "auto", local folders, the model's architecture."""
     task: Task
     scorers: "dict[str, Scorers]"
-    """See `rewards.find_scorers`."""
+    """See `rewards.build_grader.find_scorers`."""
     dtype_choice: str
     """A line with the dtype of "auto"; "" without one."""
     memory: str

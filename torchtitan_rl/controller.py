@@ -230,7 +230,7 @@ class Controller(Configurable):
             with self.step_sampler.step_groups(
                 missing, first_idx=len(scored), step=step, round=sampling_round
             ) as groups:
-                scored += self._grade(groups)
+                scored += self._sample_and_grade(groups)
             kept = [
                 group for group in scored if self.algorithm.credit.group_left_out(group) is None
             ]
@@ -240,16 +240,16 @@ class Controller(Configurable):
         self.generator.sleep()  # the engine frees its GPU memory for the update; the push wakes it
         return draft_episodes(scored)
 
-    def _grade(
+    def _sample_and_grade(
         self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
     ) -> list[Group[ScoredCompletion]]:
-        """Grade each of this replica's groups as soon as it is sampled.
+        """Sample this replica's groups, and grade each as soon as it is whole.
 
         Returns the groups of all replicas, in the prompts' order, on every rank.
         """
         grading = self.grader.round(self._trainer_state())
         with timed(f"{prefix}generate"):
-            for group in groups:
+            for group in groups:  # the engine samples until the next group is whole
                 self.observer.keep([group], step=self.state.step, split=split)
                 # All ranks of one engine have its completions. One grades them, so that no reward function runs twice.
                 if self.generator.rank_in_replica == 0:
@@ -335,7 +335,7 @@ class Controller(Configurable):
             # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
             groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
             with timed("evaluate"), closing(groups):
-                scored = self._grade(groups, f"{its_pass.prefix}/", its_pass.split)
+                scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
             episodes[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
             measured = held_out_measures(self.trainer, self.held_out, episodes, self.teacher)

@@ -77,7 +77,7 @@ def record_metric(key: str, value: Any, reduction: str = "mean", weight: float =
         key: such as "reward/mean".
         value: a number or a 0-d tensor; for "distribution" also a list or a 1-D tensor of numbers; for "table" a dict
             or a list of dicts, each of them one row.
-        reduction: the merge over calls and ranks, a value of `observability.Reduce`; always the same for one key.
+        reduction: the merge over calls and ranks, a value of `observe.reduce.Reduce`; always the same for one key.
         weight: for a mean or a standard deviation, the number of units (tokens, sequences) that the value stands for.
 
     Every rank records a value that is equal on all ranks, with "last". Each rank records its own share of a

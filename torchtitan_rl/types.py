@@ -496,6 +496,6 @@ class Metric(NamedTuple):
 
     value: float | Tensor
     reduction: str = "mean"
-    """A value of `observability.Reduce`."""
+    """A value of `observe.reduce.Reduce`."""
     weight: float = 1.0
     """For a mean: the number of units (tokens, sequences) that the value stands for."""

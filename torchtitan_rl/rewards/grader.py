@@ -78,7 +78,7 @@ class Grader(Configurable):
         """Start the workers, which inherit this process's state. Call it before there are threads; the caller closes it.
 
         Args:
-            scorers: the scorers of each member of the task, by name. `build.grader_parts` builds them.
+            scorers: the scorers of each member of the task, by name. `rewards.build_grader` finds them.
         """
         self._scorers = scorers
         rewards = [reward.name for of_task in scorers.values() for reward in of_task.rewards]

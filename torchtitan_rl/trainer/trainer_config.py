@@ -114,7 +114,7 @@ class TrainerConfig(Configurable.Config):
     NaN or infinite. One more stops training, as do weights or moments that are not finite."""
 
     logprob_chunk_tokens: int = number(1024, least=1)
-    """Tokens whose logits exist at once, for a few thousand rows of the vocabulary (see trainer/logprobs.py)."""
+    """Tokens whose logits exist at once, for a few thousand rows of the vocabulary (see models/logprobs.py)."""
 
     logprob_gate: LogprobGateConfig = field(default_factory=LogprobGateConfig)
     """The limits on the difference between trainer and sampler."""
