@@ -18,7 +18,7 @@ def reward(name, *, in_process=False):
     ("name", "in_process", "code", "message"),
     [
         ("exits", False, 3, "stopped: .*exits.*SystemExit: 0"),
-        ("vanishes", False, 3, "stopped: .*vanishes.*its process was ended: it exited with code 0"),
+        ("vanishes", False, 3, "stopped: .*vanishes.*its process ended with exit code 0"),
         ("vanishes", True, 1, r"rank 0 \(.*\) in step 2: grade ended with code 0 before the end of training"),
     ],
 )
