@@ -230,6 +230,16 @@ def test_probe_of_every_push_lets_the_packed_matrices_be_compared(pair):
     assert f"Weight sync 1 left the engine with other weights than the policy's: {DOWN} {OTHER_VALUES}" in message
 
 
+@pytest.mark.skipif(not ON_CPU, reason="a GPU's push between full checks has no probe")
+def test_noise_that_has_grown_since_the_last_full_check_refuses_no_push(pair):
+    pair.begin_anew(check_interval=0)
+    pair.sync()
+    measured = pair.weight_sync._noise
+    pair.weight_sync._noise = measured / 1e6  # as if it had grown a million times since
+    pair.sync()
+    assert pair.weight_sync._noise == pytest.approx(measured, rel=1e-3)
+
+
 def test_evidence_says_whether_weights_explain_a_logprob_difference(pair):
     assert "bit for bit (compared now), so they are not the cause" in pair.weight_sync.evidence()
     layer = module(pair, "model.norm")
