@@ -1,8 +1,9 @@
-"""Each way in which an engine can come to other weights than the policy's: caught at the first push, with the tensor's name.
+"""Each way in which an engine can come to other weights than the policy's: named at a full check, with the tensor's name.
 
     python -m torchtitan_rl.run.launch --standalone --nproc_per_node=2 -m tests.integration.sabotage --dtype bfloat16 --generator-tp 2
 
-Prints for each what the push said and by how much the log-probability probe alone would have moved.
+Prints for each what the push said, and the probe's difference as a multiple of the noise. --between shows what a CPU's push between two full
+checks says, and --hf-assets-path takes a model of a folder instead of a tiny one.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
+from transformers import AutoTokenizer  # noqa: E402
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn  # noqa: E402
 from tests.parts.pushes import Policy  # noqa: E402
@@ -30,6 +32,7 @@ from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES  # noqa: E402
+from torchtitan_rl.sync.probe import distance  # noqa: E402
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
@@ -42,7 +45,7 @@ Weights = Iterator[tuple[str, Tensor]]
 class Pair:
     """A policy and an engine in these processes."""
 
-    def __init__(self, folder: str, dtype: str, generator_tp: int) -> None:
+    def __init__(self, folder: str, probe: list[int], dtype: str, generator_tp: int, check_interval: int) -> None:
         self.model, self.adapter = sharded_policy(Path(folder), dtype=dtype, seq_len=256, chunk_tokens=64)
         self.generator = start_generator(
             Generator.Config(tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False),
@@ -52,24 +55,35 @@ class Pair:
             seed=0,
         )
         self.policy = Policy(self.model, self.adapter, dtype=dtype)
-        self.probe = np.array(SEQUENCES[0])
+        self.probe = np.array(probe)
+        self.config = WeightSync.Config(max_diff=None, check_interval=check_interval)
 
     def weights(self) -> Weights:
         return hf_weights(self.model, self.adapter, self.generator.dtype)
 
     def update(self) -> None:
-        """A small step of every weight, as an optimizer's."""
-        scale_policy(self.model, 1.01)
-
-    def push(self, weights: Weights) -> None:
-        """Push as a run does at first: proven in full."""
+        """Move every weight by 1 % up or down, by chance but equal on all ranks."""
         scale_policy(self.model, 1.0)  # back to shards
-        config = WeightSync.Config(max_diff=1.0)
-        self.policy.replacement = weights
-        config.build(trainer=self.policy, generator=self.generator, probe=self.probe).push(policy_version=1)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(1 + 0.01 * (1e4 * parameter).sin().sign())
 
-    def probe_diff(self) -> float:
-        return float(np.abs(self.generator.prompt_logprobs(self.probe) - self.policy.token_logprobs(self.probe)).max())
+    def new_sync(self) -> WeightSync:
+        """A sync after its first push, which is right."""
+        scale_policy(self.model, 1.0)  # back to shards
+        sync = self.config.build(trainer=self.policy, generator=self.generator, probe=self.probe)
+        self.push(sync, self.weights())
+        return sync
+
+    def push(self, sync: WeightSync, weights: Weights) -> None:
+        scale_policy(self.model, 1.0)  # back to shards
+        self.policy.replacement = weights
+        sync.push(policy_version=1)
+
+    def probe_ratio(self, sync: WeightSync) -> float:
+        """The probe's difference, as a multiple of the noise."""
+        engine, policy = self.generator.prompt_logprobs(self.probe), self.policy.token_logprobs(self.probe)
+        return distance(engine, policy, sync._coarser) / sync._noise  # noqa: SLF001
 
 
 def replaced(name: str, old: dict[str, Tensor], where: tuple) -> Callable[[Weights], Weights]:
@@ -146,6 +160,7 @@ def sabotages(pair: Pair) -> Iterator[tuple[str, Callable[[Weights], Weights]]]:
     yield "rotary cache x 1.05", with_other_rotary
     rotary.copy_(kept)
     yield "prefix cache kept", keep_cache(pair)
+    del pair.generator.llm.reset_prefix_cache
 
 
 def change_before_packing(pair: Pair) -> Callable[[Weights], Weights]:
@@ -213,38 +228,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--generator-tp", type=int, default=1)
+    parser.add_argument(
+        "--hf-assets-path", default="", help="a folder with a model and its tokenizer; empty: a tiny one"
+    )
+    parser.add_argument(
+        "--between", action="store_true", help="push between two full checks: the probe's word on a CPU"
+    )
     parser.add_argument("--output", help="write the table here as JSON")
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
-    folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
-    if dist.get_rank() == 0:
-        save_tiny_checkpoint(Path(folder))
-    dist.barrier()
-    pair = Pair(folder, args.dtype, args.generator_tp)
-    pair.push(pair.weights())
-    clean, table = pair.probe_diff(), []
+    folder, probe = args.hf_assets_path, SEQUENCES[0]
+    if folder:
+        probe = AutoTokenizer.from_pretrained(folder)(Path("README.md").read_text())["input_ids"][:128]
+    else:
+        folder = comm.broadcast(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
+        if dist.get_rank() == 0:
+            save_tiny_checkpoint(Path(folder))
+        dist.barrier()
+    pair = Pair(folder, probe, args.dtype, args.generator_tp, check_interval=0 if args.between else 1)
+    clean, table = pair.probe_ratio(pair.new_sync()), []
     for what, how in sabotages(pair):
-        pair.push(pair.weights())
+        sync = pair.new_sync()
         pair.update()
         fill_cache(pair)
         try:
-            pair.push(how(pair.weights()))
+            pair.push(sync, how(pair.weights()))
             said = "nothing"
         except (WeightSyncError, RuntimeError) as error:
             said = str(error)
-        table.append({"fault": what, "probe": pair.probe_diff(), "said": said, "caught": SAYS[what] in said})
+        table.append({"fault": what, "probe": pair.probe_ratio(sync), "said": said, "caught": SAYS[what] in said})
     if dist.get_rank() == 0:
-        print(f"{args.dtype}, engine TP {args.generator_tp}: the probe of a clean push is off by {clean:.1e}")
+        print(f"{args.dtype}, engine TP {args.generator_tp}: the probe of a clean push is {clean:.2g} times the noise")
         for row in table:
             print(
-                f"{'caught' if row['caught'] else 'MISSED'}  {row['fault']:42} probe {row['probe']:.1e}  {row['said'][:150]}"
+                f"{'caught' if row['caught'] else 'MISSED'}  {row['fault']:42} {row['probe']:8.2g}  {row['said'][:150]}"
             )
         if args.output:
             Path(args.output).write_text(json.dumps(table))
     comm.barrier()
     pair.generator.close()
     comm.close_process_group()
-    sys.exit(not all(row["caught"] for row in table))
+    sys.exit(not args.between and not all(row["caught"] for row in table))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tests.real_model.forks RUN [RUN ...] --forks 200
 
-Each fork takes the next of the runs' checkpoints, another held-out prompt as its probe, another seed and other prompts. It must
-not be stopped. The config is `smollm2` with steps of 2 prompts x 4 completions, or what --config and --hf-assets-path say.
+Each fork has another held-out prompt as its probe, another seed and other prompts. Four in a row go on from each other, the next four
+from the next of the runs' checkpoints. None must be stopped. The config is `smollm2` with steps of 2 prompts x 4 completions, or what --config and --hf-assets-path say.
 """
 
 import argparse
@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +25,16 @@ from torchtitan_rl.run.rank_variables import be_only_rank
 
 SMALL = [
     "--num-prompts-per-step", "2", "--sampling.n", "4", "--evaluation.every", "100000", "--evaluation.num-prompts", "256",
-    "--checkpoint.no-enable", "--num-steps", "1000", "--metrics.sinks", "--weight-sync.check-interval", "1",
+    "--checkpoint.no-enable", "--num-steps", "1000000", "--metrics.sinks",
 ]  # fmt: skip
 
 
-def fork(controller: Controller, checkpoint: Path, number: int) -> None:
-    """Load a checkpoint, push as a new process does, and take a step. Raises TrainingStopped for a false alarm."""
-    controller.checkpoints.load(checkpoint)
+IN_A_ROW = 4
+"""Forks of a checkpoint, each a step after the one before."""
+
+
+def fork(controller: Controller, number: int) -> None:
+    """Push as a new process does, take a step, push. Raises TrainingStopped for a false alarm."""
     controller.generator.seed = number
     controller.prompts.next_batch(number)  # the step has other prompts
     held_out = controller.held_out[number % len(controller.held_out)]
@@ -58,10 +60,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         controller = build_run(config, Path(folder))
         with closing(controller.generator), closing(controller.grader):
-            for number, checkpoint in enumerate(islice(cycle(checkpoints), args.forks)):
+            for number in range(args.forks):
                 began = time.monotonic()
+                checkpoint = checkpoints[number // IN_A_ROW % len(checkpoints)]
+                if number % IN_A_ROW == 0:
+                    controller.checkpoints.load(checkpoint)
                 try:
-                    fork(controller, checkpoint, number)
+                    fork(controller, number)
                 except TrainingStopped as alarm:
                     alarms += 1
                     print(f"ALARM {alarm}", flush=True)
