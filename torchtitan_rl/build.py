@@ -47,6 +47,7 @@ from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.dump_folder import CHECKOUT
 from torchtitan_rl.run.identity import described, repositories
 from torchtitan_rl.run.memory import (
+    check_memory,
     choose_by_memory,
     gpu_memory,
     gpu_memory_bytes,
@@ -54,7 +55,7 @@ from torchtitan_rl.run.memory import (
 )
 from torchtitan_rl.run.node import check_environment
 from torchtitan_rl.run.rank_variables import be_only_rank
-from torchtitan_rl.run.resume import Resume, config_fields
+from torchtitan_rl.run.resume import Resume, config_fields, prompts_date
 from torchtitan_rl.run.run_folder import RunFolderCheck
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.start_checkpoint import (
@@ -97,7 +98,8 @@ class Resolved:
     """What a config means on this machine, with the task that was built to check it."""
 
     config: "RunConfig"
-    """The config with nothing left open: no "auto", local folders, the model's architecture."""
+    """The config with nothing left open: no "auto", local folders, the model's architecture, the date of the prompts."""
+    algorithm: "Algorithm"
     task: Task
     scorers: "dict[str, Scorers]"
     """See `rewards.build_grader.find_scorers`."""
@@ -116,30 +118,37 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
     config = copy.deepcopy(config)
     dtype_choice = describe_choice(config)
     config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
-    validate(config, world_size=world_size)
+    config.prompts.date = prompts_date(config)
+    algorithm = validate(config, world_size=world_size)
     task = build_task(config.task)
     teaches = bool(config.teacher or config.teacher_hint)
+    samples_training = algorithm.policy_loss.from_engine
     scorers = find_scorers(
         config.grader,
         task,
-        required=config.samples_training,
-        only_watched=teaches or config.eval_only or not config.samples_training,
+        required=samples_training,
+        only_watched=teaches or config.eval_only or not samples_training,
     )
-    check_task(config, task)
+    check_task(config, algorithm, task)
     prepare_start(config)
     check_model(config, world_size=world_size)
     if config.teacher:
-        prepare_teacher(config, load_tokenizer(config.hf_assets_path))
-        check_model(config, world_size=world_size)  # with the teacher's memory
+        prepare_teacher(config, algorithm, load_tokenizer(config.hf_assets_path))
     gpu_bytes = gpu_memory_bytes()
     config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(
-        config, world_size=world_size, gpu_bytes=gpu_bytes
+        config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes
     )
     memory = ""
     if gpu_bytes is not None:
-        memory = gpu_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
+        check_memory(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
+        memory = gpu_memory(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
     return Resolved(
-        config=config, task=task, scorers=scorers, dtype_choice=dtype_choice, memory=memory
+        config=config,
+        algorithm=algorithm,
+        task=task,
+        scorers=scorers,
+        dtype_choice=dtype_choice,
+        memory=memory,
     )
 
 
@@ -204,13 +213,12 @@ def build_parts(
     if resolved is None:
         be_only_rank()
         resolved = prepare(config)
-    config, task = resolved.config, resolved.task
+    config, task, algorithm = resolved.config, resolved.task, resolved.algorithm
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
     # First of all: it forks, and the others start threads.
     grader = build_grader(config.grader, task, resolved.scorers)
-    prompts, held_out, environments = build_prompts(config, task, tokenizer)
-    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    prompts, held_out, environments = build_prompts(resolved, tokenizer)
     with events.phase(
         f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"
     ):
@@ -221,7 +229,7 @@ def build_parts(
         if LOG_COLLISIONS in algorithm.policy_loss.reads:
             sources.append(Collisions(trainer))
     generator, weight_sync = NoEngine(), None
-    if config.needs_engine:
+    if config.needs_engine(algorithm):
         with events.phase("start the vLLM engine"):
             generator = _build_generator(config, tokenizer, environments, trainer.lora)
         weight_sync = WeightSync(
@@ -354,14 +362,13 @@ class PromptParts(NamedTuple):
     environments: "Conversations"
 
 
-def build_prompts(
-    config: "RunConfig", task: Task, tokenizer: "PreTrainedTokenizerBase"
-) -> PromptParts:
+def build_prompts(resolved: Resolved, tokenizer: "PreTrainedTokenizerBase") -> PromptParts:
     """Build and check them. Needs the start's tokenizer, and none of its weights.
 
     Raises:
         UserError: if task, tokenizer, chat template and environments do not fit each other.
     """
+    config, task = resolved.config, resolved.task
     check_tokenizer(tokenizer, config.model_spec.model.vocab_size)
     if said := unlike_its_file(tokenizer):
         progress(said)
@@ -372,16 +379,15 @@ def build_prompts(
             "of the end tokens of tokenizer, generation_config.json and config.json"
         )
     if config.prompts.apply_chat_template and "strftime_now" in str(tokenizer.chat_template):
-        day = config.prompts.date or "today's"
         progress(
-            f"the chat template writes the date: {day}, which stays the same if the run is resumed (prompts.date)"
+            f"the chat template writes the date: {config.prompts.date}, which stays the same if the run is resumed (prompts.date)"
         )
     longest = config.sampling.max_tokens
     options = {"end_token_ids": ends, "max_completion_tokens": longest}
     stream = tried(
         config.prompts, "build", task=task, tokenizer=tokenizer, seed=config.seed, **options
     )
-    if not config.samples_training:
+    if not resolved.algorithm.policy_loss.from_engine:
         check_demonstrated(stream.at(0))
     evaluates = (
         config.evaluation.every or config.eval_only
@@ -420,7 +426,7 @@ def build_run(
     evaluation = config.evaluation.build()
     observer = _build_observer(config, parts, run_folder)
     step_sampler = Demonstrations(parts.generator, parts.prompts)
-    if config.samples_training:
+    if parts.algorithm.policy_loss.from_engine:
         step_sampler = config.in_flight.build(generator=parts.generator, stream=parts.prompts)
     state = RunState(
         algorithm=parts.algorithm,
@@ -498,7 +504,7 @@ def _build_checkpointer(
         prompts=parts.prompts,
         run_state=state,
         run_folder=run_folder,
-        config_fields=config_fields(config),
+        config_fields=config_fields(config, parts.algorithm),
         check_folder=RunFolderCheck(run_folder),
         more_tensors=averages[0].tensors() if averages else None,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 from torchtitan.config import CommConfig
 
+from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.task import Task
@@ -83,11 +84,6 @@ class RunConfig(Controller.Config):
     the slowest replica needs for generation and rewards."""
 
     @property
-    def samples_training(self) -> bool:
-        """Whether the engine samples the completions to learn from; False with demonstrations."""
-        return self.algorithm.loss.build().from_engine
-
-    @property
     def teaches_itself(self) -> bool:
         """Whether the teacher is the policy, which reads a hint."""
         return bool(self.teacher_hint) and not self.teacher
@@ -99,11 +95,10 @@ class RunConfig(Controller.Config):
             sampling.truncates for sampling in (self.sampling, *self.task.samplings().values())
         )
 
-    @property
-    def needs_engine(self) -> bool:
-        """Whether training or an evaluation samples."""
+    def needs_engine(self, algorithm: Algorithm) -> bool:
+        """Whether training, with the objective that `algorithm` builds, or an evaluation samples."""
         evaluates = bool(self.evaluation.every or self.eval_only)
-        return self.samples_training or (
+        return algorithm.policy_loss.from_engine or (
             evaluates and bool(self.evaluation.sampling.n or self.evaluation.sampled.n)
         )
 

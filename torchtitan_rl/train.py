@@ -139,11 +139,11 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
         from torchtitan_rl.run.run_folder import RunFolder
     resolved = prepare(config)
-    config = resolved.config
+    config, fields = resolved.config, config_fields(resolved.config, resolved.algorithm)
     digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
-    check_config(config_fields(config) | digests)
+    check_config(fields | digests)
     folder = RunFolder.claim(config.dump_folder, name)
-    resume, config.prompts.date = prepare_resume(config, folder.path)
+    resume = prepare_resume(config, fields, folder.path)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
     if not folder.continues:

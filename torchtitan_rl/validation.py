@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
-from torchtitan_rl.algorithm import Gdpo, NoCorrection
+from torchtitan_rl.algorithm import Algorithm, Gdpo, NoCorrection
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
 from torchtitan_rl.data.task import Task
 from torchtitan_rl.device import ON_CPU
@@ -27,7 +27,6 @@ from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.identity import built_by
-from torchtitan_rl.run.memory import check_memory, gpu_memory_bytes
 from torchtitan_rl.run.teacher_folder import check_asked
 from torchtitan_rl.sampling import SamplingConfig
 
@@ -38,8 +37,8 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Sizes of an attention head that vLLM's CPU kernels support."""
 
 
-def validate(config: "RunConfig", *, world_size: int) -> None:
-    """Check values and combinations.
+def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
+    """Check values and combinations. Returns the objective, which is built for it.
 
     Raises:
         UserError: naming the field, the value, what was expected and the remedy.
@@ -52,12 +51,13 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_metrics(config)
     _check_builds(config)
     with correctable("algorithm: building its parts raised"):
-        config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
-    _check_evaluation(config)
+        algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
+    samples_training = algorithm.policy_loss.from_engine
+    _check_evaluation(config, samples_training)
     check_parser_name(config.conversations.tool_call_parser)
     _check_layout(config, world_size)
     _check_training_sampling(config)
-    _check_demonstrations(config)
+    _check_demonstrations(config, samples_training)
     _check_samplings(config)
     if not os.path.isdir(config.hf_assets_path):  # else `check_model` knows the model's positions
         check_lengths(config)
@@ -65,9 +65,12 @@ def validate(config: "RunConfig", *, world_size: int) -> None:
     _check_minibatches(config)
     _check_reward_weights(config)
     if config.in_flight.prompts:
+        expected = "0 with demonstrations: nothing is sampled"
+        expect(samples_training, "in_flight.prompts", config.in_flight.prompts, expected, "Set 0.")
         _check_in_flight(config, world_size // config.generator.tensor_parallel_degree)
-    _check_objective(config)
-    check_asked(config)
+    _check_objective(config, algorithm)
+    check_asked(config, algorithm.policy_loss)
+    return algorithm
 
 
 def _check_metrics(config: "RunConfig") -> None:
@@ -104,13 +107,13 @@ def _check_builds(config: Any, path: str = "") -> None:
             expect(sound, name, type(part).__qualname__, expected, remedy)
 
 
-def _check_evaluation(config: "RunConfig") -> None:
+def _check_evaluation(config: "RunConfig", samples_training: bool) -> None:
     """Check that evaluations that are asked for have samples, and the best metric its evaluation."""
     evaluation = config.evaluation
     wanted = f"with evaluation.every {evaluation.every}"
     if config.eval_only:
         wanted = "with eval_only"
-    samples = config.eval_only or (evaluation.every and config.samples_training)
+    samples = config.eval_only or (evaluation.every and samples_training)
     expected = f"1 or more, here or in evaluation.sampled, {wanted}"
     remedy = "evaluation.every 0 turns evaluation off."
     has_samples = bool(evaluation.build().passes) or not samples
@@ -124,7 +127,7 @@ def _check_evaluation(config: "RunConfig") -> None:
     expect(evaluates, "evaluation.every", 0, expected, "Use 10.")
 
 
-def check_task(config: "RunConfig", task: Task) -> None:
+def check_task(config: "RunConfig", algorithm: Algorithm, task: Task) -> None:
     """Check what depends on the built task: the metric of `evaluation.best_by`.
 
     Raises:
@@ -133,14 +136,14 @@ def check_task(config: "RunConfig", task: Task) -> None:
     best_by, known = config.evaluation.best_by, set()
     members = task.members()
     judged = any(getattr(member, "has_answers", True) for member in members.values())
-    if not config.samples_training:
+    if not algorithm.policy_loss.from_engine:
         known.add(f"-{HELD_OUT_LOSS}")
     for evaluation_pass, sampling in config.evaluation.build().passes.items():
         prefix = evaluation_pass.prefix
         prefixes = [prefix, *(f"{prefix}/{member}" for member in members if member)]
         names = evaluation_names(sampling.n, judged=judged)
         known |= {f"{each}/{name}" for each in prefixes for name in names}
-        if config.algorithm.loss.build().divergence_beta is not None:
+        if algorithm.policy_loss.divergence_beta is not None:
             known.add(f"-{prefix}/divergence")
     near = did_you_mean(best_by, known)
     if "pass@" in best_by and not config.evaluation.sampled.n:
@@ -152,7 +155,7 @@ def check_task(config: "RunConfig", task: Task) -> None:
 
 
 def check_model(config: "RunConfig", *, world_size: int) -> None:
-    """Check that degrees, lengths and memory fit the model. It is known from the start's folder or recipe.
+    """Check that degrees and lengths fit the model. It is known from the start's folder or recipe.
 
     Raises:
         UserError: as `validate`.
@@ -178,8 +181,6 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     check_lengths(config)
     if ON_CPU:
         _check_cpu(config, attention.head_dim)
-    if gpu_bytes := gpu_memory_bytes():
-        check_memory(config, world_size=world_size, gpu_bytes=gpu_bytes)
 
 
 def _check_cpu(config: "RunConfig", head_dim: int) -> None:
@@ -278,11 +279,11 @@ def _check_training_sampling(config: "RunConfig") -> None:
         expect(shorter, f"{field}.max_tokens", own.max_tokens, expected, "Correct the value.")
 
 
-def _check_demonstrations(config: "RunConfig") -> None:
+def _check_demonstrations(config: "RunConfig", samples_training: bool) -> None:
     """Check that demonstrations and a loss that learns from them come together, at temperature 1."""
     if config.prompts.demonstrate:
         load_function(config.prompts.demonstrate, "prompts.demonstrate")
-    if not config.samples_training:
+    if not samples_training:
         temperature = config.sampling.temperature
         expected = "1 with demonstrations, whose likelihood is the policy's own"
         remedy = "evaluation.sampling has its own."
@@ -366,8 +367,6 @@ def _check_in_flight(config: "RunConfig", replicas: int) -> None:
         config.num_prompts_per_step,
         config.algorithm,
     )
-    expected = "0 with demonstrations: nothing is sampled"
-    expect(config.samples_training, field, prompts, expected, "Set 0.")
     expected = f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age"
     expect(needed <= prompts <= 2 * needed, field, prompts, expected, "Use 1.5 times.")
     for name, count in {field: prompts, "num_prompts_per_step": needed}.items():
@@ -386,12 +385,11 @@ def _check_in_flight(config: "RunConfig", replicas: int) -> None:
         expect(not sampling.stop, f"{name}.stop", sampling.stop, expected, "Use stop_token_ids.")
 
 
-def _check_objective(config: "RunConfig") -> None:
+def _check_objective(config: "RunConfig", algorithm: Algorithm) -> None:
     """Check that the objective works with the groups and lengths that are sampled."""
     cache, field = config.algorithm.truncation.cache_tokens, "algorithm.truncation.cache_tokens"
     for sampling in (config.sampling, *config.task.samplings().values()):
         expected = f"at most the longest completion ({sampling.max_tokens} tokens)"
         fits = cache is None or cache <= sampling.max_tokens
         expect(fits, field, cache, expected, "Lower it or allow longer completions.")
-        algorithm = config.algorithm.build(max_completion_tokens=sampling.max_tokens)
         algorithm.validate_sampling(sampling.n)

@@ -84,22 +84,21 @@ def job_of(seed: int, ours: Path, folder: Path, settings: list[str]) -> dict:
     """Returns TRL's side of our run in the folder `ours`."""
     from scripts.bench.step_vs_trl import TRL
     from scripts.bench.step_vs_trl import settings as over
-    from torchtitan_rl.build import build_prompts
+    from torchtitan_rl.build import build_prompts, resolve
     from torchtitan_rl.command.registry import parse_args
-    from torchtitan_rl.run.start_checkpoint import load_tokenizer, prepare_start
+    from torchtitan_rl.run.start_checkpoint import load_tokenizer
 
     _, config = parse_args(arguments(CELL, seed, ours, None))
-    prepare_start(config)
-    tokenizer = load_tokenizer(config.hf_assets_path)
-    task = config.task.build()
-    stream, held_out, _ = build_prompts(config, task, tokenizer)
+    resolved = resolve(config, world_size=1)
+    config = resolved.config
+    stream, held_out, _ = build_prompts(resolved, load_tokenizer(config.hf_assets_path))
     lines = [json.loads(line) for line in (ours / "metrics.jsonl").read_text().splitlines()]
     rates = [line["optimizer/learning_rate"] for line in lines if line["step"] > 0]
     prompts = stream.next_batch(len(rates) * config.num_prompts_per_step)
     return {
         "model": str(Path(config.hf_assets_path).resolve()),
         "folder": str(folder.resolve()),
-        "task": type(task).__name__,
+        "task": type(resolved.task).__name__,
         "prompts": [{"prompt": each.text, "expected_answer": each.expected_answer} for each in prompts],
         "held_out": [{"prompt": each.text, "expected_answer": each.expected_answer} for each in held_out],
         "evaluate_every": config.evaluation.every,

@@ -27,6 +27,7 @@ from tests.gpu_rehearsal import machine
 from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
 from tests.gpu_rehearsal.shipped import shipped
+from tests.parts.algorithm import algorithm_of
 from torchtitan_rl import models
 from torchtitan_rl.algorithm import KL, Algorithm
 from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
@@ -204,7 +205,8 @@ def _rehearsed(config: RunConfig, layout: Layout) -> Rehearsal | str:
     # A prompt has 4 completions of 3/4 of the longest: a micro-batch for each rank.
     prompts = max(2, layout.world // layout.tp * tokens // (3 * longest))
     try:
-        chosen = choose_by_memory(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
+        on = {"world_size": layout.world, "gpu_bytes": machine.TOTAL_BYTES}
+        chosen = choose_by_memory(config, algorithm_of(config), **on)
         config.trainer.activation_checkpoint, config.generator.sleep = chosen
         return rehearse(config, layout, 0, prompts=prompts, longest=longest)
     except Exception:

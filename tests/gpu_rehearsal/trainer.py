@@ -111,9 +111,9 @@ def rehearse(
     The second update has the highest peak: the optimizer's moments exist only from the first on.
     """
     record, device = Rehearsal(rank), Device()
-    validate(config, world_size=layout.world)
+    algorithm = validate(config, world_size=layout.world)
     check_model(config, world_size=layout.world)
-    need = memory_need(config, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
+    need = memory_need(config, algorithm, world_size=layout.world, gpu_bytes=machine.TOTAL_BYTES)
     record.predicted = {
         "sync": sum(need.awake.values()) - need.awake["engine"] - need.awake["CUDA"],
         "update": sum(need.updating.values()) - need.updating.get("engine", 0) - need.updating["CUDA"],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchtitan_rl.algorithm import Algorithm, LossInputs, Sequences
 from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.config import RunConfig
 from torchtitan_rl.types import (
     Completion,
     Episode,
@@ -27,6 +28,11 @@ from torchtitan_rl.types import (
 )
 
 MAX_TOKENS = 16
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """The objective of a run, as `validate` builds it."""
+    return config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
 
 
 def prompt(index: int) -> Prompt:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from tests.parts.algorithm import algorithm_of
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl.command.registry import load_config, parse_args
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
@@ -237,7 +238,7 @@ def _recipe(start: Cause, worked: str = "5", **settings: Any) -> Cause:
 def _other_vocabulary(folder: Path) -> None:
     config = replace(load_config("debug_distill"), teacher=f"{folder}/mine.py:f")
     with mock.patch.object(teacher_folder, "START_CHECKPOINTS", folder):
-        prepare_teacher(config, make_small_tokenizer(["1 + 1"], vocab_size=258))
+        prepare_teacher(config, algorithm_of(config), make_small_tokenizer(["1 + 1"], vocab_size=258))
 
 
 def _instructed(_: Path) -> None:
@@ -256,7 +257,7 @@ def _best_by(metric: str, task: Task.Config) -> Cause:
     def cause(_: Path) -> None:
         config = load_config("debug")
         config.evaluation.best_by, config.task = metric, task
-        check_task(config, task.build())
+        check_task(config, algorithm_of(config), task.build())
 
     return cause
 

@@ -1,11 +1,12 @@
 """What a config leaves open is decided in a copy."""
 
 from copy import deepcopy
+from datetime import datetime
 
 from tests.parts.wrong_files import _checkpoint
 from torchtitan_rl.build import resolve
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.run.resume import config_fields
+from torchtitan_rl.run.identity import described
 
 
 def test_a_resolved_config_leaves_nothing_open_and_the_given_one_stays(tmp_path):
@@ -13,10 +14,11 @@ def test_a_resolved_config_leaves_nothing_open_and_the_given_one_stays(tmp_path)
     config.hf_assets_path = str(_checkpoint(tmp_path))
     config.generator.dtype = config.trainer.mixed_precision_param = "auto"
     config.generator.max_model_len = 256
-    before = config_fields(deepcopy(config))
+    before = described(deepcopy(config))
     resolved = resolve(config, world_size=1)
-    assert config_fields(config) == before
+    assert described(config) == before
     assert config.model_spec is None
     assert resolved.config.model_spec.model.vocab_size == 128
     assert resolved.config.generator.dtype in ("bfloat16", "float32")
+    assert resolved.config.prompts.date == str(datetime.now().date())
     assert resolved.dtype_choice.startswith(f"dtype auto: {resolved.config.generator.dtype}")

@@ -5,7 +5,7 @@ from contextlib import closing
 from itertools import cycle, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,7 @@ from torchtitan_rl.rewards import RewardError
 from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.dump_folder import check_writable, lock
 from torchtitan_rl.run.memory import fsdp_shards, machine_memory, teacher_spec
-from torchtitan_rl.run.resume import choose_resume
+from torchtitan_rl.run.resume import choose_resume, config_fields
 from torchtitan_rl.run.run_end import LOCK
 from torchtitan_rl.run.start_checkpoint import load_tokenizer
 from torchtitan_rl.text import head_and_tail, visible
@@ -45,28 +45,28 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     Raises the errors of a run.
     """
     resolved = resolve(config, world_size=world_size)
-    config, task = resolved.config, resolved.task
+    config, task, algorithm = resolved.config, resolved.task, resolved.algorithm
     tokenizer = load_tokenizer(config.hf_assets_path)
     if config.teacher:
         _show("teacher", _teacher(config))
-    _show("run folder", _run_folder(config))
+    _show("run folder", _run_folder(config, config_fields(config, algorithm)))
     _show("layout", _layout(config, world_size))
-    memory = resolved.memory or machine_memory(config, world_size=world_size)
+    memory = resolved.memory or machine_memory(config, algorithm, world_size=world_size)
     _show("memory", "\n".join(filter(None, [resolved.dtype_choice, memory])))
-    parts = build_prompts(config, task, tokenizer)
+    parts = build_prompts(resolved, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
         shown = prompt.text
-        if config.needs_engine:
+        if config.needs_engine(algorithm):
             shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
         _show(title, shown)
     if config.teacher_hint:
         _show("prompt 1 as the teacher reads it", _hinted(config, parts.stream, prompts[0]))
-    if not config.samples_training:
+    if not algorithm.policy_loss.from_engine:
         _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
-    if config.needs_engine:
+    if config.needs_engine(algorithm):
         with closing(build_grader(config.grader, task, resolved.scorers)) as grader:
             _show(
                 "rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer)
@@ -103,13 +103,13 @@ def _teacher(config: "RunConfig") -> str:
     return f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary"
 
 
-def _run_folder(config: "RunConfig") -> str:
+def _run_folder(config: "RunConfig", fields: dict[str, Any]) -> str:
     """The folder that the run would write to, and the checkpoint that it would go on from, as text."""
     folder = Path(config.dump_folder or "outputs/NAME-TIME")
     if (folder / LOCK).exists():
         lock(folder).close()
     check_writable(folder.absolute())
-    found, _ = choose_resume(config, folder)
+    found = choose_resume(config, fields, folder)
     if found is None:
         return f"{folder}: a new run"
     how = "a new run, forked from" if found.fork else "goes on from"

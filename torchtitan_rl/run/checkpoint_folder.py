@@ -153,7 +153,9 @@ def find_resume(resume: str, run_folder: Path) -> Resume | None:
         return _newest_good(steps, fork=False) if steps else None
     source = Path(resume).resolve()
     if not steps:
-        return _newest_good(_steps_of_source(source), fork=True)
+        steps = checkpoints_at(source)
+        expect(bool(steps), "resume", str(source), CHOICES, "There is no checkpoint at that place.")
+        return _newest_good(steps, fork=True)
     if source.parent == own.path.resolve() and (name := _STEP.fullmatch(source.name)):
         return find_resume(name[1], run_folder)
     expect(
@@ -174,14 +176,10 @@ def _was_forked(run_folder: Path, source: Path) -> bool:
     return False
 
 
-def _steps_of_source(source: Path) -> dict[int, Path]:
-    """The checkpoints of a run's folder, or the only one that `source` is."""
+def checkpoints_at(source: Path) -> dict[int, Path]:
+    """The checkpoints of a run's folder by step, oldest first, or the only one that `source` is."""
     name = _STEP.fullmatch(source.name.removeprefix(ASIDE))
-    steps = CheckpointFolder(source).steps()
-    if name and source.is_dir():
-        steps = {int(name[1]): source}
-    expect(bool(steps), "resume", str(source), CHOICES, "There is no checkpoint at that place.")
-    return steps
+    return {int(name[1]): source} if name and source.is_dir() else CheckpointFolder(source).steps()
 
 
 def _newest_good(steps: dict[int, Path], *, fork: bool) -> Resume:

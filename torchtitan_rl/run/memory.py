@@ -19,6 +19,7 @@ from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.trainer.model_loader import meta_model
 
 if TYPE_CHECKING:
+    from torchtitan_rl.algorithm import Algorithm
     from torchtitan_rl.config import RunConfig
 
 GIB = 2**30
@@ -87,7 +88,9 @@ def fsdp_shards(config: "RunConfig", world_size: int) -> int:
     return max(1, world_size // (p.tensor_parallel_degree * p.data_parallel_replicate_degree))
 
 
-def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> MemoryNeed:
+def memory_need(
+    config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int
+) -> MemoryNeed:
     """Estimate the memory of each of `world_size` GPUs with `gpu_bytes`, to about a tenth. Left out is what takes less than a
     twentieth: NCCL's buffers, and the tiles of an exact divergence.
 
@@ -103,8 +106,8 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     if lora:
         adapters, exported = _adapter_sizes(config)
         trained, pushed = adapters / ranks, exported * BYTES[config.generator.dtype]
-    frozen = _frozen_bytes(config, shape) / ranks
-    engine = config.generator.gpu_memory_utilization * gpu_bytes * config.needs_engine
+    frozen = _frozen_bytes(config, algorithm, shape) / ranks
+    engine = config.generator.gpu_memory_utilization * gpu_bytes * config.needs_engine(algorithm)
     awake = {
         "weights and moments": 12 * trained + frozen,
         "engine": engine,
@@ -124,14 +127,13 @@ def memory_need(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> Memo
     return MemoryNeed(awake, updating)
 
 
-def _frozen_bytes(config: "RunConfig", shape: "_Shape") -> float:
+def _frozen_bytes(config: "RunConfig", algorithm: "Algorithm", shape: "_Shape") -> float:
     """Bytes, on all ranks together, of the weights that no optimizer updates: LoRA's base, the reference, teachers.
 
     LoRA's base has the forward's dtype, and is the reference too. Without it the reference has float32. A teacher has the forward's
     dtype; one that is the policy itself is a copy, unless it is the policy of the step or LoRA's base.
     """
     width, lora = BYTES[config.trainer.mixed_precision_param], config.trainer.lora.rank > 0
-    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     frozen = 0.0
     if lora:
         frozen += shape.parameters * width
@@ -216,7 +218,7 @@ def _cached_values(config: "RunConfig") -> int:
 
 
 def choose_by_memory(
-    config: "RunConfig", *, world_size: int, gpu_bytes: int | None
+    config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int | None
 ) -> tuple[str, bool]:
     """Returns trainer.activation_checkpoint and generator.sleep, chosen where they are "auto".
 
@@ -232,7 +234,8 @@ def choose_by_memory(
         generator = replace(config.generator, sleep=sleep)
         tried = replace(config, trainer=trainer, generator=generator)
         return (
-            memory_need(tried, world_size=world_size, gpu_bytes=gpu_bytes).peak <= ROOMY * gpu_bytes
+            memory_need(tried, algorithm, world_size=world_size, gpu_bytes=gpu_bytes).peak
+            <= ROOMY * gpu_bytes
         )
 
     if checkpointing == "auto":
@@ -242,12 +245,14 @@ def choose_by_memory(
     return checkpointing, sleep
 
 
-def gpu_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> str:
+def gpu_memory(
+    config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int
+) -> str:
     """A line with the memory that a run takes of each GPU and what was chosen, and a warning if that is more than there is."""
-    need = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes)
+    need = memory_need(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
     generator = config.generator
     chosen = f"trainer.activation_checkpoint {config.trainer.activation_checkpoint}"
-    if config.needs_engine:
+    if config.needs_engine(algorithm):
         weights, cached = _engine_bytes(config)
         room = max(generator.gpu_memory_utilization * gpu_bytes - weights, 0) / cached
         chosen += (
@@ -266,11 +271,11 @@ def gpu_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> str:
     )
 
 
-def machine_memory(config: "RunConfig", *, world_size: int) -> str:
+def machine_memory(config: "RunConfig", algorithm: "Algorithm", *, world_size: int) -> str:
     """A line that says, without a GPU, what the ranks need of this machine's memory in an update, and what it has."""
-    parts = memory_need(config, world_size=world_size, gpu_bytes=0).updating
+    parts = memory_need(config, algorithm, world_size=world_size, gpu_bytes=0).updating
     parts = {name: size for name, size in parts.items() if name not in ("engine", "CUDA")}
-    if config.needs_engine:
+    if config.needs_engine(algorithm):
         parts["engine's weights"] = _engine_bytes(config)[0]
         parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
     needed = world_size * sum(parts.values())
@@ -281,13 +286,17 @@ def machine_memory(config: "RunConfig", *, world_size: int) -> str:
     return f"{line}\nwarning: {world_size} of them need {needed / GIB:.0f} GiB. Lower {lower}."
 
 
-def check_memory(config: "RunConfig", *, world_size: int, gpu_bytes: int) -> None:
+def check_memory(
+    config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int
+) -> None:
     """Check that the trainer's float32 state fits GPUs of `gpu_bytes`: it is exact, and found out only after the engine's start.
 
     Raises:
         UserError: with the bytes and the fields to change.
     """
-    state = memory_need(config, world_size=world_size, gpu_bytes=gpu_bytes).updating[STATE]
+    state = memory_need(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes).updating[
+        STATE
+    ]
     if state > gpu_bytes:
         teacher = " with its teacher" if config.teacher else ""
         raise UserError(

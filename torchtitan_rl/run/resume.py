@@ -4,7 +4,9 @@ import functools
 import hashlib
 import os
 import re
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +18,12 @@ from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.events import progress
 from torchtitan_rl.models import hf_architecture
 from torchtitan_rl.run import manifest
-from torchtitan_rl.run.checkpoint_folder import Resume, find_resume, is_choice
+from torchtitan_rl.run.checkpoint_folder import Resume, checkpoints_at, find_resume, is_choice
 from torchtitan_rl.run.identity import identity
 from torchtitan_rl.run.secrets import without_secrets
 
 if TYPE_CHECKING:
+    from torchtitan_rl.algorithm import Algorithm
     from torchtitan_rl.config import RunConfig
 
 BINDING = {
@@ -52,7 +55,7 @@ DIGESTED_BYTES, DIGESTED_BLOCKS = 2**20, 64
 _OF_THE_START = ("dump_folder", "resume", "resume_changed", "hf_assets_path")
 
 
-def config_fields(config: "RunConfig") -> dict[str, Any]:
+def config_fields(config: "RunConfig", algorithm: "Algorithm") -> dict[str, Any]:
     """All fields of a config by dotted name, and the type of each component. Runs are compared by these.
 
     Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, ...}
@@ -61,7 +64,6 @@ def config_fields(config: "RunConfig") -> dict[str, Any]:
     _describe("", config, found)
     del found["teacher"]  # its weights count, not where they are
     folder = Path(config.hf_assets_path)
-    algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     found["tokenizer"] = _tokenizer_digest(folder)
     found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
     digests_of = {
@@ -80,7 +82,7 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
         found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
     elif is_dataclass(value):
         found[name] = identity(value)
-        for field in fields(value):
+        for field in fields_of(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
     elif isinstance(value, dict) and any(
         map(is_dataclass, value.values())
@@ -118,29 +120,43 @@ def weights_digest(folder: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def prepare_resume(config: "RunConfig", run_folder: Path) -> tuple[Resume | None, str]:
+def prompts_date(config: "RunConfig") -> str:
+    """Returns `prompts.date`, or else that of the newest checkpoint that the run goes on from, or else today's."""
+    if config.prompts.date:
+        return config.prompts.date
+    fork = [] if is_choice(config.resume) else [config.resume]
+    for folder in filter(None, [config.dump_folder, *fork]):
+        for checkpoint in reversed(checkpoints_at(Path(folder)).values()):
+            with suppress(UserError):  # of a damaged one, which is skipped
+                return manifest.read(checkpoint)["config"]["prompts.date"]
+    return str(datetime.now().date())
+
+
+def prepare_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path) -> Resume | None:
     """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. Collective.
 
-    Returns: the checkpoint, None for a new run; and `prompts.date`: the config's, the checkpoint's, or today's.
+    Args:
+        fields: `config_fields` of the config.
+
+    Returns: None for a new run.
 
     Raises:
         UserError: on rank 0, if no checkpoint can be used, or if a binding field of the config has changed.
     """
-    return comm.broadcast(choose_resume(config, run_folder) if comm.is_rank_0() else None)
+    return comm.broadcast(choose_resume(config, fields, run_folder) if comm.is_rank_0() else None)
 
 
-def choose_resume(config: "RunConfig", run_folder: Path) -> tuple[Resume | None, str]:
+def choose_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path) -> Resume | None:
     """Like `prepare_resume`, on one rank alone."""
     choice = config.resume
     if was_restarted() and is_choice(choice):
         choice = "auto"
     found = find_resume(choice, run_folder)
-    date = config.prompts.date
     if found is not None:
-        date = _accept(found, config)
+        _accept(found, config, fields)
     elif (run_folder / "metrics.jsonl").is_file():
         progress(f"{run_folder} has steps and no checkpoint: the run begins again at step 1")
-    return found, date or str(datetime.now().date())
+    return found
 
 
 def was_restarted() -> bool:
@@ -148,8 +164,8 @@ def was_restarted() -> bool:
     return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
-def _accept(found: Resume, config: "RunConfig") -> str:
-    """Compare the config with the checkpoint's. Returns `prompts.date`, the config's or the checkpoint's."""
+def _accept(found: Resume, config: "RunConfig", now: dict[str, Any]) -> None:
+    """Compare the config, whose fields are `now`, with the checkpoint's."""
     for reason in found.skipped:
         progress(f"skipped {reason}")
     done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
@@ -161,8 +177,6 @@ def _accept(found: Resume, config: "RunConfig") -> str:
         "Raise it, or --resume an earlier step.",
     )
     then = manifest.read(found.checkpoint)["config"]
-    date = config.prompts.date or then.get("prompts.date", "")
-    now = config_fields(config) | {"prompts.date": date}
     both = then.keys() & now.keys()
     changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n]}
     binding = {name: why for name in changed if (why := _why_binding(name))}
@@ -179,7 +193,6 @@ def _accept(found: Resume, config: "RunConfig") -> str:
         )
     if found.fork:
         progress(f"forked from {found.checkpoint}")
-    return date
 
 
 def _why_binding(name: str) -> str:

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec
     from transformers import PreTrainedTokenizerBase
 
+    from torchtitan_rl.algorithm import Algorithm
+    from torchtitan_rl.algorithm.losses.loss import Loss
     from torchtitan_rl.config import RunConfig
 
 
-def check_asked(config: "RunConfig") -> None:
+def check_asked(config: "RunConfig", loss: "Loss") -> None:
     """Check that a run has a teacher if and only if its loss learns from one, and that the engine's records, which are of the policy's
     prompt, are not asked of another prompt. Raises UserError, naming the field."""
-    loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
     name = type(loss).__qualname__
     if loss.needs_teacher:
         remedy = "Name its folder, or a model on the hub, or a teacher_hint for the policy to teach itself."
@@ -51,7 +52,9 @@ def check_asked(config: "RunConfig") -> None:
         expect(not getattr(config, field), field, getattr(config, field), learns, remedy)
 
 
-def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> None:
+def prepare_teacher(
+    config: "RunConfig", algorithm: "Algorithm", student: "PreTrainedTokenizerBase"
+) -> None:
     """Set `teacher` to its folder: a recipe's is made, a hub's is downloaded. Check its files and its vocabulary.
 
     Args:
@@ -62,7 +65,7 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
     """
     for name, more in config.more_teachers.items():
         alone = replace(config, teacher=more, more_teachers={})
-        prepare_teacher(alone, student)
+        prepare_teacher(alone, algorithm, student)
         config.more_teachers[name] = alone.teacher
     from torchtitan_rl.trainer.weight_files import check_tensors
 
@@ -91,9 +94,8 @@ def prepare_teacher(config: "RunConfig", student: "PreTrainedTokenizerBase") -> 
         divided = f"trainer.parallelism.tensor_parallel_degree {degree} divides, but it has {size}"
         expected = f"a model whose heads and vocabulary {divided}"
         expect(size % degree == 0, "teacher", config.teacher, expected, "Use another degree.")
-    loss = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens).policy_loss
     ours, theirs = config.model_spec.model.vocab_size, spec.model.vocab_size
-    if loss.divergence_beta is not None:
+    if algorithm.policy_loss.divergence_beta is not None:
         _check_exact(config, spec)
     elif config.truncates:
         same = f"a head of the policy's {ours} rows with sampling.top_p, top_k or min_p, but it has {theirs}"

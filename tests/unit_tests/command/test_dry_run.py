@@ -7,6 +7,7 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
+from tests.parts.algorithm import algorithm_of
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.configs.toys.answer_recipes import sums
 from torchtitan_rl.configs.toys.sum_digits import debug_task
@@ -169,11 +170,12 @@ def test_a_dry_run_checks_the_run_folder_and_the_checkpoint_as_the_run_does(star
     assert not run.exists()
     _, config = parse_args(options[1:])
     prepare_start(config)
+    config.prompts.date = "2024-02-29"
     folder = CheckpointFolder(run)
     run.mkdir()
     unfinished = folder.begin(20)
     (unfinished / ".metadata").write_text("index")
-    folder.finish(20, manifest.describe(unfinished.iterdir()), {"config": config_fields(config)})
+    folder.finish(20, manifest.describe(unfinished.iterdir()), {"config": config_fields(config, algorithm_of(config))})
     with pytest.raises(SystemExit, match="0"):
         parse_args([*options, "--dump-folder", str(run)])
     assert f"{run}: goes on from {run}/checkpoint/step-20" in capsys.readouterr().out

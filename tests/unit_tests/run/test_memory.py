@@ -8,6 +8,7 @@ import pytest
 import torchtitan_rl.configs.qwen3 as qwen3_configs
 from scripts.make_random_checkpoint import qwen3
 from tests.gpu_rehearsal.shipped import shipped
+from tests.parts.algorithm import algorithm_of
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl import device
 from torchtitan_rl.command.registry import config_functions
@@ -45,7 +46,7 @@ def sized(size, *, rank=0):
 @pytest.mark.parametrize(("name", "gpus"), [("qwen3_0_6b", 1), ("qwen3_8b", 4), ("qwen3_30b_a3b", 8)])
 def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
     function, config = getattr(qwen3_configs, name), shipped(name)
-    on = {"world_size": gpus, "gpu_bytes": H100}
+    on = {"algorithm": algorithm_of(config), "world_size": gpus, "gpu_bytes": H100}
     check_memory(config, **on)
     config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
     assert "warning" not in gpu_memory(config, **on)
@@ -60,7 +61,7 @@ def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_say
 @pytest.mark.parametrize("name", config_functions())
 def test_every_shipped_config_has_an_estimate(name):
     config = shipped(name)
-    on = {"world_size": 8, "gpu_bytes": H100}
+    on = {"algorithm": algorithm_of(config), "world_size": 8, "gpu_bytes": H100}
     config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
     assert memory_need(config, **on).peak > 0
 
@@ -76,7 +77,7 @@ def test_every_shipped_config_has_an_estimate(name):
 )
 def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, gib, checkpointing, sleep):
     config = sized(size)
-    on = {"world_size": gpus, "gpu_bytes": int(gib * GIB)}
+    on = {"algorithm": algorithm_of(config), "world_size": gpus, "gpu_bytes": int(gib * GIB)}
     assert choose_by_memory(config, **on) == (checkpointing, sleep)
     config.trainer.activation_checkpoint, config.generator.sleep = checkpointing, sleep
     line = gpu_memory(config, **on)
@@ -87,7 +88,7 @@ def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, 
 def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_base(tmp_path):
     save_tiny_checkpoint(tmp_path)
     config = shipped("qwen3_0_6b")
-    on = {"world_size": 2, "gpu_bytes": H100}
+    on = {"algorithm": algorithm_of(config), "world_size": 2, "gpu_bytes": H100}
     alone = memory_need(config, **on)
     config.teacher = str(tmp_path)
     parameters = sum(p.numel() for p in meta_model(teacher_spec(config)).parameters())
@@ -103,8 +104,8 @@ def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_
 def test_a_float32_state_larger_than_the_gpu_is_refused():
     config = shipped("qwen3_8b")
     with pytest.raises(UserError, match=r"qwen3 8B on 1 GPUs of 79 GiB cannot fit: .* take 122\.1 GiB on each.*NGPU"):
-        check_memory(config, world_size=1, gpu_bytes=H100)
-    check_memory(config, world_size=2, gpu_bytes=H100)
+        check_memory(config, algorithm_of(config), world_size=1, gpu_bytes=H100)
+    check_memory(config, algorithm_of(config), world_size=2, gpu_bytes=H100)
 
 
 LORA_PAGE = (Path(__file__).parents[3] / "docs/lora.md").read_text()
@@ -116,6 +117,6 @@ LORA_PAGE = (Path(__file__).parents[3] / "docs/lora.md").read_text()
 )
 def test_the_memory_table_of_lora_is_computed(size, full, lora, full_state, lora_state):
     for config, stated, state in ((sized(size), full, full_state), (sized(size, rank=32), lora, lora_state)):
-        need = memory_need(config, world_size=1, gpu_bytes=80 * GIB)
+        need = memory_need(config, algorithm_of(config), world_size=1, gpu_bytes=80 * GIB)
         assert stated == " / ".join(f"{sum(parts.values()) / GIB:.0f}" for parts in (need.awake, need.updating))
         assert state == f"{need.updating[STATE] / GIB:.1f}"

@@ -5,12 +5,13 @@ from datetime import datetime
 
 import pytest
 
+from tests.parts.algorithm import algorithm_of
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.fields.references import import_checked
 from torchtitan_rl.run import manifest
-from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.run.resume import choose_resume, config_fields
+from torchtitan_rl.run.checkpoint_folder import CheckpointFolder, is_choice
+from torchtitan_rl.run.resume import choose_resume, config_fields, prompts_date
 
 
 @pytest.fixture
@@ -18,8 +19,14 @@ def config(tmp_path):
     config = load_config("debug")
     (tmp_path / "start").mkdir()
     (tmp_path / "start" / "tokenizer.json").write_text("{}")
-    config.hf_assets_path = str(tmp_path / "start")
+    config.hf_assets_path, config.prompts.date = str(tmp_path / "start"), "2024-02-29"
     return config
+
+
+def resumed(config, run):
+    """What the run goes on from."""
+    fields = config_fields(config, algorithm_of(config)) | {"prompts.date": prompts_date(config)}
+    return choose_resume(config, fields, run)
 
 
 @pytest.fixture
@@ -35,29 +42,38 @@ def accept_from(config, run):
     for step in (10, 20):
         unfinished = folder.begin(step)
         (unfinished / ".metadata").write_text("index")
-        folder.finish(step, manifest.describe(unfinished.iterdir()), {"config": config_fields(config)})
-    return lambda: choose_resume(config, run)
+        folder.finish(
+            step, manifest.describe(unfinished.iterdir()), {"config": config_fields(config, algorithm_of(config))}
+        )
+    return lambda: resumed(config, run)
 
 
 def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_again(config, tmp_path, capsys):
-    assert choose_resume(config, tmp_path / "new")[0] is None
+    assert resumed(config, tmp_path / "new") is None
     assert capsys.readouterr().out == ""
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    assert choose_resume(config, tmp_path)[0] is None
+    assert resumed(config, tmp_path) is None
     assert "has steps and no checkpoint: the run begins again at step 1" in capsys.readouterr().out
 
 
 def test_a_resumed_run_has_the_date_of_its_start_and_a_new_run_todays(config, tmp_path, capsys):
-    config.prompts.date = "2024-02-29"
     accept = accept_from(config, tmp_path / "run")
     config.prompts.date = ""
-    assert accept()[1] == "2024-02-29"
-    assert capsys.readouterr().out == ""
+    for config.dump_folder, config.resume in (
+        ("run", "auto"),
+        ("run", "10"),
+        ("new", "run"),
+        ("new", "run/checkpoint/step-10"),
+    ):
+        config.dump_folder = str(tmp_path / config.dump_folder)
+        if not is_choice(config.resume):
+            config.resume = str(tmp_path / config.resume)
+        assert prompts_date(config) == "2024-02-29"
+    config.dump_folder, config.resume = str(tmp_path / "new"), "auto"
+    assert prompts_date(config) == str(datetime.now().date())
     config.prompts.date = "2024-03-01"
     accept()
     assert "prompts.date 2024-02-29 -> 2024-03-01" in capsys.readouterr().out
-    config.prompts.date = ""
-    assert choose_resume(config, tmp_path / "new") == (None, str(datetime.now().date()))
 
 
 def test_a_harmless_change_is_shown(accept, config, capsys):
@@ -80,7 +96,7 @@ def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(a
         accept()
     config.resume = str(tmp_path)
     with pytest.raises(UserError, match=r"Set it back, or accept it with --resume-changed"):
-        choose_resume(config, tmp_path / "fork")
+        resumed(config, tmp_path / "fork")
     config.resume = "auto"
     config.resume_changed = True
     accept()
@@ -142,11 +158,11 @@ def test_num_steps_below_the_finished_step_is_refused_before_anything_starts(acc
 
 def test_going_back_moves_no_checkpoint_before_the_first_step(accept, config, tmp_path):
     config.resume = "10"
-    assert accept()[0].step == 10
+    assert accept().step == 10
     assert list(CheckpointFolder(tmp_path).steps()) == [10, 20]  # the engine's start may still fail
 
 
 def test_a_job_that_slurm_restarts_goes_on_from_the_newest_checkpoint(accept, config, monkeypatch):
     config.resume = "10"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert accept()[0].step == 20
+    assert accept().step == 20
