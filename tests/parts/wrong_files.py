@@ -51,6 +51,7 @@ def _start(folder: Path) -> None:
     config = load_config("debug")
     config.hf_assets_path = str(folder)
     prepare_start(config)
+    load_tokenizer(config.hf_assets_path)
 
 
 def _spoiled(file: str, content: str | int | None) -> Cause:
@@ -335,12 +336,12 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
         row("--hf-assets-path of a run's folder", "has no config.json. Pass --hf-assets-path FOLDER, or a name on the hub",
             _with_file("run_id")),
         row("a checkpoint without safetensors", "has no *.safetensors", _spoiled("model.safetensors", None)),
-        row("config.json is no JSON", "its config.json cannot be read", _spoiled("config.json", "{")),
+        row("config.json is no JSON", "transformers cannot read its config.json", _spoiled("config.json", "{")),
         row("num_key_value_heads 3 of 4 heads", "but its config.json has 4 heads and num_key_value_heads 3. Correct it.",
             _entry("num_key_value_heads", 3)),
         row("eos_token_id [[1]]", "a token id or a list of them as eos_token_id, but its config.json has [[1]]", _ends("[[1]]")),
         row("a config.json with code for the model", "Code in a checkpoint's folder is not run. Correct it.", _with_code),
-        row("tokenizer.json is cut off", "its tokenizer.json cannot be read", _spoiled("tokenizer.json", 100)),
+        row("tokenizer.json is cut off", "expected a tokenizer that transformers can load, but ", _spoiled("tokenizer.json", 100)),
         row("model.safetensors is cut off", "its model.safetensors cannot be read", _spoiled("model.safetensors", 5000)),
         row("a tensor that no part of the model loads", "model.layers.0.self_attn.q_norm_2.weight is loaded by no part of that model",
             _with_tensors(_q_norm)),

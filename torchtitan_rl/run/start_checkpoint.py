@@ -1,6 +1,5 @@
 """Prepares and checks the checkpoint that the policy starts from: weights, model and tokenizer."""
 
-import json
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from torchtitan_rl.run.hub import folder_of, is_hub_name
 from torchtitan_rl.text import without_code_advice
 
 if TYPE_CHECKING:
+    from torchtitan.protocols.model_spec import ModelSpec
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.config import RunConfig
@@ -26,9 +26,6 @@ def prepare_start(config: "RunConfig") -> None:
     Raises:
         UserError: naming `hf_assets_path`.
     """
-    from torchtitan_rl.models import spec_from_folder
-    from torchtitan_rl.trainer.weight_files import check_tensors
-
     if not config.hf_assets_path:
         start = start_of(config.task, START_CHECKPOINTS)
         instruction = getattr(config.task, "instruction", "")
@@ -40,19 +37,18 @@ def prepare_start(config: "RunConfig") -> None:
         config.hf_assets_path = str(start)
     elif is_hub_name(config.hf_assets_path):
         config.hf_assets_path = str(folder_of(config.hf_assets_path))
-    folder = Path(config.hf_assets_path)
-    check_complete(folder)
-    config.model_spec = spec_from_folder(folder)
-    check_tensors(folder, config.model_spec)
+    config.model_spec = model_in(Path(config.hf_assets_path))
 
 
-def check_complete(folder: Path) -> None:
-    """Check that this node has all files of a checkpoint folder.
+def model_in(folder: Path) -> "ModelSpec":
+    """Check that this node has all files of a checkpoint folder and that they belong together. Returns its architecture.
 
     Raises:
         UserError: naming `hf_assets_path` and what is missing.
     """
-    node = socket.gethostname()
+    from torchtitan_rl.models import spec_from_folder
+    from torchtitan_rl.trainer.weight_files import check_tensors
+
     missing = "such folder"
     if folder.is_dir():
         needed = ("config.json", "tokenizer*", "*.safetensors")
@@ -60,17 +56,13 @@ def check_complete(folder: Path) -> None:
     expect(
         not missing, "hf_assets_path", str(folder),
         "a Hugging Face checkpoint folder (config.json, tokenizer files, *.safetensors) on every node, but node "
-        f"{node} has no {missing}",
+        f"{socket.gethostname()} has no {missing}",
         "Pass --hf-assets-path FOLDER, or a name on the hub with its owner: Qwen/Qwen3-0.6B. torchtitan-rl export makes a run's model "
         "into such a folder; transformers' save_pretrained does it for weights in the older format .bin.",
     )  # fmt: skip
-    for file in sorted(folder.glob("*.json")):
-        try:
-            json.loads(file.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(
-                f"hf_assets_path = {str(folder)!r}: on node {node} its {file.name} cannot be read: {error}. Download it again."
-            ) from error
+    spec = spec_from_folder(folder)
+    check_tensors(folder, spec)
+    return spec
 
 
 def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
