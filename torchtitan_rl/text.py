@@ -87,8 +87,3 @@ def without_code_advice(message: str) -> str:
         " Code in a checkpoint's folder is not run",
         " ".join(message.split()),
     )
-
-
-def with_spaces(items: str) -> str:
-    """Returns a list's items with spaces between them. Example: "a b" for 'a,b' and for '["a", "b"]'"""
-    return " ".join(re.findall(r"[^\s,\[\]()\"']+", items))

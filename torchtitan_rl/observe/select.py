@@ -1,10 +1,9 @@
-"""Selects the rows of a table to show. A selector is a function of rows; the config names and combines selectors.
+"""Selects the rows of a table to show. A selector ranks rows; the config names and combines selectors.
 
-Each rank sends only the rows its own selectors chose. The same selectors, applied to all ranks' candidates, give the
-same result as on the pooled rows. Rows that are equal in every column count as one row.
+Each rank sends only the rows its own selectors chose, with their groups. The same selectors, applied to all ranks'
+candidates, give the same result as on the pooled rows. Rows that are equal in every column count as one row.
 """
 
-import difflib
 import hashlib
 import heapq
 import logging
@@ -16,12 +15,16 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.observe.sample_rows import Row, as_score, score_of
 from torchtitan_rl.observe.tokens import TOKENS
-from torchtitan_rl.text import with_spaces
 
 UNSCORED_SHOWN = 2
 """Rows without a usable score to show in each step, unless the config has its own "unscored:k"."""
 PINNED_SHOWN = 64
 """Largest number of rows that one "pinned:TEXT" selects in a step."""
+CUT = ("length", "max_tokens", "max_turns", "max_traces", "time")
+"""Finish reasons of completions that a limit has cut."""
+HELD_OUT_SPLIT = "eval_greedy"
+SIBLING = "sibling"
+"""`select_reason` of rows that are stored because another sample of their prompt is shown."""
 
 
 class Candidate(NamedTuple):
@@ -30,146 +33,93 @@ class Candidate(NamedTuple):
     row: Row
     score: float | None
     """The value it is ranked by; None: it is not ranked."""
-    reward: float | None
-    """The reward, for the variance of its group; None without a score."""
     group: int | None
     """The prompt's index, if any."""
     place: tuple[Any, ...]
     """prompt_idx and sample_idx. Rows without them come later, ordered by their content."""
     idle: bool
-    """True if the row does not affect training (advantage 0, or not in the loss). Of equal scores, it comes last."""
+    """True if the row does not affect training (advantage 0, or not in the loss). Of equal rank, it comes last."""
     tie_breaker: bytes
     """A hash. The order it gives differs between steps and seeds, and is equal in every run and on every rank."""
 
 
 Choose = Callable[[list[Candidate]], list[Candidate]]
+Value = Callable[[Candidate], float | None]
+"""What a selector ranks by; None leaves the row out."""
 
 
-def first(
-    k: int, key: Callable[[Candidate], Any], takes: Callable[[Candidate], bool] = lambda c: True
-) -> Choose:
-    """Selects the k candidates with the smallest `key` among those that `takes` accepts. O(log k) per row."""
-    return lambda rows: heapq.nsmallest(
-        k, filter(takes, rows), key=lambda c: (key(c), c.idle, c.tie_breaker)
-    )
+def highest(k: int, value: Value) -> Choose:
+    """The k candidates with the highest value."""
 
-
-def any_of(takes: Callable[[Candidate], bool]) -> Callable[[int], Choose]:
-    """A selector for k of the candidates that `takes` accepts."""
-    return lambda k: first(k, lambda c: 0, takes)
-
-
-def top(k: int) -> Choose:
-    """The k rows with the highest score."""
-    return first(k, lambda c: -c.score, lambda c: c.score is not None)
-
-
-def bottom(k: int) -> Choose:
-    """The k rows with the lowest score."""
-    return first(k, lambda c: c.score, lambda c: c.score is not None)
-
-
-def ranked(k: int, value: Callable[[Row], Any]) -> Choose:
-    """The k rows with the highest `value`; rows for which it is no number are left out."""
-
-    def choose(rows: list[Candidate]) -> list[Candidate]:
-        values = {id(c): as_score(value(c.row)) for c in rows}
-        return first(k, lambda c: -values[id(c)], lambda c: values[id(c)] is not None)(rows)
+    def choose(candidates: list[Candidate]) -> list[Candidate]:
+        ranked = [(v, c) for c in candidates if (v := value(c)) is not None]
+        ranked = heapq.nsmallest(k, ranked, key=lambda p: (-p[0], p[1].idle, p[1].tie_breaker))
+        return [c for _, c in ranked]
 
     return choose
 
 
-def guarded(function: Callable[[Row], Any], text: str) -> Callable[[Row], Any]:
-    """A user's function of a row, whose first error is logged and which then ranks nothing: a step's rows are not lost by it."""
-    failed = False
+def in_each_group(choose: Choose) -> Choose:
+    """Applies `choose` to each prompt's rows separately."""
+    return lambda candidates: [c for group in _groups(candidates) for c in choose(group)]
 
-    def value(row: Row) -> Any:
-        nonlocal failed
-        if failed:
-            return None
-        try:
-            return function(dict(row))
-        except Exception:
-            failed = True
-            logging.getLogger(__name__).warning(
-                "metrics.select = %r: it ranks no row from here on", text, exc_info=True
-            )
-            return None
 
-    return value
+def zero_variance(k: int) -> Choose:
+    """One row from each of k groups that have at least two scores, all equal."""
+
+    def choose(candidates: list[Candidate]) -> list[Candidate]:
+        scored = [[c for c in group if c.score is not None] for group in _groups(candidates)]
+        equal = [g for g in scored if len(g) > 1 and len({c.score for c in g}) == 1]
+        firsts = [min(group, key=lambda c: c.tie_breaker) for group in equal]
+        return heapq.nsmallest(k, firsts, key=lambda c: c.tie_breaker)
+
+    return choose
 
 
 def random(k: int) -> Choose:
     """A seeded random sample of k rows."""
-    return first(k, lambda c: c.tie_breaker[::-1])
+    return lambda candidates: heapq.nsmallest(k, candidates, key=lambda c: c.tie_breaker[::-1])
 
 
-def longest(k: int) -> Choose:
-    """The k rows with the most response tokens, or characters if a row has no token count."""
-
-    def length(c: Candidate) -> float:
-        tokens = c.row.get("response_tokens")
-        return tokens if isinstance(tokens, (int, float)) else len(str(c.row.get("response", "")))
-
-    return first(
-        k, lambda c: -length(c), lambda c: "response" in c.row or "response_tokens" in c.row
-    )
+def where(condition: Callable[[Candidate], bool]) -> Value:
+    """The value of a selector that takes any rows with this property."""
+    return lambda c: 0.0 if condition(c) else None
 
 
-def each_group(choose: Choose) -> Choose:
-    """Applies `choose` to each prompt's rows separately."""
-    return lambda rows: [c for group in _groups(rows) for c in choose(group)]
+def column(name: str) -> Value:
+    """The number in a column of the row."""
+    return lambda c: as_score(c.row.get(name))
 
 
-def zero_variance(k: int) -> Choose:
-    """One row from each of k groups that have at least two rewards, all equal."""
-
-    def choose(rows: list[Candidate]) -> list[Candidate]:
-        ends = [_reward_ends(group) for group in _groups(rows)]
-        alike = [pair[0] for pair in ends if len(pair) == 2 and pair[0].reward == pair[1].reward]
-        return heapq.nsmallest(k, alike, key=lambda c: c.tie_breaker)
-
-    return choose
+def lowest_first(value: Value) -> Value:
+    return lambda c: None if (v := value(c)) is None else -v
 
 
-def _groups(rows: list[Candidate]) -> list[list[Candidate]]:
-    groups: dict[int, list[Candidate]] = {}
-    for c in rows:
-        if c.group is not None:
-            groups.setdefault(c.group, []).append(c)
-    return list(groups.values())
+def score(c: Candidate) -> float | None:
+    return c.score
 
 
-def _reward_ends(group: list[Candidate]) -> list[Candidate]:
-    """The rows with the lowest and highest reward: enough to tell, over all ranks, whether all rewards are equal."""
-    members = sorted(
-        (c for c in group if c.reward is not None), key=lambda c: (c.reward, c.tie_breaker)
-    )
-    return [members[0], members[-1]] if len(members) > 1 else members
+def length(c: Candidate) -> float | None:
+    """Response tokens, or characters if a row has no token count."""
+    tokens = as_score(c.row.get("response_tokens"))
+    if tokens is None and "response" in c.row:
+        return float(len(str(c.row["response"])))
+    return tokens
 
 
-def pinned(text: str) -> Choose:
-    """The rows whose prompt contains the text."""
-    return any_of(lambda c: text in str(c.row.get("prompt", "")))(PINNED_SHOWN)
-
-
-CUT = ("length", "max_tokens", "max_turns", "max_traces", "time")
-"""Finish reasons of completions that a limit has cut."""
-
-SELECTORS: dict[str, Callable[..., Choose]] = {
-    "top": top,
-    "bottom": bottom,
+SELECTORS: dict[str, Callable[[int], Choose]] = {
+    "top": lambda k: highest(k, score),
+    "bottom": lambda k: highest(k, lowest_first(score)),
     "random": random,
-    "longest": longest,
-    "truncated": any_of(lambda c: c.row.get("finish_reason") in CUT),
-    "failed": any_of(lambda c: c.row.get("answer", "absent") is None),
-    "unscored": any_of(lambda c: c.score is None),
+    "longest": lambda k: highest(k, length),
+    "truncated": lambda k: highest(k, where(lambda c: c.row.get("finish_reason") in CUT)),
+    "failed": lambda k: highest(k, where(lambda c: c.row.get("answer", "absent") is None)),
+    "unscored": lambda k: highest(k, where(lambda c: c.score is None)),
     "zero_variance": zero_variance,
-    "group_best": lambda k: each_group(top(k)),
-    "group_worst": lambda k: each_group(bottom(k)),
-    "pinned": pinned,
+    "group_best": lambda k: in_each_group(highest(k, score)),
+    "group_worst": lambda k: in_each_group(highest(k, lowest_first(score))),
 }
-"""The selectors that `select` may name. Each takes k; `pinned` takes a part of the prompt's text."""
+"""The selectors that `select` may name, besides "pinned:TEXT" and a user's function."""
 
 
 class Selector(NamedTuple):
@@ -178,8 +128,6 @@ class Selector(NamedTuple):
     reason: str
     """The name shown in `select_reason`."""
     choose: Choose
-    candidates: Choose
-    """Selects the rows that a rank sends for the selection over all ranks. For most selectors, the same as `choose`."""
 
 
 def parse_selector(text: str) -> Selector:
@@ -191,43 +139,46 @@ def parse_selector(text: str) -> Selector:
     if "." in name:
         place, _, last = text.rpartition(":")
         reference, k = (place, last) if last.isdecimal() else (text, "1")
-        choose = ranked(int(k), guarded(load_function(reference, "metrics.select"), text))
-        return Selector(reference.rpartition(":")[2], choose, choose)
-    near = difflib.get_close_matches(name, SELECTORS, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
-    if "," in text:
-        hint = f"Put spaces between them: {with_spaces(text)}"
-    expect(name in SELECTORS, "metrics.select", text, f"one of {', '.join(SELECTORS)}", hint)
-    if name == "pinned":
-        example = "Example: 'pinned:What is 12'."
-        expect(argument, "metrics.select", text, "part of a prompt after the colon", example)
-        return Selector(name, pinned(argument), pinned(argument))
-    k, _, column = argument.partition(":")
-    column_fits = not column or name in ("top", "bottom")
+        value = guarded(load_function(reference, "metrics.select"), text)
+        return Selector(reference.rpartition(":")[2], highest(int(k), value))
+    if name == "pinned" and argument:
+        in_prompt = where(lambda c: argument in str(c.row.get("prompt", "")))
+        return Selector(name, highest(PINNED_SHOWN, in_prompt))
+    k, _, of_column = argument.partition(":")
     expect(
-        column_fits and (not argument or k.isdecimal()),
+        name in SELECTORS
+        and (not argument or k.isdecimal())
+        and (not of_column or name in ("top", "bottom")),
         "metrics.select",
         text,
-        "a number of rows from 0 up after the colon",
-        hint if "," in text else "Example: 'top:2'.",
+        f"one of {', '.join(SELECTORS)} with a number of rows, or pinned:TEXT",
+        "Example: --metrics.select top:2 bottom:1. See docs/observability.md.",
     )
-    if column:
-        sign = 1 if name == "top" else -1
-        choose = ranked(int(k), lambda row: _signed(row.get(column), sign))
-        return Selector(f"{name} {column}", choose, choose)
-    choose = SELECTORS[name](int(k or 1))
-    candidates = each_group(_reward_ends) if name == "zero_variance" else choose
-    return Selector(name.replace("_", " "), choose, candidates)
+    if of_column:
+        value = column(of_column)
+        choose = highest(int(k), value if name == "top" else lowest_first(value))
+        return Selector(f"{name} {of_column}", choose)
+    return Selector(name.replace("_", " "), SELECTORS[name](int(k or 1)))
 
 
-def _signed(value: Any, sign: int) -> float | None:
-    number = as_score(value)
-    return None if number is None else sign * number
+def guarded(function: Callable[[Row], Any], text: str) -> Value:
+    """A user's function of a row. Its first error is logged; from then on it ranks nothing, so no step's rows are lost by it."""
+    failed = False
 
+    def value(c: Candidate) -> float | None:
+        nonlocal failed
+        if failed:
+            return None
+        try:
+            return as_score(function(dict(c.row)))
+        except Exception:
+            failed = True
+            logging.getLogger(__name__).warning(
+                "metrics.select = %r: it ranks no row from here on", text, exc_info=True
+            )
+            return None
 
-HELD_OUT_SPLIT = "eval_greedy"
-SIBLING = "sibling"
-"""`select_reason` of rows that are stored because another sample of their prompt is shown."""
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,22 +214,20 @@ class Selection:
         self._selectors = [parse_selector(text) for text in select]
         if not any(selector.reason == "unscored" for selector in self._selectors):
             self._selectors.append(parse_selector(f"unscored:{UNSCORED_SHOWN}"))
-        self._seed, self._keep_all, self._num_traces = seed, keep_all, max(0, num_traces)
+        self._seed, self._keep_all, self._num_traces = seed, keep_all, num_traces
 
     def candidates(self, rows: list[Row]) -> list[Row]:
         """This rank's rows that the selection over all ranks may need."""
-        chosen: set[int] = set()
-        siblings: set[int] = set()
-        for members in self._splits(rows):
-            selected = [c for selector in self._selectors for c in selector.candidates(members)]
-            chosen |= {id(c.row) for c in [*selected, *random(self._num_traces)(members)]}
-            siblings |= {id(c.row) for c in _siblings(members, selected)}
         needed = []
-        for row in rows:
-            if id(row) in chosen:
-                needed.append(self._complete(row))
-            elif id(row) in siblings or self._stores(row):
-                needed.append(_without_tokens(self._complete(row)))
+        for members in self._splits(rows):
+            selected = [c for selector in self._selectors for c in selector.choose(members)]
+            with_tokens = {id(c) for c in [*selected, *random(self._num_traces)(members)]}
+            siblings = _siblings(members, selected)
+            for c in members:
+                if id(c) in with_tokens:
+                    needed.append(self._complete(c.row))
+                elif id(c) in siblings or self._stores(c.row):
+                    needed.append(_without_tokens(self._complete(c.row)))
         return needed
 
     def _stores(self, row: Row) -> bool:
@@ -287,32 +236,33 @@ class Selection:
 
     def select(self, rows: list[Row], step: int) -> Selected:
         """Selects from the candidates of all ranks, in step `step`."""
-        selected = Selected([], [], [])
+        result = Selected([], [], [])
         for members in self._splits(rows):
             reasons: dict[int, list[str]] = {id(c): [] for c in members}
             for selector in self._selectors:
                 for c in selector.choose(members):
                     reasons[id(c)].append(selector.reason)
-            siblings = {id(c) for c in _siblings(members, [c for c in members if reasons[id(c)]])}
+            siblings = _siblings(members, [c for c in members if reasons[id(c)]])
             sampled = {id(c) for c in random(self._num_traces)(members)}
-            shown, sampled_rows = [], []
             members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
+            shown, traces = [], []
             for c in members:
                 row = {**c.row, "step": step, "select_reason": ", ".join(reasons[id(c)])}
                 plain_row = _without_tokens(row)
                 if reasons[id(c)]:
                     shown.append(plain_row)
-                    selected.kept.append(row)
-                elif self._stores(row):
-                    selected.kept.append(plain_row)
+                    result.kept.append(row)
+                    continue
+                if self._stores(row):
+                    result.kept.append(plain_row)
                 elif id(c) in siblings:
-                    selected.kept.append({**plain_row, "select_reason": SIBLING})
-                if id(c) in sampled and not reasons[id(c)]:
-                    sampled_rows.append({**plain_row, "select_reason": "trace"})
-            selected.shown.extend(shown)
-            rollouts = [row for row in shown + sampled_rows if "response" in row]
-            selected.traces.extend(rollouts[: self._num_traces])
-        return selected
+                    result.kept.append({**plain_row, "select_reason": SIBLING})
+                if id(c) in sampled:
+                    traces.append({**plain_row, "select_reason": "trace"})
+            result.shown.extend(shown)
+            rollouts = [row for row in shown + traces if "response" in row]
+            result.traces.extend(rollouts[: self._num_traces])
+        return result
 
     def _splits(self, rows: list[Row]) -> list[list[Candidate]]:
         splits: dict[str, list[Candidate]] = {}
@@ -321,15 +271,13 @@ class Selection:
         return [_distinct(members) for _, members in sorted(splits.items())]
 
     def _candidate(self, row: Row) -> Candidate:
-        score, prompt_idx, sample_idx = score_of(row), row.get("prompt_idx"), row.get("sample_idx")
-        reward = row.get("reward", score)
+        prompt_idx, sample_idx = row.get("prompt_idx"), row.get("sample_idx")
         group = prompt_idx if isinstance(prompt_idx, int) else None
         known = group is not None and isinstance(sample_idx, int)
         place = (0, group, sample_idx) if known else (1, _digest(_content(row)))
         return Candidate(
             row=row,
-            score=score,
-            reward=reward if isinstance(reward, (int, float)) and score is not None else None,
+            score=score_of(row),
             group=group,
             place=place,
             idle="advantage" in row and not (row["advantage"] and row.get("in_loss", True)),
@@ -337,10 +285,18 @@ class Selection:
         )
 
 
-def _siblings(members: list[Candidate], chosen: list[Candidate]) -> list[Candidate]:
-    """The members of the groups of the chosen candidates."""
+def _groups(candidates: list[Candidate]) -> list[list[Candidate]]:
+    groups: dict[int, list[Candidate]] = {}
+    for c in candidates:
+        if c.group is not None:
+            groups.setdefault(c.group, []).append(c)
+    return list(groups.values())
+
+
+def _siblings(members: list[Candidate], chosen: list[Candidate]) -> set[int]:
+    """The ids of the members of the groups of the chosen candidates."""
     groups = {c.group for c in chosen} - {None}
-    return [c for c in members if c.group in groups]
+    return {id(c) for c in members if c.group in groups}
 
 
 def _without_tokens(row: Row) -> Row:
@@ -349,13 +305,13 @@ def _without_tokens(row: Row) -> Row:
 
 
 def _distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates without duplicates. Only candidates of the same place are compared by content."""
+    """The candidates without duplicates. Only candidates of the same place are compared by content, because that is slow."""
     places: dict[tuple[Any, ...], list[Candidate]] = {}
     for c in candidates:
         places.setdefault(c.place, []).append(c)
     distinct: list[Candidate] = []
     for twins in places.values():
-        if len(twins) > 1:  # comparing contents of thousands of characters is slow
+        if len(twins) > 1:
             contents = {_content(c.row): c for c in twins}
             twins = [contents[content] for content in sorted(contents)]
         distinct += twins

@@ -1,6 +1,5 @@
 """Sinks: the outputs that steps are written to. A new sink is one class in its own file; here the built-in ones have names."""
 
-import difflib
 import importlib
 import importlib.util
 from collections.abc import Sequence
@@ -8,7 +7,6 @@ from collections.abc import Sequence
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import load_class
 from torchtitan_rl.observe.sinks.base import Sink, SinkContext, StepRecord
-from torchtitan_rl.text import with_spaces
 
 SINKS = {
     "console": f"{__name__}.console:ConsoleSink",
@@ -36,12 +34,8 @@ def chosen_sinks(names: Sequence[str]) -> dict[str, type[Sink]]:
 def _sink_class(name: str) -> type[Sink]:
     if name not in SINKS and ":" in name:
         return load_class(name, "metrics.sinks", Sink)
-    near = difflib.get_close_matches(name, SINKS, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else "See docs/observability.md."
-    if "," in name:
-        hint = f"Put spaces between them: {with_spaces(name)}"
     forms = f"one of {', '.join(SINKS)}, or path/to/file.py:Class"
-    expect(name in SINKS, "metrics.sinks", name, forms, hint)
+    expect(name in SINKS, "metrics.sinks", name, forms, "See docs/observability.md.")
     module, _, class_name = SINKS[name].partition(":")
     sink = getattr(importlib.import_module(module), class_name)
     installed = sink.requires is None or importlib.util.find_spec(sink.requires) is not None
