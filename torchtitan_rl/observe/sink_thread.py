@@ -4,12 +4,14 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from torchtitan_rl.observe.sinks.base import Sink, StepRecord
 
 logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""Time between two attempts to write to a full disk."""
 
 
 class SinkThread:
@@ -17,7 +19,7 @@ class SinkThread:
 
     The training thread only puts steps on a bounded queue. When `most` steps are waiting, the next one is dropped and its
     rows are counted. An exception in the sink's constructor or in a write disables the sink and logs one error. A
-    sink with `waits_for_disk` survives an OSError: its failed writes are retried, in order, at each new write.
+    sink with `waits_for_disk` tries again after an OSError until the run ends.
     """
 
     def __init__(self, name: str, build: Callable[[], Sink], most: int) -> None:
@@ -30,7 +32,7 @@ class SinkThread:
         """True after an error that ended the sink."""
         self._build, self._most = build, most
         self._queue: queue.Queue[StepRecord | None] = queue.Queue()  # None: close the sink
-        self._refused: deque[StepRecord] = deque()  # failed with an OSError; oldest first
+        self._finishing = threading.Event()
         self._has_rewound = False
         self._counting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
@@ -41,7 +43,7 @@ class SinkThread:
         if not self.disabled and self._queue.qsize() < self._most:
             self._queue.put(record)
             return
-        self._drop(record)
+        self._drop(record.num_rows, steps=1)
         if self.dropped_steps == 1 and not self.disabled:
             logger.warning(
                 f"sink {self.name}: too slow, {self._most} steps are waiting; new steps are dropped until it catches "
@@ -51,7 +53,7 @@ class SinkThread:
     def drain(self, timeout_s: float) -> bool:
         """Waits until the queue is written, at most `timeout_s` seconds. Returns whether it is."""
         deadline = time.monotonic() + timeout_s
-        while (self._queue.unfinished_tasks or self._refused) and not self.disabled:
+        while self._queue.unfinished_tasks and not self.disabled:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.002)
@@ -60,20 +62,21 @@ class SinkThread:
     def finish(self) -> None:
         """Queues the sink's close, after all waiting writes. Returns immediately."""
         self._queue.put(None)
+        self._finishing.set()
 
     def join(self, timeout_s: float) -> None:
         """Waits for the thread to end after `finish`; gives up on a sink that takes longer than `timeout_s` seconds."""
         self._thread.join(timeout_s)
-        if self._thread.is_alive() and not self.disabled:
+        if self._thread.is_alive():
             waiting = self._queue.unfinished_tasks - 1
             logger.error(
                 f"sink {self.name}: still busy at the end of the run; {waiting} waiting steps are lost"
             )
 
-    def _drop(self, record: StepRecord) -> None:
+    def _drop(self, rows: int, *, steps: int) -> None:
         with self._counting:
-            self.dropped_steps += 1
-            self.dropped_rows += record.num_rows
+            self.dropped_rows += rows
+            self.dropped_steps += steps
 
     def _run(self) -> None:
         record: StepRecord | None = None
@@ -82,52 +85,39 @@ class SinkThread:
             while (record := self._queue.get()) is not None:
                 self._write(sink, record)
                 self._queue.task_done()
-            if self._refused:
-                self._write(sink)
             sink.close()
             self._queue.task_done()
         except BaseException as error:
             self.disabled = True
-            logger.error(
-                f"sink {self.name} is disabled for the rest of this run; training continues without it. "
-                f"{type(error).__name__}: {error}",
-                exc_info=None if isinstance(error, OSError) else error,
-            )
             waiting = [record]
             while not self._queue.empty():
                 waiting.append(self._queue.get())
-            for lost in filter(None, waiting):
-                self._drop(lost)
-        if self._refused:
+            lost = [step for step in waiting if step is not None]
+            self._drop(sum(step.num_rows for step in lost), steps=len(lost))
             logger.error(
-                f"sink {self.name}: {len(self._refused)} steps are lost: none of the attempts to write succeeded"
+                f"sink {self.name} is disabled for the rest of this run; training continues without it. "
+                f"{len(lost)} waiting steps are lost. {type(error).__name__}: {error}",
+                exc_info=None if isinstance(error, OSError) else error,
             )
 
-    def _write(self, sink: Sink, *new: StepRecord) -> None:
-        """Writes the refused steps again, then the new one. Before its first step a sink removes later ones of earlier sessions."""
-        num_refused = len(self._refused)
-        self._refused += new
-        try:
-            if not self._has_rewound:
-                sink.rewind(self._refused[0].step)
-                self._has_rewound = True
-            while self._refused:
-                rows_left_out = sink.write(self._refused[0])
-                self._refused.popleft()
-                with self._counting:
-                    self.dropped_rows += rows_left_out or 0
-        except OSError as error:
-            if not sink.waits_for_disk:
-                self._refused.clear()
-                raise
-            if not num_refused:
-                logger.warning(
-                    f"sink {self.name}: {error}. Up to {self._most} steps wait to be written again"
-                )
-            if len(self._refused) > self._most:
-                self._drop(self._refused.popleft())
-            return
-        if num_refused:
+    def _write(self, sink: Sink, record: StepRecord) -> None:
+        """Writes a step, where the sink can wait for the disk until there is space. Its first step removes later ones of earlier sessions."""
+        waited = False
+        while True:
+            try:
+                if not self._has_rewound:
+                    sink.rewind(record.step)
+                    self._has_rewound = True
+                self._drop(sink.write(record) or 0, steps=0)
+                break
+            except OSError as error:
+                if not sink.waits_for_disk or self._finishing.is_set():
+                    raise
+                if not waited:
+                    logger.warning(f"sink {self.name}: {error}. It waits until it can write again")
+                waited = True
+                self._finishing.wait(RETRY_SECONDS)
+        if waited:
             logger.warning(
-                f"sink {self.name} writes again: {num_refused} steps were written late, {self.dropped_steps} are lost"
+                f"sink {self.name} writes again; {self.dropped_steps} steps are lost so far"
             )
