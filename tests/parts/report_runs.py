@@ -60,7 +60,7 @@ def metrics_of(step: int, steps: int, chance: random.Random) -> dict[str, Any]:
         "reward/mean": reward, "reward/std": 0.3, "policy/entropy": 0.9 ** step, "loss/total": -0.01, "loss/policy": -0.01,
         "optimizer/grad_norm": 0.2, "optimizer/learning_rate": 1e-4, "sampler/logprob_diff/mean": 1e-7,
         "sampler/logprob_diff/max": 3e-5, "groups/zero_variance_fraction": 0.25, "completions/length/mean": 20.0 + step,
-        "time/step": 2.0, "time/generate": 0.8, "time/train": 1.0, "time/unaccounted": 0.2, "perf/step_tokens_per_s": 900.0,
+        "time/step": 2.0, "time/generate": 0.8, "time/train": 1.0, "perf/step_tokens_per_s": 900.0,
         "obs/overhead_ms": 5.0, "obs/dropped_rows": 0.0,
     }  # fmt: skip
 

@@ -3,8 +3,6 @@
 import fnmatch
 import functools
 import logging
-import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -16,19 +14,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from torchtitan_rl import events
 from torchtitan_rl.events import Kind, Listener
 from torchtitan_rl.observe.cell_text import utf8
 from torchtitan_rl.observe.machine import used_memory_bytes
 from torchtitan_rl.observe.reduce import Distribution, Reduce, Series, new_series
-from torchtitan_rl.observe.sample_rows import Row, has_score, plain, plain_row
+from torchtitan_rl.observe.sample_rows import Row, plain, plain_row
 from torchtitan_rl.observe.select import Selection
 
 logger = logging.getLogger(__name__)
 
-_PACKAGE = os.path.dirname(__file__)
-_KEYS_OF_A_LINE, _COLUMNS_OF_A_ROW = {"step", "time"}, {"run_id", "table"}
-"""What every line of metrics.jsonl and every stored row has of its own."""
 _MAX_WAITING = 8192
 """Recorded values, or rows of a table, that may wait before they are reduced. It bounds memory between flushes."""
 
@@ -46,10 +40,7 @@ class Collection:
         for key, theirs in other.series.items():
             ours = self.series.setdefault(key, theirs)
             if ours.reduction is not theirs.reduction:
-                warn(
-                    key,
-                    _two_reductions(key, ours.reduction, ours.site, theirs.reduction, theirs.site),
-                )
+                warn(key, _two_reductions(key, ours.reduction, theirs.reduction))
             elif ours is not theirs:
                 ours.merge(theirs)
         for key, rows in other.tables.items():
@@ -87,7 +78,7 @@ class Collector(Listener):
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, Reduce, Any, float]] = []
         self._collection = Collection()
-        self._first_use: dict[str, tuple[Reduce, str]] = {}
+        self._first_use: dict[str, Reduce] = {}
         self._warned: set[str] = set()
         self._phase_seconds: Counter[str] = Counter()
         self._peak_bytes = 0
@@ -101,11 +92,11 @@ class Collector(Listener):
         """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
         try:
             started = time.perf_counter()
-            first, _ = self._first_use.get(key, (None, ""))
+            first = self._first_use.get(key)
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
             if first is Reduce.TABLE:
-                value = _checked(self.plain_rows(value))
+                value = self.plain_rows(value)
             else:
                 value = _as_recorded(value, first)
             with self._lock:
@@ -114,7 +105,7 @@ class Collector(Listener):
                     self._fold()
                 self._seconds += time.perf_counter() - started
         except Exception as error:
-            self._reject(plain(key), f"{type(value).__name__} at {_call_site()}", error)
+            self._reject(plain(key), type(value).__name__, error)
 
     @contextmanager
     def during(self, kind: Kind, name: str) -> Iterator[None]:
@@ -144,11 +135,6 @@ class Collector(Listener):
             peak_bytes, self._peak_bytes = self._peak_bytes, 0
         if "step" in phases:
             self.record("perf/peak_memory_gib", peak_bytes / 2**30, Reduce.MAX)
-            # A part such as "generate/environments" is already counted in "generate".
-            accounted = sum(
-                seconds for phase, seconds in phases.items() if phase != "step" and "/" not in phase
-            )
-            phases["unaccounted"] = max(0.0, phases["step"] - accounted)
         for phase, seconds in phases.items():
             self.record(f"time/{phase}", seconds, Reduce.MAX)
         with self._lock:
@@ -175,13 +161,9 @@ class Collector(Listener):
         if not isinstance(key, str):
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
         key = utf8(key)
-        if key in _KEYS_OF_A_LINE:
-            raise ValueError(
-                f"each step's line has a {key!r} of its own; use another key, such as 'my/{key}'"
-            )
-        first, site = self._first_use.setdefault(key, (reduction, _call_site()))
+        first = self._first_use.setdefault(key, reduction)
         if first is not reduction:
-            self.warn(key, _two_reductions(key, first, site, reduction, _call_site()))
+            self.warn(key, _two_reductions(key, first, reduction))
         return key, first
 
     def _fold(self) -> None:
@@ -193,7 +175,7 @@ class Collector(Listener):
                     self._fold_rows(key, value)
                     continue
                 if key not in series:
-                    series[key] = new_series(*self._first_use[key])
+                    series[key] = new_series(reduction)
                 series[key].append(value, weight)
             except Exception as error:
                 self._reject(key, type(value).__name__, error)
@@ -211,20 +193,8 @@ class Collector(Listener):
     def _fold_rows(self, key: str, rows: list[Row]) -> None:
         table = self._collection.tables.setdefault(key, [])
         table += rows
-        if not all(map(has_score, rows)):
-            self.warn(
-                f"{key} score",
-                f"table {key!r}: rows without a 'score' or 'reward' column are ranked last",
-            )
         if len(table) > _MAX_WAITING:
             self._collection.tables[key] = self._selection.candidates(table)
-
-
-def _checked(rows: list[Row]) -> list[Row]:
-    """The rows. Raises ValueError for a column that stored rows have of their own."""
-    if taken := {column for row in rows for column in _COLUMNS_OF_A_ROW & row.keys()}:
-        raise ValueError(f"stored rows have columns {sorted(taken)} of their own; use other names")
-    return rows
 
 
 def _as_recorded(value: Any, reduction: Reduce) -> Any:
@@ -235,35 +205,19 @@ def _as_recorded(value: Any, reduction: Reduce) -> Any:
     if isinstance(value, Tensor):
         value = value.detach()
         value = value.double().numpy() if value.device.type == "cpu" else value.clone()
-    if reduction is not Reduce.DISTRIBUTION:
-        return (
-            value
-            if isinstance(value, Tensor)
-            else float(value.item() if hasattr(value, "item") else value)
-        )
-    if not isinstance(value, Tensor):
-        value = np.array(value, dtype=np.float64)
-    if value.ndim > 1:
-        raise ValueError(f"expected one dimension, got shape {tuple(value.shape)}")
-    return value.reshape(-1)  # [n]
+    if reduction is Reduce.DISTRIBUTION:
+        if not isinstance(value, Tensor):
+            value = np.array(value, dtype=np.float64)
+        if value.ndim > 1:
+            raise ValueError(f"expected one dimension, got shape {tuple(value.shape)}")
+        return value.reshape(-1)  # [n]
+    if isinstance(value, Tensor):
+        return value
+    return float(value.item() if hasattr(value, "item") else value)
 
 
-def _two_reductions(
-    key: str, first: Reduce, first_site: str, second: Reduce, second_site: str
-) -> str:
+def _two_reductions(key: str, first: Reduce, second: Reduce) -> str:
     return (
-        f"metric {key!r} is recorded with Reduce.{first.name} at {first_site} and with Reduce.{second.name} at "
-        f"{second_site}; Reduce.{first.name} is used. Give one of them another key."
+        f"metric {key!r} is recorded with Reduce.{first.name} and with Reduce.{second.name}; "
+        f"Reduce.{first.name} is used. Give one of them another key."
     )
-
-
-def _is_own(file: str) -> bool:
-    return os.path.dirname(file) == _PACKAGE or file == events.__file__
-
-
-def _call_site() -> str:
-    """file:line of the nearest caller outside this package and `events`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -278,8 +278,8 @@ class Recorder(Configurable):
             # Step 0: a filter that takes every n-th step takes a step that failed.
             stored = store_filter is None or store_filter.takes(row["table"], 0)
             if stored and file.size < budget:
-                row = {"run_id": run_id, **with_written_tokens(row, self._decode)}
-                file.append(row["step"], [row])
+                row = with_written_tokens(row, self._decode)
+                file.append(row["step"], [{**row, "run_id": run_id}])
         file.close()
         with suppress(FileExistsError):
             os.link(path, target)  # fails if another rank was first

@@ -83,12 +83,10 @@ FORMULAS = {
 
 
 class Series:
-    """The state of one key in one step, with its reduction and the call site that recorded it first."""
+    """The state of one key in one step, with its reduction."""
 
-    def __init__(self, reduction: Reduce, site: str) -> None:
+    def __init__(self, reduction: Reduce) -> None:
         self.reduction = reduction
-        self.site = site
-        """file:line of the first call that recorded the key in this process."""
         self.non_finite = 0
         """Count of NaN and infinite values, shown as `key/non_finite`. They are excluded from the reduction."""
         self._state: Any = None
@@ -127,8 +125,8 @@ class Distribution(Series):
     values give equal samples.
     """
 
-    def __init__(self, reduction: Reduce, site: str) -> None:
-        super().__init__(reduction, site)
+    def __init__(self, reduction: Reduce) -> None:
+        super().__init__(reduction)
         self._parts = [(np.empty(0), np.empty(0))]
         """Pairs of values and priorities, each float64 [n]; concatenated and thinned only occasionally."""
         self._size = 0
@@ -178,6 +176,6 @@ class Distribution(Series):
         return values, priorities
 
 
-def new_series(reduction: Reduce, site: str) -> Series:
+def new_series(reduction: Reduce) -> Series:
     """An empty series for any reduction except TABLE."""
-    return (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction, site)
+    return (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction)

@@ -32,11 +32,6 @@ def plain_row(row: Row) -> Row:
     }
 
 
-def has_score(row: Row) -> bool:
-    """Whether the row has a "score" or "reward" column to be ranked by."""
-    return "score" in row or "reward" in row
-
-
 def score_of(row: Row) -> float | None:
     """The number that ranks the row: its "score", or its reward without one. None if that is not a number or is NaN."""
     return as_score(row["score"] if "score" in row else row.get("reward"))

@@ -16,7 +16,7 @@ numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
 def series(reduction, pairs=()):
     """A series that was given these (value, weight) pairs."""
-    one = new_series(reduction, "here:1")
+    one = new_series(reduction)
     for value, weight in pairs:
         one.append(np.array([value]) if reduction is Reduce.DISTRIBUTION else value, weight)
     return one

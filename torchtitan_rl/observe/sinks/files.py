@@ -33,7 +33,7 @@ class JsonlSink(_FileSink):
         super().__init__(context, "metrics.jsonl", b"\n")
 
     def write(self, record: StepRecord) -> None:
-        self._file.append(record.step, [{"time": record.time_s, **record.values}])
+        self._file.append(record.step, [{**record.values, "time": record.time_s}])
 
 
 class LocalSink(_FileSink):
@@ -50,7 +50,7 @@ class LocalSink(_FileSink):
         """Returns the number of rows dropped because of the byte budget."""
         run_id, budget = self.context.run_id, self.context.config.store_bytes
         rows = [
-            {"run_id": run_id, "table": key, **with_written_tokens(row, self.context.decode)}
+            {**with_written_tokens(row, self.context.decode), "run_id": run_id, "table": key}
             for key, table in record.kept.items()
             for row in table
         ]
