@@ -26,7 +26,10 @@ from typing import Any, NoReturn
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2)."""
-_KEY_BYTES = 16
+_END = signal.SIGRTMIN
+"""Ends a supervisor."""
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a batch system may send to every process of a run, which goes on until its checkpoint is saved."""
 
 
 class WorkerDied(RuntimeError):
@@ -34,7 +37,7 @@ class WorkerDied(RuntimeError):
 
 
 class WorkerKilled(WorkerDied):
-    """It was ended by SIGKILL or SIGTERM, which functions do not send themselves: a person, a batch system or the kernel does."""
+    """It was ended by SIGKILL or a stop signal: a person, a batch system or the kernel sends these, a function does not."""
 
 
 class WorkerPool:
@@ -71,7 +74,7 @@ class WorkerPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
         while self._pids:
             pid = self._pids.pop()
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, _END)
             os.waitpid(pid, 0)
 
     def _call(self, function: int, args: tuple, seconds: float) -> Any:
@@ -119,10 +122,12 @@ class _Supervisor:
         for line in inherited:
             line.close()
         os.setsid()  # Ctrl-C is for the training process
-        signal.signal(signal.SIGTERM, _exit)
+        signal.signal(_END, _exit)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, _time_out)
         _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the worker become children, to be killed too
-        _control(_SET_DEATH_SIGNAL, signal.SIGTERM)
+        _control(_SET_DEATH_SIGNAL, _END)
         if os.getppid() != self._pool:  # it has ended before it could send the signal
             return
         self._line.send("ready")
@@ -131,42 +136,50 @@ class _Supervisor:
                 seconds, data = self._line.recv(), self._line.recv_bytes()
                 self._line.send_bytes(self._answer(data, seconds))
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(_END, signal.SIG_IGN)
             self._kill_worker()
 
     def _answer(self, data: bytes, seconds: float) -> bytes:
-        """The pickled (result, fault) of a call, of which one is None."""
+        """The pickled (result, fault) of a call, of which one is None.
+
+        A call whose worker is killed from outside is made once more.
+        """
+        try:
+            try:
+                return self._ask(data, seconds)
+            except WorkerKilled:
+                return self._ask(data, seconds)
+        except (TimeoutError, WorkerDied) as fault:
+            return pickle.dumps((None, fault))
+
+    def _ask(self, data: bytes, seconds: float) -> bytes:
+        """The worker's answer. Raises TimeoutError or WorkerDied."""
+        if self._worker_line is not None and self._worker_line.poll():
+            self._kill_worker()  # it has ended since its last call
         if self._worker_line is None:
             self._worker_line, theirs = Pipe()
             self._worker = _fork(partial(self._work, theirs))
             theirs.close()
-        key = os.urandom(_KEY_BYTES)
         try:
             try:
                 # The alarm also ends the wait for the rest of half a message.
                 signal.setitimer(signal.ITIMER_REAL, seconds)
-                self._worker_line.send_bytes(key + data)
-                answer = self._worker_line.recv_bytes()
+                self._worker_line.send_bytes(data)
+                return self._worker_line.recv_bytes()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except TimeoutError:
             self._kill_worker()
-            fault = TimeoutError(f"took longer than {seconds:g} s")
+            raise TimeoutError(f"took longer than {seconds:g} s") from None
         except (EOFError, OSError):
-            fault = _death(self._kill_worker())
-        else:
-            if answer[:_KEY_BYTES] == key:
-                return answer[_KEY_BYTES:]
-            self._kill_worker()
-            fault = WorkerDied("the function wrote into its worker's descriptors")
-        return pickle.dumps((None, fault))
+            raise _death(self._kill_worker()) from None
 
     def _work(self, line: Connection) -> None:
         """Run the worker: make one call after another and send the results."""
         self._line.close()
         self._worker_line.close()
         os.setsid()  # a group to be killed at once
-        for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGINT):
+        for number in (_END, signal.SIGALRM, *_STOP_SIGNALS):
             signal.signal(number, signal.SIG_DFL)
         _control(_SET_DEATH_SIGNAL, signal.SIGKILL)
         import torch
@@ -174,9 +187,9 @@ class _Supervisor:
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
         pid = os.getpid()
         while True:
-            message = line.recv_bytes()
+            data = line.recv_bytes()
             try:
-                function, args = pickle.loads(message[_KEY_BYTES:])
+                function, args = pickle.loads(data)
                 answer = pickle.dumps((self._functions[function](*args), None))
             except BaseException as error:  # also SystemExit
                 fault = RuntimeError(f"{type(error).__name__}: {error}")
@@ -189,7 +202,7 @@ class _Supervisor:
                 OSError, ValueError
             ):  # nobody reads it, or the call has closed it
                 sys.stdout.flush()
-            line.send_bytes(message[:_KEY_BYTES] + answer)
+            line.send_bytes(answer)
 
     def _kill_worker(self) -> int:
         """Kill the worker and all that it has started. Returns its wait status."""
@@ -212,7 +225,7 @@ def _death(status: int) -> WorkerDied:
     if not os.WIFSIGNALED(status):
         return WorkerDied(f"its process ended with exit code {os.WEXITSTATUS(status)}")
     number = os.WTERMSIG(status)
-    kind = WorkerKilled if number in (signal.SIGKILL, signal.SIGTERM) else WorkerDied
+    kind = WorkerKilled if number in (signal.SIGKILL, *_STOP_SIGNALS) else WorkerDied
     return kind(f"its process was killed by signal {number} ({signal.strsignal(number)})")
 
 
