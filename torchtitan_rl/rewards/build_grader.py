@@ -6,7 +6,7 @@ from functools import partial
 from typing import get_args
 
 from torchtitan_rl.data.task import RESERVED_COLUMNS, RewardFunction, Task
-from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import load_reward
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.grader import Scorers
@@ -56,29 +56,11 @@ def build_grader(
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
-    """The reward function with its settings. Raises UserError for an attribute `scope` that is none, and for positions.
+    """The reward function with its settings. Raises UserError for an attribute `scope` that is none.
 
     A function that names `log_metric` gets a batch, as in TRL: what it logs may be no mean, such as a calibration error.
     """
-    try:
-        parameters = inspect.signature(function).parameters
-    except ValueError as error:  # of a method without a parameter for its object
-        raise UserError(
-            f"reward function {name}: expected parameters that start with self, as it is a method. Add self."
-        ) from error
-    wraps = any(
-        p.kind is p.VAR_KEYWORD for p in parameters.values()
-    )  # f(*args, **kwargs) passes all on
-    positional = [
-        p.name
-        for p in parameters.values()
-        if p.kind is p.POSITIONAL_ONLY
-        or (p.kind is p.VAR_POSITIONAL and (p.name in RESERVED_COLUMNS or not wraps))
-    ]
-    expect(
-        not positional, f"reward function {name}", str(inspect.signature(function)),
-        "parameters that are given by name", "Declare it as f(completions, **kwargs).",
-    )  # fmt: skip
+    parameters = inspect.signature(function).parameters
     usual = "batch" if "log_metric" in parameters else "group"
     scope = config.scope_of.get(name, getattr(_unwrapped(function), "scope", usual))
     expect(
@@ -108,23 +90,15 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
         *extra,
     ]
     names = [reward.name for reward in rewards]
-    unanswered = not getattr(task, "has_answers", True)
     expect(
-        bool(names) or not required,
-        "grader.rewards",
-        config.rewards,
-        "a reward function, as the task has none" + ": its rows have no answer column" * unanswered,
-        "Name one or more" + ", or the column by task.answer_column" * unanswered + ".",
-    )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    expect(
-        not twice, "grader.rewards", config.rewards,
-        f"one reward function of each name, but with the task's own there are two called {twice}",
-        "Give one another name: other_name=path/to/file.py:function.",
+        bool(names) or not required, "grader.rewards", config.rewards,
+        "a reward function, as the task has none",
+        "Name one or more, or for rows with an answer task.answer_column.",
     )  # fmt: skip
-    taken = sorted({"error", JUDGEMENT} & set(names))
+    taken = {name for name in names if names.count(name) > 1 or name in ("error", JUDGEMENT)}
     expect(
-        not taken, "grader.rewards", taken, "names other than those of errors and the task's judgement in tables",
+        not taken, "grader.rewards", sorted(taken),
+        "names that no other function, error or judgement of the task has",
         "Give it another name: other_name=path/to/file.py:function.",
     )  # fmt: skip
     given = RESERVED_COLUMNS | task.train_example(0, seed=0).columns.keys()

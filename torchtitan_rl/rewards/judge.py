@@ -27,21 +27,6 @@ Right answer, for your information:
 End with the mark alone on the last line, as: Mark: 7"""
 
 
-def _check_formats(mark: str, question: str) -> None:
-    """Check the regular expression of the mark and the format string of the question."""
-    try:
-        groups = re.compile(mark).groups
-        question.format(prompt="", completion="", expected_answer="")
-    except re.error as error:
-        raise ValueError(f"mark {mark!r} is no regular expression: {error}") from error
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"question has a field besides prompt, completion and expected_answer: {error}"
-        ) from error
-    if groups < 1:
-        raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
-
-
 @typed
 class Judge:
     """A reward function: the judge's mark for each completion, divided by `highest`; None once the budget is used up.
@@ -81,17 +66,9 @@ class Judge:
             timeout_seconds=timeout_seconds,
             max_tokens=max_tokens,
         )
-        if min(retries, budget or 0) < 0:
-            raise ValueError(
-                f"retries {retries} or budget {budget} is less than 0; a budget of None is no limit"
-            )
-        if not re.match(r"https?://[^/]", base_url) or not model:
-            raise ValueError(
-                f"expected a base_url such as 'http://judge:8000/v1' and a model, not {base_url!r}, {model!r}"
-            )
-        if not Path(cache).parent.is_dir():
-            raise ValueError(f"cache {cache!r} is in a folder that does not exist: make it first")
-        _check_formats(mark, question)
+        question.format(prompt="", completion="", expected_answer="")
+        if re.compile(mark).groups < 1:
+            raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         self.base_url, self.model, self.question = base_url, model, question
         self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
         self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries

@@ -5,27 +5,18 @@ import copy
 import inspect
 import itertools
 import time
-import traceback
-from bdb import BdbQuit
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from torchtitan_rl.data.task import OpenedText, RewardFunction, Task, completion_text
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.data.turns import LARGEST_REWARD, environment_reward
 from torchtitan_rl.events import recorded_by
-from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.rewards.reward_log import RewardLog
-from torchtitan_rl.rewards.scorer import Groups, Scorer, ScorerResult
+from torchtitan_rl.rewards.scorer import Groups, Scorer, ScorerResult, described
 from torchtitan_rl.rewards.trainer_state import TrainerState
-from torchtitan_rl.text import head_and_tail
 from torchtitan_rl.types import Completion, Group, flat
-
-ERROR_CHARACTERS = 2000
-"""Maximum length of a stored exception text. Some exceptions quote their whole input."""
 
 JUDGEMENT = "judgement"
 """Name of the task's own judgement among those of reward functions."""
@@ -70,11 +61,8 @@ class Reward(Scorer):
             if isinstance(error, TimeoutError) and limit.expired():
                 result = self.timed_out(log.size)
             else:  # also a TimeoutError of the function's own
-                result = ScorerResult.failed(log.size, self.describe(error, groups))
+                result = ScorerResult.failed(log.size, described(error))
         return self.completed(result, log, began)
-
-    def describe(self, error: BaseException, groups: Groups) -> str:
-        return _described(error) + _form_of_completions(error, groups)
 
     def _keywords(
         self, groups: Groups, state: TrainerState | None, log: RewardLog
@@ -89,10 +77,6 @@ class Reward(Scorer):
         lists = {
             name: lambda g, name=name: _copies(g.prompt.columns.get(name), g) for name in columns
         } | _LISTS
-        if missing := self.missing(values | lists):
-            raise TypeError(
-                f"needs {missing}, which are neither keywords of the grader nor columns of the task"
-            )
         named, takes_all = self._parameters()
         made = {
             name: [v for g in groups for v in make(g)]
@@ -125,12 +109,14 @@ class Judgement(Scorer):
         scores = []
         for group in groups:
             for completion in _completions(group):
-                answer = _answer(self.task.extract_answer(completion_text(completion)))
-                scores.append((answer, _verdict(self.task.judge(answer, group.prompt))))
+                answer = self.task.extract_answer(completion_text(completion))
+                if not isinstance(answer, str | None):  # a number never equals the expected text
+                    raise TypeError(
+                        f"extract_answer returned {answer!r:.80}, expected a text or None"
+                    )
+                verdict = self.task.judge(answer, group.prompt)
+                scores.append((answer, None if verdict is None else bool(verdict)))
         return ScorerResult(scores)
-
-    def describe(self, error: BaseException, groups: Groups) -> str:
-        return _described(error)
 
 
 def _checked(output: Any, completions: list[Completion]) -> ScorerResult:
@@ -149,72 +135,15 @@ def as_scores(output: Any, size: int) -> list[float | None]:
 
     Raises ValueError for a wrong number of values and TypeError for values that are not numbers.
     """
-    shape = getattr(output, "shape", (size,))
-    is_list = hasattr(output, "__len__") and not isinstance(
-        output, (str, bytes, dict, set, frozenset)
-    )
-    if not is_list or shape == ():
-        factory = "; a factory is named with (): f()" if callable(output) else ""
-        raise TypeError(
-            f"returned {type(output).__name__}, expected a list of {size} floats or None{factory}"
-        )
-    if len(shape) > 1:
-        raise ValueError(
-            f"returned shape {tuple(shape)} for {size} completions, expected ({size},)"
-        )
-    if len(output) != size:
-        raise ValueError(f"returned {len(output)} values for {size} completions")
-    return [None if value is None else _number(value) for value in output]
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, (str, bytes)):
-        raise TypeError(f"returned a value that is not a number: the text {value!r}")
-    if np.iscomplexobj(value):  # numpy's would lose its imaginary part
-        raise TypeError(f"returned a value that is not a number: {value!r}")
     try:
-        return float(value)
+        scores = [None if value is None else float(value) for value in output]
     except (TypeError, ValueError) as error:
-        raise TypeError(f"returned a value that is not a number: {error}") from error
-
-
-def _answer(answer: Any) -> str | None:
-    """Returns an extracted answer if it is a text or None. A number would never equal the expected text, so it raises."""
-    if answer is None or isinstance(answer, str):
-        return answer
-    raise TypeError(
-        f"extract_answer returned {type(answer).__name__} {answer!r:.80}, expected a text or None"
-    )
-
-
-def _verdict(verdict: Any) -> bool | None:
-    """Returns a judgement if it is True, False or None, and raises TypeError otherwise."""
-    if verdict is None or isinstance(verdict, bool | np.bool_):
-        return None if verdict is None else bool(verdict)
-    raise TypeError(
-        f"judge returned {type(verdict).__name__} {verdict!r:.80}, expected True, False or None"
-    )
-
-
-def _described(error: BaseException) -> str:
-    """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
-    where = users_line(error)
-    if not where:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f" ({last.filename}, line {last.lineno})" if last.filename != __file__ else ""
-    text = str(error)
-    if isinstance(error, BdbQuit):
-        text = "breakpoint() needs a terminal, and there is none"
-    return f"{type(error).__name__}: {head_and_tail(text, ERROR_CHARACTERS)}{where}"
-
-
-def _form_of_completions(error: BaseException, groups: Groups) -> str:
-    """Returns how completions are given, after an error that a function makes which expects the other form; "" after others."""
-    if not isinstance(error, AttributeError | TypeError):
-        return ""
-    if all(group.prompt.messages is None for group in groups):
-        return "; completions are texts here, as the prompts have no messages"
-    return "; completions are lists of messages here, and completion_text(completion) is their text"
+        raise TypeError(
+            f"returned {output!r:.80}, expected a list of {size} numbers or None: {error}"
+        ) from error
+    if len(scores) != size:
+        raise ValueError(f"returned {len(scores)} values for {size} completions")
+    return scores
 
 
 def _copies(value: Any, group: Group[Completion]) -> list[Any]:

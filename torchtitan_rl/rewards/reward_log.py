@@ -12,7 +12,7 @@ from torchtitan_rl.types import Metric
 class RewardLog(Listener):
     """Buffer for the values that one call of a reward function logs about `size` completions, or records.
 
-    It never raises, because logging must not decide about training: after a wrong value it ignores what the call logs.
+    It never raises, because logging must not decide about training: a wrong value is dropped.
     """
 
     def __init__(self, function: str, size: int) -> None:
@@ -23,7 +23,7 @@ class RewardLog(Listener):
         self.recorded: list[tuple[str, Metric]] = []
         """(key, value) of `record_metric`, with values that can leave the process"""
         self.error = ""
-        """What was wrong; "" if nothing was."""
+        """The first wrong value; "" if there was none."""
         self.size = size
         self._function = function
 
@@ -38,59 +38,28 @@ class RewardLog(Listener):
 
         Calls extend the column, as in TRL; a call with a value for every completion sets it.
         """
-        if self.error:
-            return
-        values = _as_list(values)
-        if wrong := "no list" if values is None else _unpicklable(values):
-            self._drop(f"log_extra({column!r}, ...) with {wrong}. Give a list of values.")
+        try:
+            values = list(values.tolist() if hasattr(values, "tolist") else values)
+            pickle.dumps(values)  # they leave the worker process
+        except Exception as error:
+            self._drop(f"log_extra({column!r}, ...): {error}")
             return
         before = [] if len(values) == self.size else self.extras.get(str(column), [])
         self.extras[str(column)] = before + values
 
     def log_metric(self, name: str, value: float) -> None:
         """Average `value` into the step's metric `name`, over all calls and ranks."""
-        if self.error:
-            return
         try:
             self.metrics.append((str(name), float(value)))
-        except (TypeError, ValueError):
-            self._drop(f"log_metric({name!r}, {value!r}). Give a number.")
+        except (TypeError, ValueError) as error:
+            self._drop(f"log_metric({name!r}, ...): {error}")
 
     def drop_incomplete(self) -> None:
         """Drop the columns without exactly one value for each completion. Call it at the end."""
-        wrong = {
-            column: len(values)
-            for column, values in self.extras.items()
-            if len(values) != self.size
-        }
+        wrong = [name for name, values in self.extras.items() if len(values) != self.size]
         for column in wrong:
-            del self.extras[column]
-        self.error = self.error or " ".join(
-            f"Reward function {self._function!r} called log_extra({column!r}, ...) with {number} values for {self.size} "
-            "completions. Give one value for each completion, None where there is none."
-            for column, number in wrong.items()
-        )
+            number = len(self.extras.pop(column))
+            self._drop(f"log_extra({column!r}, ...): {number} values for {self.size} completions")
 
     def _drop(self, call: str) -> None:
-        """Drop all that this call of the function logs, because half of it would mislead."""
-        self.extras.clear()
-        self.metrics.clear()
-        self.error = f"Reward function {self._function!r} called {call}"
-
-
-def _as_list(values: Any) -> list[Any] | None:
-    """Returns `values` as a list, with tensors and arrays as Python numbers; None if they are not a sequence."""
-    if isinstance(values, (str, bytes, dict)):
-        return None
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    return list(values) if hasattr(values, "__iter__") else None
-
-
-def _unpicklable(values: list[Any]) -> str:
-    """Returns the reason why the values cannot be sent from a worker process; "" if they can."""
-    try:
-        pickle.dumps(values)
-    except Exception as error:
-        return f"values that cannot be pickled ({error})"
-    return ""
+        self.error = self.error or f"Reward function {self._function!r} called {call}."

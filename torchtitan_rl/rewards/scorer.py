@@ -1,6 +1,7 @@
 """What a reward function and the task's judgement have in common as scorers: their settings, and the result of a call."""
 
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,9 +9,14 @@ from typing import Any, Literal
 
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import recorded_by
+from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.rewards.reward_log import RewardLog
 from torchtitan_rl.rewards.trainer_state import TrainerState
+from torchtitan_rl.text import head_and_tail
 from torchtitan_rl.types import Completion, Group, Metric, flat
+
+ERROR_CHARACTERS = 2000
+"""Maximum length of a stored exception text. Some exceptions quote their whole input."""
 
 FailurePolicy = Literal["raise", "none"]
 Scope = Literal["group", "batch"]
@@ -72,7 +78,7 @@ class Scorer(ABC):
             with recorded_by(log):
                 result = self.result(groups, state, log)
         except BaseException as error:  # also SystemExit, which would look like a run's end
-            result = ScorerResult.failed(log.size, self.describe(error, groups))
+            result = ScorerResult.failed(log.size, described(error))
         return self.completed(result, log, began)
 
     def timed_out(self, size: int, more: str = "") -> ScorerResult:
@@ -89,10 +95,6 @@ class Scorer(ABC):
     def result(self, groups: Groups, state: TrainerState | None, log: RewardLog) -> ScorerResult:
         """Make the call. Raises what the foreign code raises."""
 
-    @abstractmethod
-    def describe(self, error: BaseException, groups: Groups) -> str:
-        """The error message for what the foreign code has raised."""
-
     @staticmethod
     def completed(result: ScorerResult, log: RewardLog, began: float) -> ScorerResult:
         """The result with what its call has logged, and its seconds since `began`."""
@@ -101,3 +103,10 @@ class Scorer(ABC):
         result.recorded = log.recorded
         result.seconds = time.perf_counter() - began
         return result
+
+
+def described(error: BaseException) -> str:
+    """Returns the exception and the line that raised it. Example: "KeyError: 'x' (my_rewards.py, line 7)" """
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = users_line(error) or f" ({last.filename}, line {last.lineno})"
+    return f"{type(error).__name__}: {head_and_tail(str(error), ERROR_CHARACTERS)}{where}"

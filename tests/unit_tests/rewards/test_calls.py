@@ -153,16 +153,11 @@ def test_a_killed_worker_is_not_called_a_fault_of_the_function(build):
     def killed(completions, **_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def sets_an_alarm(completions, **_):
-        os.kill(os.getpid(), signal.SIGALRM)
-
     with pytest.raises(
         RewardError, match="killed by signal 9.* from outside .*Start the same command again.*or set"
     ) as error:
         score(build(killed), "a")
     assert "Correct the function" not in str(error.value)
-    with pytest.raises(RewardError, match="killed by signal 14.*Correct the function"):
-        score(build(sets_an_alarm), "a")
 
 
 def _descendants() -> set[int]:
@@ -267,16 +262,9 @@ def test_garbage_of_the_parent_is_not_destroyed_in_a_worker(tmp_path):
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        (["1.0"], "not a number: the text '1.0'"),
-        (torch.tensor([1 + 2j]).numpy(), r"not a number: .*1\+2j"),
-        (torch.ones(1, 1), r"shape \(1, 1\) for 1 completions, expected \(1,\)"),
-        (torch.tensor(1.0), "returned Tensor, expected a list of 1 floats"),
-        (
-            lambda completions: 1.0,
-            "returned function, expected a list of 1 floats or None; a factory is named with",
-        ),
-        ({"a": 1.0}, "returned dict"),
-        ({1.0}, "returned set"),
+        (["one"], "'one'], expected a list of 1 numbers or None: could not convert string"),
+        (torch.tensor(1.0), "expected a list of 1 numbers or None: iteration over a 0-d tensor"),
+        (lambda completions: 1.0, "<lambda> at .*, expected a list of 1 numbers"),
     ],
 )
 def test_rewards_that_are_not_a_list_of_numbers_are_refused(build, output, said):

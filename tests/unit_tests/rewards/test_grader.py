@@ -60,7 +60,9 @@ def test_unknown_keyword_of_a_reward_function_is_named():
 
     with pytest.raises(UserError, match=r"reward function needy = \['difficulty'\]: .* 'operands'"):
         grader(needy)
-    with pytest.raises(RewardError, match=r"'operand'.*needs \['operands'\]"):  # a row without the others' column
+    with pytest.raises(
+        RewardError, match=r"'operand'.*missing 1 required .*operands"
+    ):  # a row without the others' column
         score(grader(operand), "a")
 
 
@@ -133,7 +135,7 @@ def test_non_text_answer_is_reported_because_it_never_matches():
         def extract_answer(self, text):
             return 46
 
-    with pytest.raises(RewardError, match="extract_answer returned int 46, expected a text or None"):
+    with pytest.raises(RewardError, match="extract_answer returned 46, expected a text or None"):
         score(build_grader(Grader.Config(), Counts(constant(5.0))), "46")
 
 
@@ -206,15 +208,11 @@ def test_trainer_state_uses_transformers_field_names(build):
     assert rewards(scored.samples) == [0.25]
 
 
-@pytest.mark.parametrize("name", ["error", "judgement"])
-def test_reserved_table_column_names_are_refused(name):
-    with pytest.raises(UserError, match=rf"grader.rewards = \['{name}'\]: expected names other than .*another name"):
-        grader(constant(1.0, name))
-
-
 def test_duplicate_function_names_and_settings_of_unknown_functions_are_errors():
-    with pytest.raises(UserError, match=r"two called \['constant'\]"):
+    with pytest.raises(UserError, match=r"constant.*: expected names that no other function"):
         grader(constant(1.0), constant(2.0))
+    with pytest.raises(UserError, match=r"grader.rewards = \['judgement'\]"):
+        grader(constant(1.0, "judgement"))
     for setting in ({"weights": {"lenght": 1.0}}, {"on_failure_of": {"lenght": "none"}}):
         with pytest.raises(UserError, match=r"lenght.*expected names of.*\['length'\]"):
             grader(length, **setting)

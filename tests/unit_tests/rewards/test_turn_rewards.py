@@ -2,10 +2,8 @@
 
 import pytest
 
-from tests.parts.grading import constant, grader
+from tests.parts.grading import constant
 from torchtitan_rl.environments import environment_reward
-from torchtitan_rl.environments.checks import checked_reward
-from torchtitan_rl.rewards.reward import as_scores
 from torchtitan_rl.types import Completion, Group, Prompt, TurnRecord
 
 
@@ -27,17 +25,7 @@ def talked(*turn_rewards):
         ([constant(5.0)], 5.0, (0.0, 0.0, 0.0)),
     ],
 )
-def test_turn_rewards_come_only_from_the_environment(functions, reward, of_turns):
+def test_turn_rewards_come_only_from_the_environment(build, functions, reward, of_turns):
     weights = {"environment_reward": 2.0} if environment_reward in functions else {}
-    made = grader(*functions, weights=weights)
-    try:
-        [[scored]] = [group.samples for group in made.grade([talked(0.5, None, 1.0)])]
-    finally:
-        made.close()
+    [[scored]] = [group.samples for group in build(*functions, weights=weights).grade([talked(0.5, None, 1.0)])]
     assert (scored.reward, scored.turn_rewards) == (reward, of_turns)
-
-
-@pytest.mark.parametrize("read", [checked_reward, lambda value: as_scores([value], 1)])
-def test_a_number_given_as_text_is_no_reward(read):
-    with pytest.raises(TypeError, match="text '1'"):
-        read("1")
