@@ -29,9 +29,9 @@ from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # n
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
-from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import InProcess  # noqa: E402
+from torchtitan_rl.sync.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config  # noqa: E402
 
 SIZES = {

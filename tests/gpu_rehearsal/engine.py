@@ -79,10 +79,10 @@ from torchtitan_rl.generator.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
-from torchtitan_rl.models.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import InProcess  # noqa: E402
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request  # noqa: E402
+from torchtitan_rl.sync.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.trainer.model_loader import meta_model  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 

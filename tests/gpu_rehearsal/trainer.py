@@ -32,9 +32,9 @@ from torchtitan_rl.models.experts import mixtures
 from torchtitan_rl.models.hf import exported_rows, local_shard
 from torchtitan_rl.models.lora.adapters import adapter_rows
 from torchtitan_rl.models.score import HeadReader, TokenScores, attention_masks
-from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.run.checkpointer import policy_state
 from torchtitan_rl.run.memory import memory_need, teacher_spec
+from torchtitan_rl.sync.shard_checksums import ShardChecksums
 from torchtitan_rl.trainer import model_loader as loader_module
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.trainer import trainer as trainer_module

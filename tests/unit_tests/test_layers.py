@@ -10,7 +10,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "torchtitan_rl"
 ORDER = [
     {
-        "checksum",
         "comm",
         "conversation",
         "device",

@@ -17,10 +17,10 @@ from torchtitan.config import Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.errors import TrainingStopped, UserError, expect
 from torchtitan_rl.events import progress
-from torchtitan_rl.models.shard_checksums import base_digest
 from torchtitan_rl.run import manifest, safe_load
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.checkpointer_config import CheckpointerConfig
+from torchtitan_rl.sync.shard_checksums import base_digest
 from torchtitan_rl.trainer.trainer import Trainer
 
 ROOM = 1.02

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchtitan_rl.checksum import INTEGERS, checksums, place_weights
+from torchtitan_rl.sync.checksum import INTEGERS, checksums, place_weights
 
 Shapes = Mapping[str, tuple[int, int]]
 """(rows, columns) of each full tensor by its name: see `ShardChecksums.shapes`."""

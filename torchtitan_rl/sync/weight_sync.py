@@ -18,10 +18,10 @@ from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import exported_rows
 from torchtitan_rl.models.lora.adapters import adapter_rows
-from torchtitan_rl.models.shard_checksums import ShardChecksums
 from torchtitan_rl.sync.engine_weights import EngineWeights
 from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess
 from torchtitan_rl.sync.probe import disagreement, rounding_noise
+from torchtitan_rl.sync.shard_checksums import ShardChecksums
 from torchtitan_rl.sync.sync_config import WeightSyncConfig
 from torchtitan_rl.types import FloatArray, IntArray
 

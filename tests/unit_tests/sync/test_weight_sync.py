@@ -13,10 +13,10 @@ from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
-from torchtitan_rl.models.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync.engine_weights import share_of
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES
+from torchtitan_rl.sync.shard_checksums import ShardChecksums, unequal_replicas
 from torchtitan_rl.sync.weight_sync import WeightSync, WeightSyncError
 from torchtitan_rl.trainer.model_loader import load_hf_weights
 from torchtitan_rl.types import Completion, Prompt, flat

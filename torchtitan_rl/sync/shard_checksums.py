@@ -12,8 +12,8 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl import comm
-from torchtitan_rl.checksum import checksums, place_weights
 from torchtitan_rl.models.hf import exported_rows, local_shard
+from torchtitan_rl.sync.checksum import checksums, place_weights
 
 
 class _Shard(NamedTuple):

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from torchtitan_rl.checksum import checksums, place_weights
 from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.sync.checksum import checksums, place_weights
 
 SHAPES = [(7, 5), (3, 513), (600, 36), (5, 1200), (1, 1)]
 
