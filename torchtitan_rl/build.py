@@ -29,6 +29,7 @@ from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
 from torchtitan_rl.data.task import Task
+from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
@@ -47,9 +48,8 @@ from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.dump_folder import CHECKOUT
 from torchtitan_rl.run.identity import described, repositories
 from torchtitan_rl.run.memory import (
-    check_memory,
     choose_by_memory,
-    gpu_memory,
+    describe_memory,
     gpu_memory_bytes,
     teacher_spec,
 )
@@ -106,7 +106,7 @@ class Resolved:
     dtype_choice: str
     """A line with the dtype of "auto"; "" without one."""
     memory: str
-    """A line with the memory of a GPU that is needed and there is; "" without a GPU."""
+    """A line with the memory that is needed and there is."""
 
 
 def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
@@ -134,21 +134,16 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
     check_model(config, world_size=world_size)
     if config.teacher:
         prepare_teacher(config, algorithm, load_tokenizer(config.hf_assets_path))
-    gpu_bytes = gpu_memory_bytes()
-    config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(
-        config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes
-    )
-    memory = ""
-    if gpu_bytes is not None:
-        check_memory(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
-        memory = gpu_memory(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
+    on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
+    chosen = choose_by_memory(config, algorithm, **on)
+    config.trainer.activation_checkpoint, config.generator.sleep = chosen
     return Resolved(
         config=config,
         algorithm=algorithm,
         task=task,
         scorers=scorers,
         dtype_choice=dtype_choice,
-        memory=memory,
+        memory=describe_memory(config, algorithm, **on),
     )
 
 
@@ -191,7 +186,7 @@ def prepare(config: "RunConfig") -> Resolved:
     resolved = resolve(config, world_size=int(os.environ["WORLD_SIZE"]))
     if resolved.dtype_choice:
         events.progress(resolved.dtype_choice)
-    if resolved.memory:
+    if not ON_CPU:
         events.progress(resolved.memory)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)

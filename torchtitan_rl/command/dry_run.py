@@ -19,7 +19,7 @@ from torchtitan_rl.observe.tokens import pieces
 from torchtitan_rl.rewards import RewardError
 from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.dump_folder import check_writable, lock
-from torchtitan_rl.run.memory import fsdp_shards, machine_memory, teacher_spec
+from torchtitan_rl.run.memory import fsdp_shards, teacher_spec
 from torchtitan_rl.run.resume import choose_resume, config_fields
 from torchtitan_rl.run.run_end import LOCK
 from torchtitan_rl.run.start_checkpoint import load_tokenizer
@@ -51,8 +51,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show("teacher", _teacher(config))
     _show("run folder", _run_folder(config, config_fields(config, algorithm)))
     _show("layout", _layout(config, world_size))
-    memory = resolved.memory or machine_memory(config, algorithm, world_size=world_size)
-    _show("memory", "\n".join(filter(None, [resolved.dtype_choice, memory])))
+    _show("memory", "\n".join(filter(None, [resolved.dtype_choice, resolved.memory])))
     parts = build_prompts(resolved, tokenizer)
     prompts = parts.stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):

@@ -13,7 +13,6 @@ from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.models import hf_architecture, spec_from_folder
 from torchtitan_rl.models.logprobs import GPU_TILE
 from torchtitan_rl.models.lora.adapters import Lora
-from torchtitan_rl.run.out_of_memory import usable_bytes
 from torchtitan_rl.sync.checksum import GPU_BLOCK
 from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.trainer.model_loader import meta_model
@@ -203,18 +202,14 @@ def _sync_bytes(shape: "_Shape", width: int, *, shards: int, tp: int) -> float:
 
 
 def _engine_bytes(config: "RunConfig") -> tuple[float, float]:
-    """Bytes of an engine's weights, and of one token in its KV cache, on each of its ranks."""
+    """Bytes of an engine's weights, and of one token in its KV cache (its keys and values in all layers), on each of its ranks."""
     width, degree = BYTES[config.generator.dtype], config.generator.tensor_parallel_degree
     parameters, rank = _Shape.of(config.model_spec).parameters, config.trainer.lora.rank
     if rank:  # the buffers have room for the next larger of vLLM's ranks
         parameters += _adapter_sizes(config)[1] * room_for(rank) / rank
-    return width * parameters / degree, width * _cached_values(config) / degree
-
-
-def _cached_values(config: "RunConfig") -> int:
-    """Numbers of one token in a KV cache: its keys and values in all layers."""
-    shape = hf_architecture(config.model_spec.model)
-    return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    a = hf_architecture(config.model_spec.model)
+    cached = 2 * a["num_hidden_layers"] * a["num_key_value_heads"] * a["head_dim"]
+    return width * parameters / degree, width * cached / degree
 
 
 def choose_by_memory(
@@ -245,64 +240,48 @@ def choose_by_memory(
     return checkpointing, sleep
 
 
-def gpu_memory(
-    config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int
+def describe_memory(
+    config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int | None
 ) -> str:
-    """A line with the memory that a run takes of each GPU and what was chosen, and a warning if that is more than there is."""
-    need = memory_need(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
-    generator = config.generator
+    """Returns a line with the memory that a run takes of each GPU and what was chosen, and a warning if that is more than there
+    is; without a GPU, a line with what each rank needs of this machine's memory.
+
+    Raises:
+        UserError: if the trainer's float32 state does not fit the GPUs: it is exact, and found out only after the engine's start.
+    """
+    on = {"world_size": world_size, "gpu_bytes": gpu_bytes or 0}
+    need, generator = memory_need(config, algorithm, **on), config.generator
+    weights, cached = _engine_bytes(config)
+    if gpu_bytes is None:
+        parts = {
+            name: size for name, size in need.updating.items() if name not in ("engine", "CUDA")
+        }
+        if config.needs_engine(algorithm):
+            parts["engine's weights"] = weights
+            parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
+        machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+        return f"memory of this machine {machine:.0f} GiB, there is no GPU; estimated for each rank besides Python: {_in_gib(parts)}"
+    state, size = need.updating[STATE], f"{gpu_bytes / GIB:.0f} GiB"
+    if state > gpu_bytes:
+        raise UserError(
+            f"{config.model_spec.name} {config.model_spec.flavor} on {world_size} GPUs of {size} cannot fit: its {STATE} take "
+            f"{state / GIB:.1f} GiB on each{', with the teacher' if config.teacher else ''}. Start more GPUs (NGPU, NNODES)."
+        )
     chosen = f"trainer.activation_checkpoint {config.trainer.activation_checkpoint}"
     if config.needs_engine(algorithm):
-        weights, cached = _engine_bytes(config)
         room = max(generator.gpu_memory_utilization * gpu_bytes - weights, 0) / cached
         chosen += (
             f", generator.sleep {generator.sleep}; the KV cache holds about {room:,.0f} tokens, {generator.max_num_seqs} sequences of "
             f"full length need {generator.max_num_seqs * generator.max_model_len:,}"
         )
-    line = (
-        f"memory of each GPU of {gpu_bytes / GIB:.0f} GiB, estimated: {need.describe()}. {chosen}"
-    )
-    if need.peak <= gpu_bytes:
-        return line
-    return (
-        f"{line}\nwarning: that is more than the GPU has. 0.6B took 5 % more than its estimate, larger models are not measured. If memory "
-        "runs out, start more GPUs (NGPU, NNODES), or lower generator.gpu_memory_utilization, trainer.max_tokens_per_microbatch or "
-        "trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
-    )
-
-
-def machine_memory(config: "RunConfig", algorithm: "Algorithm", *, world_size: int) -> str:
-    """A line that says, without a GPU, what the ranks need of this machine's memory in an update, and what it has."""
-    parts = memory_need(config, algorithm, world_size=world_size, gpu_bytes=0).updating
-    parts = {name: size for name, size in parts.items() if name not in ("engine", "CUDA")}
-    if config.needs_engine(algorithm):
-        parts["engine's weights"] = _engine_bytes(config)[0]
-        parts["KV cache"] = GIB * float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1)
-    needed = world_size * sum(parts.values())
-    line = f"memory of this machine {usable_bytes() / GIB:.0f} GiB, there is no GPU; estimated for each rank besides Python: {_in_gib(parts)}."
-    if needed <= usable_bytes():
-        return line
-    lower = "trainer.max_tokens_per_microbatch or VLLM_CPU_KVCACHE_SPACE, start fewer ranks, or take a smaller model"
-    return f"{line}\nwarning: {world_size} of them need {needed / GIB:.0f} GiB. Lower {lower}."
-
-
-def check_memory(
-    config: "RunConfig", algorithm: "Algorithm", *, world_size: int, gpu_bytes: int
-) -> None:
-    """Check that the trainer's float32 state fits GPUs of `gpu_bytes`: it is exact, and found out only after the engine's start.
-
-    Raises:
-        UserError: with the bytes and the fields to change.
-    """
-    state = memory_need(config, algorithm, world_size=world_size, gpu_bytes=gpu_bytes).updating[
-        STATE
-    ]
-    if state > gpu_bytes:
-        teacher = " with its teacher" if config.teacher else ""
-        raise UserError(
-            f"{config.model_spec.name} {config.model_spec.flavor}{teacher} on {world_size} GPUs of {gpu_bytes / GIB:.0f} GiB cannot "
-            f"fit: its {STATE} take {state / GIB:.1f} GiB on each. Start more GPUs (NGPU, NNODES)."
+    line = f"memory of each GPU of {size}, estimated: {need.describe()}. {chosen}"
+    if need.peak > gpu_bytes:
+        line += (
+            "\nwarning: that is more than the GPU has. 0.6B took 5 % more than its estimate, larger models are not measured. If memory "
+            "runs out, start more GPUs (NGPU, NNODES), or lower generator.gpu_memory_utilization, trainer.max_tokens_per_microbatch or "
+            "trainer.logprob_chunk_tokens, or set trainer.activation_checkpoint full."
         )
+    return line
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from torchtitan_rl.run.memory import (
     GIB,
     ROOMY,
     STATE,
-    check_memory,
     choose_by_memory,
-    gpu_memory,
+    describe_memory,
     memory_need,
     teacher_spec,
 )
@@ -47,9 +46,8 @@ def sized(size, *, rank=0):
 def test_each_shipped_config_fits_where_its_docstring_says_and_needs_what_it_says(name, gpus):
     function, config = getattr(qwen3_configs, name), shipped(name)
     on = {"algorithm": algorithm_of(config), "world_size": gpus, "gpu_bytes": H100}
-    check_memory(config, **on)
     config.trainer.activation_checkpoint, config.generator.sleep = choose_by_memory(config, **on)
-    assert "warning" not in gpu_memory(config, **on)
+    assert "warning" not in describe_memory(config, **on)
     need = memory_need(config, **on)
     stated = re.search(r"(\d+) GiB awake, (\d+) in an update", function.__doc__)
     assert stated is not None
@@ -80,7 +78,7 @@ def test_memory_chooses_recomputation_and_sleep_and_the_choice_fits(size, gpus, 
     on = {"algorithm": algorithm_of(config), "world_size": gpus, "gpu_bytes": int(gib * GIB)}
     assert choose_by_memory(config, **on) == (checkpointing, sleep)
     config.trainer.activation_checkpoint, config.generator.sleep = checkpointing, sleep
-    line = gpu_memory(config, **on)
+    line = describe_memory(config, **on)
     assert f"trainer.activation_checkpoint {checkpointing}, generator.sleep {sleep}; the KV cache holds" in line
     assert memory_need(config, **on).peak <= ROOMY * gib * GIB
 
@@ -104,8 +102,8 @@ def test_a_teacher_takes_two_bytes_a_parameter_over_the_ranks_and_none_as_loras_
 def test_a_float32_state_larger_than_the_gpu_is_refused():
     config = shipped("qwen3_8b")
     with pytest.raises(UserError, match=r"qwen3 8B on 1 GPUs of 79 GiB cannot fit: .* take 122\.1 GiB on each.*NGPU"):
-        check_memory(config, algorithm_of(config), world_size=1, gpu_bytes=H100)
-    check_memory(config, algorithm_of(config), world_size=2, gpu_bytes=H100)
+        describe_memory(config, algorithm_of(config), world_size=1, gpu_bytes=H100)
+    describe_memory(config, algorithm_of(config), world_size=2, gpu_bytes=H100)
 
 
 LORA_PAGE = (Path(__file__).parents[3] / "docs/lora.md").read_text()
