@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torchtitan.config import Configurable
 
@@ -35,14 +35,8 @@ CHECKPOINT_SECONDS = 5.0
 """Time limit of `state_dict` for each file to contain every step so far."""
 CLOSE_SECONDS = 30.0
 """Time limit of `close` for the last writes of all sinks together."""
-CONSOLE_METRICS = (
-    "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
-    "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
-    "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
-    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "share/*", "time/[!e]*", "time/evaluate", "perf/*",
-    "obs/overhead_ms",
-)  # fmt: skip
-"""About 35 numbers in a typical step. Those of an evaluation have their own line."""
+QUEUE_SIZE = 64
+"""Steps that may wait for a slow sink."""
 
 Gather = Callable[[object], list[object] | None]
 
@@ -74,9 +68,6 @@ class Recorder(Configurable):
         leave_out_columns: list[str] = field(default_factory=list)
         """Patterns of columns to leave out of all sample tables, such as "messages" or "example/*"."""
 
-        seed: int = number(0, least=0)
-        """Seed of the random selector and of the order among rows with equal scores."""
-
         keep_all_rows: bool = False
         """Store every row of every step in samples.jsonl, not only the selected rows and those of the greedy evaluation."""
 
@@ -92,18 +83,11 @@ class Recorder(Configurable):
         console_every: int = number(10, least=0, remedy="0 shows no panels.")
         """Steps between panels of metrics and samples on the console; 0: never."""
 
-        console_metrics: list[str] = field(default_factory=lambda: list(CONSOLE_METRICS))
-        """Patterns of the metrics to show in the console's panel, such as "loss/*"."""
-
-        queue_size: int = number(64, least=1, remedy="64 is usual.")
-        """Steps that may wait for a slow sink. It misses further steps; their rows are counted in obs/dropped_rows."""
+        console_metrics: list[str] = field(default_factory=list)
+        """Patterns of further metrics for the console's panel, such as "loss/*"."""
 
         project: str = ""
         """Project name on W&B and Trackio. Empty: torchtitan_rl, or on W&B what WANDB_PROJECT says."""
-
-        wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-        """online requires `wandb login`; offline writes to the run folder, for a later `wandb sync`. auto: what WANDB_MODE
-        says, or else online."""
 
         max_traces_per_step: int = number(16, least=0, remedy="0 logs none.")
         """Rollouts of each split to log to Trackio as traces in a training step; 0: none."""
@@ -141,7 +125,7 @@ class Recorder(Configurable):
         self._filters = sink_filters(config.filters, classes)
         num_traces = config.max_traces_per_step if "trackio" in classes else 0
         self._selection = Selection(
-            config.select, config.seed, config.keep_all_rows, num_traces, self._with_special_tokens
+            config.select, config.keep_all_rows, num_traces, self._with_special_tokens
         )
         self.collector = Collector(self._selection, config.leave_out_columns)
         self.sinks: dict[str, SinkThread] = {}
@@ -165,7 +149,7 @@ class Recorder(Configurable):
                 if name in self._filters:
                     its_context = replace(context, takes=self._filters[name].takes)
                 build = functools.partial(sink, its_context)
-                self.sinks[name] = SinkThread(name, build, config.queue_size)
+                self.sinks[name] = SinkThread(name, build, QUEUE_SIZE)
         self._stop_listening = events.listen(self.collector)
         atexit.register(self.close)
 

@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
     idle: bool
     """True if the row does not affect training (advantage 0, or not in the loss). Of equal rank, it comes last."""
     tie_breaker: bytes
-    """A hash. The order it gives differs between steps and seeds, and is equal in every run and on every rank."""
+    """A hash. The order it gives differs between steps, and is equal in every run and on every rank."""
 
 
 Choose = Callable[[list[Candidate]], list[Candidate]]
@@ -199,7 +199,6 @@ class Selection:
     def __init__(
         self,
         select: Sequence[str],
-        seed: int = 0,
         keep_all: bool = False,
         num_traces: int = 0,
         complete: Callable[[Row], Row] = lambda row: row,
@@ -214,7 +213,7 @@ class Selection:
         self._selectors = [parse_selector(text) for text in select]
         if not any(selector.reason == "unscored" for selector in self._selectors):
             self._selectors.append(parse_selector(f"unscored:{UNSCORED_SHOWN}"))
-        self._seed, self._keep_all, self._num_traces = seed, keep_all, num_traces
+        self._keep_all, self._num_traces = keep_all, num_traces
 
     def candidates(self, rows: list[Row]) -> list[Row]:
         """This rank's rows that the selection over all ranks may need."""
@@ -281,7 +280,7 @@ class Selection:
             group=group,
             place=place,
             idle="advantage" in row and not (row["advantage"] and row.get("in_loss", True)),
-            tie_breaker=_digest(f"{self._seed}:{row.get('step')}:{place}"),
+            tie_breaker=_digest(f"0:{row.get('step')}:{place}"),
         )
 
 

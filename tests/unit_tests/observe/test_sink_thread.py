@@ -49,6 +49,7 @@ class FullDiskSink(Sink):
 
 @pytest.fixture
 def faulty(monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.observe.recorder.QUEUE_SIZE", 2)
     for name, sink in (
         ("raising", RaisingSink),
         ("unbuildable", UnbuildableSink),
@@ -84,19 +85,19 @@ def train(run):
 @pytest.mark.parametrize("sink", ["raising", "unbuildable", "exiting", "blocked", "full"])
 def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorder, faulty, sink, tmp_path):
     without = train(None)
-    run = recorder(sinks=[sink, "jsonl"], queue_size=4)
+    run = recorder(sinks=[sink, "jsonl"])
     started = time.monotonic()
     with_sink = train(run)
     assert time.monotonic() - started < 30
     assert torch.equal(with_sink, without)
     BlockedSink.release.set()
     run.close()
-    # On a busy machine the queue of 4 may be full now and then: what is dropped is counted.
+    # On a busy machine the queue of 2 may be full now and then: what is dropped is counted.
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == STEPS - run.sinks["jsonl"].dropped_steps
 
 
 def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, faulty, caplog):
-    run = recorder(sinks=["blocked"], queue_size=2)
+    run = recorder(sinks=["blocked"])
     for step in range(1, 9):
         rows = rows_of(group(0, *(sample(s, float(s)) for s in range(3))), step=step)
         record_metric("t", rows, Reduce.TABLE)
@@ -111,7 +112,7 @@ def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, faulty, cap
 def test_blocked_sink_does_not_use_up_the_close_time_of_others(faulty, recorder, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.observe.recorder.CLOSE_SECONDS", 2.5)
     monkeypatch.setitem(SINKS, "slow", f"{__name__}:SlowlyClosedSink")
-    run = recorder(sinks=["blocked", "slow"], queue_size=1)
+    run = recorder(sinks=["blocked", "slow"])
     for step in range(1, 5):
         run.flush(step)
     run.close()

@@ -99,8 +99,9 @@ def wandb_records(run_folder):
 def wandb_run(recorder, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setattr("sys.argv", ["train", "--task.api-key", "hunter-12345"])
-    record_run(recorder(sinks=["jsonl", "wandb"], wandb_mode="offline", project="p"))
+    record_run(recorder(sinks=["jsonl", "wandb"], project="p"))
     return wandb_records(tmp_path)
 
 
@@ -149,10 +150,9 @@ def test_wandb_takes_mode_project_and_name_from_the_environment_unless_the_confi
     assert (run.project, run.display_name) == (project, "my name")
 
 
-@pytest.mark.parametrize(("mode", "config"), [("disabled", {}), ("online", {"wandb_mode": "disabled"})])
-def test_disabled_wandb_writes_nothing_and_is_no_error(mode, config, recorder, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", mode)
-    run = recorder(sinks=["wandb"], **config)
+def test_disabled_wandb_writes_nothing_and_is_no_error(recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    run = recorder(sinks=["wandb"])
     record_run(run)
     assert not run.sinks["wandb"].disabled
     assert not (tmp_path / "wandb").exists()
@@ -163,9 +163,7 @@ def resumed_tables(recorder, tmp_path, **config):
     for steps in ((1, 2, 3), (3, 4)):  # step 3 is taken again from the checkpoint of step 2
         if steps[0] > 1:
             time.sleep(1.1)  # a second offline run of the same second would take the first one's folder
-        run = recorder(
-            sinks=["wandb"], wandb_mode="offline", select=["top:1", "bottom:1"], keep_all_rows=True, **config
-        )
+        run = recorder(sinks=["wandb"], select=["top:1", "bottom:1"], keep_all_rows=True, **config)
         for step in steps:
             rows = [{"prompt": f"{step}", "score": score, "note": f"{steps[0]}"} for score in range(6)]
             record_metric("own", rows, Reduce.TABLE)
@@ -182,6 +180,7 @@ def resumed_tables(recorder, tmp_path, **config):
 
 def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorder, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     files, history, finals = resumed_tables(recorder, tmp_path)
     rows = finals["own/final"]
     assert Counter((row["step"], row["note"]) for row in rows) == {(1, "1"): 2, (2, "1"): 2, (3, "3"): 2, (4, "3"): 2}
@@ -195,6 +194,7 @@ def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorde
 
 def test_a_filter_keeps_a_table_off_wandb_also_in_the_final_table_of_a_resumed_run(recorder, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     _, history, finals = resumed_tables(recorder, tmp_path, filters=["wandb=!own"])
     assert list(finals) == ["rare/final"]
     assert not any("own" in line for line in history)

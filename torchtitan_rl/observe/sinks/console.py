@@ -64,13 +64,14 @@ STEP_LINE = (
 )
 """In 80 characters, the three of highest priority fit; in 120, all but tok/s."""
 EVALUATION_PREFIX = "evaluation/"
-BUILT_IN_GROUPS = (
-    "advantage", "completions", "conversations", "diversity", "entropy", "entropy_bonus", "evaluation",
-    "generator", "groups", "in_flight", "loss", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
-    "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "share", "sync",
-    "teacher", "time", "top_entropy", "train",
+PANEL_METRICS = (
+    "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
+    "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
+    "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
+    "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "share/*", "time/[!e]*", "time/evaluate", "perf/*",
+    "obs/overhead_ms", "extra/*",
 )  # fmt: skip
-"""First parts of the built-in keys. A key of another group is a user's own, `extra/*` too."""
+"""About 35 numbers in a typical step, and what reward functions log. Those of an evaluation have their own line."""
 SHARES = ("accuracy", "format_rate", "clipped_fraction")
 """Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
 MAX_SAMPLES = 6
@@ -118,15 +119,11 @@ class ConsoleSink(Sink):
                 self._print_samples(key, rows)
 
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
-        """The values that match the patterns, in their order, then the user's own; without the evaluation's."""
+        """The values that match the patterns, in their order, without the evaluation's."""
         others = [name for name in values if not name.startswith(EVALUATION_PREFIX)]
-        names = [
-            n
-            for pattern in self.context.config.console_metrics
-            for n in fnmatch.filter(others, pattern)
-        ]
-        own = [name for name in others if name.partition("/")[0] not in BUILT_IN_GROUPS]
-        return {name: values[name] for name in dict.fromkeys([*names, *own])}
+        patterns = [*PANEL_METRICS, *self.context.config.console_metrics]
+        names = [name for pattern in patterns for name in fnmatch.filter(others, pattern)]
+        return {name: values[name] for name in dict.fromkeys(names)}
 
     def _print_samples(self, key: str, rows: list[Row]) -> None:
         count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"

@@ -30,9 +30,8 @@ class WandbSink(Sink):
 
         self._wandb = wandb
         config, theirs = context.config, os.environ
-        mode = config.wandb_mode
-        if mode == "auto":
-            mode = theirs.get("WANDB_MODE") or "online"
+        mode = theirs.get("WANDB_MODE")
+        quiet = mode == "offline" or not sys.stderr.isatty()
         self._run = wandb.init(
             project=config.project or theirs.get("WANDB_PROJECT") or PROJECT,
             name=theirs.get("WANDB_NAME") or context.run_name,
@@ -42,11 +41,7 @@ class WandbSink(Sink):
             dir=theirs.get("WANDB_DIR") or str(context.run_folder),
             config=context.run_config,
             # Its own metadata would have the command line, with the secrets of its options.
-            settings=wandb.Settings(
-                console="off",
-                silent=mode == "offline" or not sys.stderr.isatty(),
-                x_disable_meta=True,
-            ),
+            settings=wandb.Settings(console="off", silent=quiet, x_disable_meta=True),
         )
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

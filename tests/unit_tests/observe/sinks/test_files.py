@@ -16,7 +16,7 @@ STEPS = 40
 def train(folder, pipe):
     """A run that checkpoints every fourth step and says so; resumes from its checkpoint, as a controller would."""
     run = Recorder(
-        Recorder.Config(sinks=["jsonl"], keep_all_rows=True, queue_size=1024),
+        Recorder.Config(sinks=["jsonl"], keep_all_rows=True),
         run_folder=folder,
         run_name="r",
         run_config={},
