@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +58,7 @@ def read_messages(records: list[Any]) -> list[Message]:
 def _message(record: Any) -> Message:
     if isinstance(record, dict) and "from" in record and "role" not in record:
         record = _from_sharegpt(record)
-    if not isinstance(record, dict) or not is_text(record.get("role")):
+    if not isinstance(record, dict) or not isinstance(record.get("role"), str):
         raise RowError("a message without a role")
     role = record["role"]
     if role not in ROLES:
@@ -80,7 +79,7 @@ def _message(record: Any) -> Message:
     content = message.get("content", "" if calls or any(thoughts) else None)
     if isinstance(content, list):
         content = "".join(map(_part, content))
-    if not all(map(is_text, [content, *thoughts])):
+    if not all(isinstance(text, str) for text in (content, *thoughts)):
         raise RowError("a message whose content is not text")
     return {**message, "content": content}
 
@@ -88,7 +87,7 @@ def _message(record: Any) -> Message:
 def _part(part: Any) -> str:
     """Returns the text of a part, {"type": "text", "text": "Hi"}. Raises RowError for another, such as an image."""
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if kind != "text" or not is_text(part.get("text")):
+    if kind != "text" or not isinstance(part.get("text"), str):
         raise RowError(
             f"a message with a part of type {kind!r}; expected parts of type 'text', as policies read text alone"
         )
@@ -141,7 +140,7 @@ def _outer_and_function(record: Any, field: str) -> tuple[dict[str, Any], dict[s
     outer, function = {}, record
     if isinstance(record, dict) and "function" in record:
         outer, function = record, record["function"]
-    if not isinstance(function, dict) or not is_text(function.get("name")):
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError(f"{field} is no list of functions with names, in OpenAI's form")
     return outer, function
 
@@ -166,11 +165,3 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return value
-
-
-def is_text(value: Any) -> bool:
-    """Returns whether the value is a string that UTF-8 can encode.
-
-    JSON can contain lone surrogates such as "\\ud800".
-    """
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)

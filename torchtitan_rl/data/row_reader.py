@@ -2,8 +2,6 @@
 
 import json
 import re
-import string
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from numbers import Real
@@ -13,7 +11,6 @@ from torchtitan_rl.data.answers import OR, last_tagged
 from torchtitan_rl.data.chat_messages import REASONING, Message
 from torchtitan_rl.data.row_messages import (
     check_has_no_media,
-    is_text,
     prompt_messages,
     read_messages,
     read_tools,
@@ -23,6 +20,7 @@ from torchtitan_rl.data.row_messages import (
 from torchtitan_rl.data.table import Row, RowError, Table
 from torchtitan_rl.data.task import RESERVED_COLUMNS, Example, Task
 from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.text import strings
 
 PROMPT_COLUMNS = (
     "prompt",
@@ -40,17 +38,8 @@ TOOL_COLUMNS = ("tools", "tool_defs")
 SYSTEM_COLUMNS = ("system", "system_prompt")
 NESTED_ANSWERS = ("reward_model", "reward_spec", "verification_info", "info", "answer")
 """Columns whose objects, or their JSON texts, may have the answer in one of ANSWER_COLUMNS."""
-FORMATS = {
-    "ShareGPT": ("conversations",),
-    "Alpaca": ("instruction", "output"),
-    "preference pairs": ("chosen", "rejected"),
-    "verl": ("prompt", "reward_model"),
-    "prime-rl": ("prompt", "verification_info"),
-    "OpenAI chat": ("messages", "tools"),
-}
-"""Formats that people have, and the columns by which they are known."""
 NUM_SHOWN = 10
-_NO_UTF8 = "has characters that UTF-8 cannot encode (lone surrogates)"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class UnreadableAnswer(RowError):
@@ -78,8 +67,6 @@ class RowReader:
         self.table = table
         self._config = config
         self._read_answer = read_answer
-        self._whole_numbers: set[str] = set()
-        """Columns of integers that pandas wrote as 8.0, because a cell is empty."""
         self._first: dict[str, Any] = self._columns()
         self.columns = list(self._first)
         self.demonstrates = config.demonstrations != "none"
@@ -90,15 +77,10 @@ class RowReader:
             bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
             f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
         )  # fmt: skip
-        if config.template:
-            self._check_template(config.template)
 
     def example(self, row: Row) -> Example:
         """Returns the row as an example. Raises RowError if it cannot be one."""
         check_has_no_media(row)
-        for column in self._whole_numbers & row.keys():
-            if row[column]:
-                row[column] = row[column].removesuffix(".0")
         prompt = value_at(row, self.prompt_column) if self.prompt_column else ""
         tools = None
         if "{tool" not in self._config.template:
@@ -115,7 +97,7 @@ class RowReader:
             text = self._text(prompt, row)
             messages = [{"role": "user", "content": text.strip()}]
         used = (self.prompt_column, self.completion_column, *RESERVED_COLUMNS)
-        return Example(
+        example = Example(
             text=text,
             messages=messages,
             expected_answer=self._answer(row),
@@ -123,51 +105,39 @@ class RowReader:
             tools=read_tools(tools),
             demonstration=demonstration,
         )
+        parts = [text, messages, example.expected_answer, example.tools, demonstration]
+        if any(_LONE_SURROGATE.search(part) for part in strings(parts)):
+            raise RowError("characters that UTF-8 cannot encode (lone surrogates)")
+        return example
 
     def summary(self) -> str:
-        """Returns the format and the columns that no prompt or answer is made of, in words; "" if it is plain rows.
+        """Returns the columns that are read and those that no prompt or answer is made of, in words.
 
-        Example: "data.jsonl: ShareGPT: conversations; not in the prompt: id, source"
+        Example: "data.jsonl: prompt conversations; not in the prompt: id, source"
         """
-        parts = []
-        known = [name for name, columns in FORMATS.items() if {*columns} <= {*self.columns}]
-        if known:
-            parts.append(f"{known[0]}: {', '.join(FORMATS[known[0]])}")
-        if isinstance(value_at(self._first, self.answer_column), list):
-            parts.append(f"the answer is any of {self.answer_column}")
-        elif "." in self.answer_column:
-            parts.append(f"the answer is {self.answer_column}")
-        named = (self.prompt_column, self.completion_column, self.answer_column)
-        outer = [column.partition(".")[0] for column in named]
-        used = {"id", *TOOL_COLUMNS, *self._joined, *named, *outer}
+        named = {
+            "prompt": "task.template" if self._config.template else self.prompt_column,
+            "completion": self.completion_column,
+            "answer": self.answer_column,
+        }
+        parts = [", ".join(f"{what} {column}" for what, column in named.items() if column)]
+        outer = {column.partition(".")[0] for column in named.values()}
+        used = {"id", *TOOL_COLUMNS, *self._joined, *outer}
         unread = [column for column in self.columns if column not in used]
         if unread and not self._config.template:
             more = ", ..." if len(unread) > NUM_SHOWN else ""
             parts.append(f"not in the prompt: {', '.join(unread[:NUM_SHOWN])}{more}")
         if reserved := sorted(RESERVED_COLUMNS & {*unread}):
             parts.append(f"not given to reward functions: {', '.join(reserved)}")
-        return f"{self.table.name}: {'; '.join(parts)}" if parts else ""
+        return f"{self.table.name}: {'; '.join(parts)}"
 
     def _columns(self) -> dict[str, Any]:
         """Returns the columns of any row, in order of first appearance, each with its first value that is not null or ""."""
         first: dict[str, Any] = {}
-        faults: dict[str, list[str]] = defaultdict(list)
-        empty: set[str] = set()
-        other: set[str] = set()
-        for number, row in self.table.numbered_rows():
-            if isinstance(row, RowError):
-                faults[str(row)].append(number)
-                continue
+        for _, row in self.table.numbered_rows():
             for column, value in row.items():
                 if first.setdefault(column) in (None, ""):
                     first[column] = value
-                if value is None:
-                    empty.add(column)
-                elif self.table.has_text_cells and not re.fullmatch(r"-?\d+\.0", value):
-                    other.add(column)
-        refuse(self.table, faults)
-        if self.table.has_text_cells:
-            self._whole_numbers = empty - other
         return first
 
     def _prompt_columns(self) -> list[str]:
@@ -220,32 +190,6 @@ class RowReader:
         exists = name in self.columns or name.partition(".")[0] in self.columns
         expect(exists, f"task.{setting}", name, f"a column of {self.table.name}", remedy)
         return name
-
-    def _check_template(self, template: str) -> None:
-        """Raises UserError unless the template names columns of the table, at least one, and not the answer's."""
-        if problem := self._template_problem(template):
-            raise UserError(
-                f"task.template = {template!r}: expected columns of {self.table.name} in braces, but {problem}. It has "
-                f"{self.columns}; a brace itself is written twice."
-            )
-
-    def _template_problem(self, template: str) -> str | None:
-        try:
-            fields = [name for _, name, _, _ in string.Formatter().parse(template)]
-        except ValueError as error:
-            return str(error)
-        names = [name for name in fields if name is not None]
-        missing = [name for name in names if re.split(r"[.\[]", name)[0] not in self.columns]
-        if missing:
-            return f"{missing} are none"
-        if not names:
-            return "it names none"
-        if self.answer_column in names:
-            return f"['{self.answer_column}'] is task.answer_column, which the prompt would show"
-        for name in names:
-            if _last_role(self._first.get(name)):
-                return f"{name!r} has messages; {{{name}[0][content]}} is a text"
-        return None
 
     @property
     def _joined(self) -> set[str]:
@@ -342,10 +286,8 @@ class RowReader:
             raise RowError(f"no {self.prompt_column!r}")
         if not isinstance(prompt, str):
             raise RowError(f"{self.prompt_column!r} is neither text nor a list of messages")
-        if not is_text(prompt):
-            raise RowError(f"{self.prompt_column!r} {_NO_UTF8}")
         for name in ("input", "context"):
-            if name in self._joined and is_text(row.get(name)) and row[name].strip():
+            if name in self._joined and isinstance(row.get(name), str) and row[name].strip():
                 prompt = f"{prompt}\n\n{row[name]}"
         if re.match(r'\s*\[\s*\{\s*["\'](role|content)["\']', prompt):
             raise RowError(
@@ -355,14 +297,11 @@ class RowReader:
 
     def _filled_template(self, row: Row) -> str:
         try:
-            text = self._config.template.format(**row)
+            return self._config.template.format(**row)
         except KeyError as error:  # a column that other rows have
             raise RowError(f"no column {error} for task.template") from error
         except (ValueError, AttributeError, TypeError, IndexError) as error:
             raise RowError(f"task.template cannot be filled: {error}") from error
-        if not is_text(text):
-            raise RowError(f"task.template {_NO_UTF8}")
-        return text
 
     def _answer(self, row: Row) -> str:
         """Returns the row's answer as text, "" if it has none; all that it accepts with OR between them."""
@@ -371,12 +310,7 @@ class RowReader:
         answers = [self._one_answer(each) for each in values]
         accepted = dict.fromkeys(filter(None, answers))
         if None in answers and not accepted:
-            expected = ""
-            if self._config.answer_kind == "number":
-                expected = ": expected a number alone, with a point before decimals"
-            raise UnreadableAnswer(
-                f"no answer that can be read in {self.answer_column!r}{expected}"
-            )
+            raise UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}")
         return OR.join(accepted)
 
     def _one_answer(self, value: Any) -> str | None:
@@ -387,13 +321,10 @@ class RowReader:
         if isinstance(answer, float) and answer.is_integer():
             answer = int(answer)
         if not isinstance(answer, str | Real | Decimal):
-            remedy = ""
-            if isinstance(answer, dict) and answer:
-                inside = next(iter(answer))
-                remedy = f"; name what is inside, such as {self.answer_column}.{inside}"
-            raise RowError(f"{self.answer_column!r} is neither text nor a number{remedy}")
-        if not is_text(str(answer)):
-            raise RowError(f"{self.answer_column!r} {_NO_UTF8}")
+            raise RowError(
+                f"{self.answer_column!r} is neither text nor a number; a dotted name, such as {self.answer_column}.value, "
+                "looks inside"
+            )
         if self._config.answer_kind == "tag" and last_tagged(str(answer)) is not None:
             raise RowError(
                 f"{self.answer_column!r} has <answer> tags itself; write what is between them"

@@ -20,15 +20,12 @@ from torchtitan_rl.data.row_reader import (
 from torchtitan_rl.data.table import BATCH, RowError
 from torchtitan_rl.data.task import Example
 
-_MOST_UNREADABLE = 0.01
-"""Share of the rows whose answer may be unreadable: they are left out. If there are more, the answer column is wrong."""
-
 
 class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
     def __init__(self, reader: RowReader) -> None:
-        """Reads every row once. Raises UserError with the numbers of the invalid rows."""
+        """Reads every row once. Raises UserError with the numbers of the invalid rows. Those whose answer cannot be read are left out."""
         self.reader = reader
         self.table = reader.table
         self.left_out: dict[str, list[str]] = defaultdict(list)
@@ -82,25 +79,10 @@ class RowSet:
         ]
         return f"{kept}; left out: {', '.join(left_out)}" if left_out else kept
 
-    def remedy(self) -> str:
-        """Returns what to do about the reason for which most rows were left out."""
-        reason = max(self.left_out, key=lambda each: len(self.left_out[each]), default="")
-        if reason.startswith("without"):
-            column = f"task.{reason.split()[-1]}_column"
-            there = f"the column that has it ({self.table.name} has {self.reader.columns})"
-            turns = ", or end messages with the assistant's turn" if "completion" in reason else ""
-            return f"Set {column} to {there}, or fill it{turns}."
-        if reason == "also held out":
-            return "Hold out other rows (task.held_out_path), or leave it out: a share of these is held out then."
-        if reason and not reason.endswith("earlier row"):
-            return "Raise prompts.max_prompt_tokens, or correct the rows."
-        return "Add rows with different prompts, or name a held-out file (task.held_out_path)."
-
     def _scan(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
         reader = self.reader
         faults: dict[str, list[str]] = defaultdict(list)
-        unreadable: dict[str, list[str]] = defaultdict(list)
         kept: dict[int, tuple[int, int]] = {}
         """The hash of prompt and demonstration: the index of the first row that has it, and its prompt's hash."""
         repeated = "with the prompt of an earlier row"
@@ -110,7 +92,7 @@ class RowSet:
             try:
                 example = reader.example(row)
             except UnreadableAnswer as error:
-                unreadable[str(error)].append(number)
+                self.left_out[str(error)].append(number)
                 continue
             except RowError as error:
                 faults[str(error)].append(number)
@@ -124,10 +106,6 @@ class RowSet:
                 self.left_out[repeated].append(number)
             else:
                 kept[key] = index, _key(example.text, example.messages, example.tools)
-        if sum(map(len, unreadable.values())) <= _MOST_UNREADABLE * len(self.table):
-            self.left_out.update(unreadable)
-        else:
-            faults.update(unreadable)
         refuse(self.table, faults)
         indices = [index for index, _ in kept.values()]
         keys = [key for _, key in kept.values()]

@@ -28,6 +28,8 @@ from torchtitan_rl.events import heartbeat, progress
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import from_caller
 
+_REMEDY = "Correct the rows that are left out, or what they name, or add rows with other prompts."
+
 
 class Rows(Task):
     """Examples from the rows of a table, reshuffled in each epoch.
@@ -102,16 +104,12 @@ class Rows(Task):
         self._held_out_split = config.held_out_split
         if config.held_out_split == defaults["held_out_split"] and not config.held_out_path:
             self._held_out_split = "" if place.is_file() else config.held_out_split
-        if config.path and place.exists() and config.subset not in ("", defaults["subset"]):
-            is_folder = (place / config.subset).is_dir()
-            remedy = "Leave it out, or name its file."
-            expect(is_folder, "task.subset", config.subset, "a folder in task.path", remedy)
-        self._summaries = {""}
         table = load_table(config.path, subset=config.subset, split=config.split)
         self._train = self._part(table)
+        progress(self._train.reader.summary())
         self._held_out = self._held_out_parts()
         there = f"rows for training and held-out rows, but: {self._train.describe('for training')}"
-        expect(len(self._train.kept) > 0, "task.path", config.path, there, self._train.remedy())
+        expect(len(self._train.kept) > 0, "task.path", config.path, there, _REMEDY)
 
     @property
     def has_answers(self) -> bool:
@@ -155,7 +153,7 @@ class Rows(Task):
             progress(part.describe(what))
             expect(
                 len(part.kept) > 0, "task.path", self.config.path, f"rows {what}, but: {part.describe(what)}",
-                part.remedy(),
+                _REMEDY,
             )  # fmt: skip
 
     def reward_functions(self) -> Sequence[RewardFunction]:
@@ -234,12 +232,7 @@ class Rows(Task):
 
     def _part(self, table: Table) -> RowSet:
         with heartbeat(f"read {table.name}"):
-            reader = RowReader(table, self.config, self.expected_answer, self.answer_columns)
-            part = RowSet(reader)
-        if (summary := reader.summary()) not in self._summaries:
-            progress(summary)
-        self._summaries.add(summary)
-        return part
+            return RowSet(RowReader(table, self.config, self.expected_answer, self.answer_columns))
 
 
 @functools.lru_cache(maxsize=4)

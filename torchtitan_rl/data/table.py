@@ -1,7 +1,7 @@
 """Tables of rows: JSON Lines, JSON, CSV or Parquet files, folders of these, or data sets on the Hugging Face hub.
 
 All are converted to Arrow files of `datasets`, which the processes of a node share by memory mapping. Rows of text
-formats are stored as text, so columns may differ from row to row, and an unreadable row is reported by its number.
+formats are stored as JSON text, so columns may differ from row to row.
 """
 
 import csv
@@ -29,8 +29,6 @@ _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", *_CELL_FORMATS)
 FORMATS = (*_TEXT_FORMATS, ".parquet")
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".lz4")
 """Endings of text files that are read as if they were not compressed."""
-NESTED = "nested too deeply"
-_NO_UTF8 = "not UTF-8; save the file as UTF-8, or unpack it if it is compressed"
 BATCH = 1000
 """Number of rows read at once."""
 _SPLITS = ("train", "test", "validation", "valid", "val", "dev")
@@ -48,35 +46,26 @@ class Table:
     name: str
     """Name in messages. Example: "data.jsonl"."""
     _data: "Dataset"
-    _as_text: bool
-    has_text_cells: bool = False
-    """Whether each cell is a text, as in CSV files."""
-
-    @property
-    def is_arrow(self) -> bool:
-        """Whether objects have a null for every field that an object of another row has."""
-        return not self._as_text
+    is_arrow: bool
+    """Whether objects have a null for every field that an object of another row has. Otherwise rows are stored as text."""
 
     def __len__(self) -> int:
         return len(self._data)
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Returns the rows at `indices`. Raises RowError if one cannot be read."""
+        """Returns the rows at `indices`."""
         return [self._read(record) for record in self._data.__getitems__(indices)]
 
     def number(self, index: int) -> str:
         """Returns the row's number in its file, for messages: "3", or "part.jsonl:3" if there are several files."""
-        return self._data[index]["number"] if self._as_text else str(index + 1)
+        return str(index + 1) if self.is_arrow else self._data[index]["number"]
 
-    def numbered_rows(self) -> Iterator[tuple[str, Row | RowError]]:
-        """Yields the number of every row together with the row, or with the error if it cannot be read."""
+    def numbered_rows(self) -> Iterator[tuple[str, Row]]:
+        """Yields every row with its number."""
         for start in range(0, len(self), BATCH):
             batch = range(start, min(start + BATCH, len(self)))
             for index, record in zip(batch, self._data.__getitems__(batch), strict=True):
-                try:
-                    yield record["number"] if self._as_text else str(index + 1), self._read(record)
-                except RowError as error:
-                    yield record["number"], error
+                yield record["number"] if not self.is_arrow else str(index + 1), self._read(record)
 
     def label(self, column: str, value: Any) -> Any:
         """Returns the value, or the name that the hub shows for it where the column has classes: A for 0. None for no class."""
@@ -84,26 +73,7 @@ class Table:
         return value if names is None or value is None else dict(enumerate(names)).get(value)
 
     def _read(self, record: Row) -> Row:
-        if not self._as_text:
-            return record
-        if record["fault"]:
-            raise RowError(record["fault"])
-        try:
-            row = json.loads(record["row"])
-        except json.JSONDecodeError as error:
-            raise RowError("not valid JSON; expected one object on each line") from error
-        except ValueError as error:  # an integer of more than 4,300 digits
-            raise RowError(str(error).partition(";")[0]) from error
-        except RecursionError as error:
-            raise RowError(NESTED) from error
-        if isinstance(row, list):
-            raise RowError(
-                "not a JSON object; rows are objects (a conversation's: messages, answer), and a file with one list of "
-                "them is named .json"
-            )
-        if not isinstance(row, dict):
-            raise RowError("not a JSON object")
-        return row
+        return record if self.is_arrow else json.loads(record["row"])
 
 
 def load_table(
@@ -133,7 +103,7 @@ def load_table(
         if (place / "state.json").is_file():  # written by Dataset.save_to_disk
             import datasets
 
-            table = Table(place.name, datasets.load_from_disk(str(place)), False)
+            table = Table(place.name, datasets.load_from_disk(str(place)), True)
         elif place.exists():
             table = _from_files(_files(place, split, field), place.name)
         else:
@@ -193,19 +163,17 @@ def _from_files(files: list[Path], name: str) -> Table:
     datasets.disable_progress_bars()
     if files[0].suffix == ".parquet":
         if not any(read_metadata(file).num_rows for file in files):  # `datasets` fails for these
-            return Table(name, datasets.Dataset.from_dict({"row": []}), True)
-        return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), False)
+            return Table(name, datasets.Dataset.from_dict({"row": []}), False)
+        return Table(name, datasets.Dataset.from_parquet([str(file) for file in files]), True)
     # Size and modification time are part of the cache key, so an edited file is read again.
     stamped = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    features = datasets.Features(
-        {key: datasets.Value("large_string") for key in ("number", "row", "fault")}
-    )
+    features = datasets.Features({key: datasets.Value("large_string") for key in ("number", "row")})
     if next(_records(stamped), None) is None:
-        return Table(name, datasets.Dataset.from_dict({"row": []}), True)
+        return Table(name, datasets.Dataset.from_dict({"row": []}), False)
     data = datasets.Dataset.from_generator(
         _records, gen_kwargs={"files": stamped}, features=features
     )
-    return Table(name, data, True, has_text_cells=_format(files[0]) in _CELL_FORMATS)
+    return Table(name, data, False)
 
 
 def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
@@ -214,10 +182,10 @@ def _from_hub(path: str, subset: str, split: str, field: str) -> Table:
     remedy = f"There is none{where}. {_REMEDY}"
     expect(bool(is_name), field, path, "a file or folder that exists", remedy)
     try:
-        return Table(path, _load_from_hub(path, subset, split), False)
+        return Table(path, _load_from_hub(path, subset, split), True)
     except Exception:
         download(path, subset, split, field)
-    return Table(path, _load_from_hub(path, subset, split), False)
+    return Table(path, _load_from_hub(path, subset, split), True)
 
 
 def _load_from_hub(path: str, subset: str, split: str) -> "Dataset":
@@ -244,81 +212,45 @@ def download(path: str, subset: str, split: str, field: str) -> None:
 
 
 def _records(files: list[tuple[str, int, int]]) -> Iterator[dict[str, str]]:
-    """Yields every row of text files as its number, its JSON text, and the reason why it is invalid, or ""."""
+    """Yields every row of text files as its number and its JSON text. Raises ValueError with the number of a row that is none."""
     for path, _, _ in files:
         place = Path(path)
-        read = _csv_records if _format(place) in _CELL_FORMATS else _json_records
-        for number, row, fault in read(place):
+        read = _csv_rows if _format(place) in _CELL_FORMATS else _json_rows
+        for number, row in read(place):
             where = f"{place.name}:{number}" if len(files) > 1 else str(number)
-            yield {"number": where, "row": row, "fault": fault}
+            if not isinstance(row, dict):
+                raise ValueError(f"row {where}: not a JSON object")
+            yield {"number": where, "row": json.dumps(row)}
 
 
-def _json_records(path: Path) -> Iterator[tuple[int, str, str]]:
+def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """Yields a .json file's list item by item. JSON Lines, also in a .json file, are read line by line."""
-    if _format(path) == ".json":
-        with _opened(path) as file:
-            content = file.read()
-        try:
-            rows = json.loads(content.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            yield 1, "", _NO_UTF8
-            return
-        except RecursionError:
-            yield 1, "", NESTED
-            return
-        except json.JSONDecodeError as error:
-            if content.lstrip().startswith(b"["):  # a list, and no lines of objects
-                yield 1, "", f"not valid JSON ({error})"
-                return
-        else:
-            if not isinstance(rows, list):
-                yield 1, json.dumps(rows), "a single object; expected a list of objects"
-                return
-            yield from ((number, json.dumps(row), "") for number, row in enumerate(rows, start=1))
-            return
     with _opened(path) as file:
+        begin = file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")  # after a byte order mark
+        if _format(path) == ".json" and begin.startswith(b"["):
+            yield from enumerate(json.load(file), start=1)
+            return
         for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-            except UnicodeDecodeError:
-                yield number, "", _NO_UTF8
-            else:
-                if text:
-                    yield number, text, ""
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"row {number}: {error}") from None
 
 
-def _csv_records(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yields a CSV file's records as JSON objects of strings. An empty cell is null."""
+def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields a CSV file's records as texts by column. An empty cell is None."""
     csv.field_size_limit(2**31 - 1)
-    number = 0
     delimiter = "\t" if _format(path) == ".tsv" else ","
     with _opened(path) as file:
-        text = (line.decode("utf-8" if index else "utf-8-sig") for index, line in enumerate(file))
-        try:
-            rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
-            rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
-            header_fault = _header_fault(rows.fieldnames, delimiter)
-            for number, row in enumerate(rows, start=1):
-                fault = "more fields than the header" if row.pop(None, None) else header_fault
-                cells = {column: cell or None for column, cell in row.items()}
-                yield number, json.dumps(cells), fault
-        except UnicodeDecodeError:
-            yield number + 1, "", _NO_UTF8
-        except csv.Error as error:
-            yield number + 1, "", f"not valid CSV ({error})"
-
-
-def _header_fault(names: Sequence[str], delimiter: str) -> str:
-    """Returns why a CSV file's first line does not name its columns; "" if it does."""
-    other = re.search(r"[,;\t|]", names[0]) if len(names) == 1 else None
-    if other:
-        return f"columns separated by {other[0]!r}; expected {delimiter!r}"
-    repeated = [name for name in names if names.count(name) > 1]
-    if not repeated:
-        return ""
-    if repeated[0]:
-        return f"two columns {repeated[0]!r}"
-    return "a first line without a name for each column; expected the columns' names there"
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
+        rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        for number, row in enumerate(rows, start=1):
+            if row.pop(None, None):
+                raise ValueError(f"row {number}: more fields than the header")
+            yield number, {column: cell or None for column, cell in row.items()}
 
 
 def _main() -> None:

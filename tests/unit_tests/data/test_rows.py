@@ -78,31 +78,27 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
 @pytest.mark.parametrize(
     ("row", "demonstrated", "answer", "told_of_it"),
     [
-        ({"conversations": SHAREGPT, "id": 7}, TWO[1:], "", "data.parquet: ShareGPT: conversations"),
-        ({"messages": TWO, "tools": [{"type": "function", "function": ADD}]}, TWO[1:], "", "OpenAI chat: messages, tools"),
-        ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "OpenAI chat: messages, tools"),
-        ({"messages": TWO, "tools": " "}, TWO[1:], "", "OpenAI chat: messages, tools"),
-        ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "Alpaca: instruction, output"),
-        ({"prompt": "1 + 1?", "chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
-        ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "preference pairs: chosen, rejected"),
+        ({"conversations": SHAREGPT, "id": 7}, TWO[1:], "", "data.parquet: prompt conversations"),
+        ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "prompt messages"),
+        ({"messages": TWO, "tools": " "}, TWO[1:], "", "prompt messages"),
+        ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "prompt instruction, completion output"),
+        ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "chosen; not in the prompt: rejected"),
         (
             {"prompt": TWO[:1], "reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {"index": 1}}, [], "2",
-            "verl: prompt, reward_model; the answer is reward_model.ground_truth; not in the prompt: extra_info",
+            "prompt prompt, answer reward_model.ground_truth; not in the prompt: extra_info",
         ),
         (
             {"prompt": "1 + 1?", "verification_info": '{"ground_truth": "2"}'}, [], "2",
-            "prime-rl: prompt, verification_info; the answer is verification_info.ground_truth",
+            "answer verification_info.ground_truth",
         ),
-        ({"question": "1 + 1?", "answer": "", "info": '{"answer": 2}'}, [], "2", "the answer is info.answer"),
+        ({"question": "1 + 1?", "answer": "", "info": '{"answer": 2}'}, [], "2", "answer info.answer"),
         ({"question": "1 + 1?", "ground_truth": "2", "info": '{"answer": 3}'}, [], "2", "not in the prompt: info"),
-        ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "the answer is answer.ground_truth"),
-        ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "data.parquet: not in the prompt: input"),
+        ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "answer answer.ground_truth"),
+        ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "answer answer; not in the prompt: input"),
         ({"question": "1 + 1?", "answer": "1 + 1 = 2.\n#### 2\n"}, [], "2", ""),
         ({"question": "1 + 1?", "answer": "It is #### 2"}, [], "It is #### 2", ""),
-        ({"question": "1 + 1?", "answer": ["2", "two", "", "2"]}, [], "2\nor\ntwo", "the answer is any of answer"),
-        ({"question": "1 + 1?", "answer": [{"answer": 2}, {"answer": 3}]}, [], "2\nor\n3", "any of answer.answer"),
-        ({"question": "1 + 1?", "answer": True}, [], "True", ""),
-        ({"prompt": TWO[:1], "reward_spec": {"ground_truth": "2"}}, [], "2", "the answer is reward_spec.ground_truth"),
+        ({"question": "1 + 1?", "answer": ["2", "two", "", "2"]}, [], "2\nor\ntwo", "answer answer"),
+        ({"question": "1 + 1?", "answer": [{"answer": 2}, {"answer": 3}]}, [], "2\nor\n3", "answer answer.answer"),
         ({"problem": "1 + 1?", "answer": "2", "messages": TWO}, [], "2", "not in the prompt: messages"),
         ({"prompt": "1 + 1?", "messages": TWO, "prompt_id": "a"}, TWO[1:], "", "not in the prompt: prompt, prompt_id"),
         (
@@ -183,20 +179,10 @@ def test_llama_factorys_system_and_history_come_before_the_prompt(tmp_path, caps
     assert "system" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("cells", "read"),
-    [
-        (["8.0", "", "-9.0"], {"8", "-9", None}),  # as pandas writes integers where one is missing
-        (["8.0", "9.0", "1.0"], {"8.0", "9.0", "1.0"}),
-        (["8.0", "", "9.5"], {"8.0", "9.5", None}),
-        (["007", "", "8"], {"007", "8", None}),
-    ],
-)
-def test_a_missing_integer_does_not_make_decimals_of_the_others(build, cells, read):
-    table = "prompt,level,answer\n" + "".join(f"{i}?,{cell},{cell or 'x'}\n" for i, cell in enumerate(cells))
-    task = build(table.encode(), "a.csv")
-    found = [*(task.train_example(i, seed=0) for i in range(2)), *task.held_out_examples(1)]
-    assert {example.columns["level"] for example in found} == read
+def test_every_cell_of_a_csv_file_is_text(build):
+    task = build(b"prompt,level,answer\na?,007,x\nb?,,y\nc?,8.0,z\n", "a.csv")
+    examples = [*(task.train_example(i, seed=0) for i in range(2)), *task.held_out_examples(1)]
+    assert {example.columns["level"] for example in examples} == {"007", None, "8.0"}
 
 
 def test_a_dotted_column_name_is_a_column_or_a_place_inside_one(build):
@@ -325,17 +311,12 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
-        (b'{"prompt":', "not valid JSON; expected one object on each line. Correct or delete them"),
-        (b'{"prompt": "h\xe9"}', "not UTF-8; save the file as UTF-8, or unpack it if it is compressed"),
-        (b'{"prompt": "a", "answer": ' + b"1" * 5000 + b"}", "Exceeds the limit"),
-        ([1], "not a JSON object; rows are objects"),
         ({"answer": 3}, "no 'prompt'"),
         ({"prompt": " \n"}, "no 'prompt'"),
         ({"prompt": 3}, "'prompt' is neither text nor a list of messages"),
         ({"prompt": '[{"role": "user"}]'}, "'prompt' is text that lists messages; write a list"),
-        ({"prompt": "half \ud800"}, "'prompt' has characters that UTF-8 cannot"),
-        ({"prompt": "a", "answer": [["b"]]}, "'answer' is neither text nor a number"),
-        ({"prompt": "a", "answer": {"value": 1}}, "'answer' is .* inside, such as answer.value. Correct"),
+        ({"prompt": "half \ud800"}, "characters that UTF-8 cannot encode"),
+        ({"prompt": "a", "answer": [["b"]]}, "'answer' is neither text nor a number; a dotted name, such as answer.value"),
         ({"prompt": TWO[:1], "images": ["a.png"]}, "something in 'images', but policies read text alone"),
         ({"prompt": TWO[:1], "image": {"bytes": "x", "path": "a"}}, "something in 'image', but"),
         ({"prompt": ["a"]}, "a message without a role"),
@@ -383,15 +364,15 @@ def test_a_demonstration_that_cannot_be_read_is_refused_by_name(tmp_path, name, 
         ("a.jsonl", lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
         ("a.jsonl", lines(*sums(1)), "task.path = .*expected rows for training and held-out rows"),
         ("a.jsonl", lines(*sums(1) * 3), "0 rows for training; left out: 2 with the prompt of an earlier"),
-        ("a.json", json.dumps(sums(2)).encode("utf-16"), "row 1: not UTF-8; save the file as UTF-8"),
-        ("a.json", b'[{"prompt": "a"},]', r"row 1: not valid JSON \("),
+        ("a.jsonl", lines(*sums(1)) + b'\n\n{"prompt":', "row 3: Expecting value: line 1 column 11"),
+        ("a.jsonl", b'{"prompt": "h\xe9"}', "row 1: 'utf-8' codec can't decode byte 0xe9"),
+        ("a.jsonl", b"[1]", "row 1: not a JSON object"),
+        ("a.json", b'[{"prompt": "a"},]', "Expecting value: line 1 column 18"),
         ("a.csv", b"prompt,answer\na,1\nb,2,3\n", "row 2: more fields than the header"),
-        ("a.csv", b"prompt,answer\na,1\nh\xe9,2\n", "row 2: not UTF-8"),
-        ("a.csv", b'prompt,answer\na,1\n"b,2\nc,3\n', "row 2: not valid CSV .unexpected end of data"),
-        ("a.csv", b"prompt,prompt\na,1\n", "row 1: two columns 'prompt'"),
-        ("a.csv", b"prompt;answer\na;1\n", "row 1: columns separated by ';'; expected ','"),
+        ("a.csv", b"prompt,answer\na,1\nh\xe9,2\n", "'utf-8' codec can't decode byte 0xe9"),
+        ("a.csv", b'prompt,answer\na,1\n"b,2\nc,3\n', "unexpected end of data"),
+        ("a.csv", b"prompt;answer\na;1\n", r"holds the prompt, but it has \['prompt;answer'\]"),
         ("a.csv", b"prompt,answer\n", "expected at least one row, but it is empty"),
-        ("a.csv", b"Q3 tickets,,\nprompt,answer,id\na,1,2\n", "rows 1, 2: a first line without a name for each column"),
     ],
 )  # fmt: skip
 def test_a_file_without_rows_to_train_on_is_an_error_with_a_remedy(build, name, content, message):
@@ -410,28 +391,23 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt', 'answer'\]"
     ):
         build(sums(2), answer_column="label")
-    with pytest.raises(UserError, match=r"task.template = .*, but \['query'\] are none"):
+    with pytest.raises(UserError, match="rows 1, 2: no column 'query' for task.template. Correct task.template, or"):
         build(sums(2), template="{query}")
-    with pytest.raises(UserError, match=r"but 'messages' has messages; \{messages\[0\]\[content\]\} is a text"):
-        build([{"messages": TWO[:1], "answer": "2"}], template="{messages} Answer:")
     with pytest.raises(UserError, match=r"holds the prompt, but it has \['chosen', 'rejected'\]"):
         build(lines({"chosen": "1 + 1 is 2", "rejected": "3"}), demonstrations="last")  # text without a prompt
-    with pytest.raises(UserError, match="expected columns of data.jsonl in braces, but Single '{' encountered"):
+    with pytest.raises(UserError, match="rows 1, 2: task.template cannot be filled: Single '{' encountered"):
         build(sums(2), template="{")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
         Rows.Config(path=str(tmp_path / "empty")).build()
 
 
-def test_one_unreadable_answer_in_a_hundred_is_left_out_and_named(build, capsys):
-    rows = [*sums(99), {"prompt": "a", "answer": "blue"}]
-    left_out = "98 rows for training; left out: 1 no answer that can be read in 'answer': expected a number alone, with a point before decimals (row 100)"
-    task = build(rows, answer_kind="number", held_out_share=0.01)
-    assert left_out in told(task, capsys)
-    with pytest.raises(
-        UserError, match="2 rows that cannot be used. rows 100, 101: no answer that can be read in 'answer'"
-    ):
-        build([*rows, rows[-1] | {"prompt": "b"}], answer_kind="number")
+def test_rows_with_an_unreadable_answer_are_left_out_and_named(build, capsys):
+    rows = [*sums(9), {"prompt": "a", "answer": "blue"}, {"prompt": "b", "answer": ["red", "blue"]}]
+    left_out = "8 rows for training; left out: 2 no answer that can be read in 'answer' (rows 10, 11)"
+    assert left_out in told(build(rows, answer_kind="number"), capsys)
+    with pytest.raises(UserError, match="0 rows for training; left out: 2 no answer .*Correct the rows"):
+        build(rows[9:], answer_kind="number")
 
 
 def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):
