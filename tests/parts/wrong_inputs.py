@@ -183,19 +183,9 @@ SECTIONS: dict[str, list[WrongInput]] = {
             leave_out=lambda self, faults: 1 / 0,
         ),
         _own_task(
-            "a task whose members are none",
-            "Mine.members() = {}: expected tasks by name",
-            members=lambda self: {},
-        ),
-        _own_task(
             "a task without held-out examples",
             "Mine.held_out_examples(1) = []: expected a list with an Example",
             held_out_examples=lambda self, num: [],
-        ),
-        _own_task(
-            "a task whose reward_functions is one function",
-            "Mine.reward_functions() = <built-in function len>: expected a list of functions",
-            reward_functions=lambda self: len,
         ),
     ],
     "Configs and files": wrong_files.ROWS(WrongInput),

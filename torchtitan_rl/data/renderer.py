@@ -1,6 +1,5 @@
 """`PromptRenderer` turns an example into the text and tokens of a prompt."""
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -109,21 +108,9 @@ class PromptRenderer(Configurable):
         self._switches = "enable_thinking" in self._template
         unread = "False, as no chat template with such a switch is used"
         expect(
-            self._switches or not config.enable_thinking,
-            "prompts.enable_thinking",
-            True,
-            unread,
+            self._switches or not config.enable_thinking, "prompts.enable_thinking", True, unread,
             "Leave it out.",
-        )
-        names_file = re.fullmatch(r"\S+\.(txt|md|json|jinja)", config.system_prompt)
-        remedy = 'Pass what is in it: --prompts.system-prompt "$(cat FILE)".'
-        expect(
-            not names_file,
-            "prompts.system_prompt",
-            config.system_prompt,
-            "the text, not a file's name",
-            remedy,
-        )
+        )  # fmt: skip
         if self._template:
             self._check_template()
 
@@ -277,24 +264,17 @@ class PromptRenderer(Configurable):
 
     def _check_template(self) -> None:
         """Raises UserError unless the template renders and opens the assistant's turn. What it leaves out is found in each prompt."""
-        field, name = "the tokenizer's chat_template", self.tokenizer.name_or_path
-        remedy = "Use the checkpoint's own chat_template, or pass --prompts.no-apply-chat-template."
         question, answer = {"role": "user", "content": "@asked@"}, "@generated@"
         tools = next(iter(self._tools.values()))
-        try:
-            opened = self._chat_text([question], tools)
-            closed, whole = (
-                self._chat_text([question, *more], tools, add_generation_prompt=False)
-                for more in ((), ({"role": "assistant", "content": answer},))
-            )
-        except Exception as error:  # a template is a program
-            raise UserError(
-                f"{field} = {name!r}: expected a template that renders, but: {type(error).__name__}: "
-                f"{str(error).rstrip('.')}. {remedy}"
-            ) from error
+        opened = self._chat_text([question], tools)
+        closed, whole = (
+            self._chat_text([question, *more], tools, add_generation_prompt=False)
+            for more in ((), ({"role": "assistant", "content": answer},))
+        )
         # Some templates need no generation prompt: with "[/INST]" the answer follows the user's turn directly.
         expect(
-            opened != closed or whole.partition(answer)[0].strip() == opened.strip(), field, name,
+            opened != closed or whole.partition(answer)[0].strip() == opened.strip(),
+            "the tokenizer's chat_template", self.tokenizer.name_or_path,
             f"a template that opens the assistant's turn, but with add_generation_prompt it renders {opened!r}",
             "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )  # fmt: skip
@@ -332,14 +312,9 @@ class PromptRenderer(Configurable):
                 segments = chat_segments(text, messages, answer, render)
             completion = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
         except TurnBeginsOtherwiseError as error:
-            if not self._switches:
-                remedy = "its chat_template must write a turn's thinking, and after that opening"
-            elif self.config.enable_thinking:
-                remedy = "for rows without thinking leave out --prompts.enable-thinking"
-            else:
-                remedy = "for rows with thinking pass --prompts.enable-thinking"
             raise _not_learnable(
-                f"whose turn does not begin as the prompt ends, with {str(error)!r}: {remedy}"
+                f"whose turn does not begin as the prompt ends, with {str(error)!r}: pass --prompts.enable-thinking "
+                "for rows with thinking, and leave it out for others"
             ) from error
         except TemplateRewritesError as error:
             raise _not_learnable(

@@ -105,12 +105,6 @@ class PromptStream(OwnConfig):
             progress(
                 f"evaluations have {len(held_out)} prompts, not evaluation.num_prompts {num}: the task holds out no more"
             )
-        questions = [_question(example) for example in held_out]
-        repeated = sum(first in questions for first in self._first)
-        if len(questions) > 1 and repeated >= min(len(questions), _NUM_CHECKED):
-            progress(
-                f"{repeated} of the first {_NUM_CHECKED} training examples are also held out: evaluations measure what was trained on"
-            )
         prompts = []
         for index, example in enumerate(held_out):
             example = self._demonstrated(example, f"held_out/{index}")
@@ -160,11 +154,8 @@ class PromptStream(OwnConfig):
 
     def _example(self, index: int) -> Example:
         example = tried(self.task, "train_example", index, seed=self.seed)
-        place, remedy = (
-            f"{type(self.task).__name__}.train_example({index})",
-            "Return one for every index from 0 up.",
-        )
-        expect(isinstance(example, Example), place, example, "an Example", remedy)
+        place = f"{type(self.task).__name__}.train_example({index})"
+        expect(isinstance(example, Example), place, example, "an Example", "Return one.")
         return self._demonstrated(example, f"{self.seed}/{index}")
 
     def _demonstrated(self, example: Example, place: str) -> Example:
@@ -182,7 +173,6 @@ class PromptStream(OwnConfig):
     def _check_start(self) -> None:
         """Raises UserError if the tokenizer does not fit the task, or if none of the first examples can be a prompt."""
         examples = [self._example(index) for index in range(_NUM_CHECKED)]
-        self._first = [_question(example) for example in examples]
         unfit: list[UserError] = []
         for example in examples + self.task.held_out_examples(1):
             self._renderer.check_represents(example.expected_answer)
@@ -192,11 +182,6 @@ class PromptStream(OwnConfig):
                 unfit.append(error)
         if len(unfit) >= _NUM_CHECKED:
             raise unfit[0]
-
-
-def _question(example: Example) -> tuple[Any, ...]:
-    """What two equal examples have in common."""
-    return example.text, example.messages, example.expected_answer, example.columns
 
 
 class _Places(BaseNode[int]):

@@ -23,10 +23,6 @@ def tool_schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
         try:
             schemas.append(get_json_schema(tool))
         except Exception as error:
-            if getattr(tool, "__annotations__", {}).get("return") in (Tool, "Tool"):
-                raise UserError(
-                    f"tools: {name} returns a tool and is none itself. Use {name}()."
-                ) from error
             raise UserError(
                 f"tools: {name}: expected a function with type hints and a Google-style docstring with a line for each "
                 f"argument: {error}"

@@ -219,19 +219,6 @@ class _Ends(SumDigits):
         return self.act() if index >= 40 else super().train_example(index, seed=seed)
 
 
-def test_held_out_examples_that_are_trained_on_are_reported(tokenizer, capsys):
-    class Same(SumDigits):
-        def held_out_examples(self, num):
-            return [self.train_example(index, seed=0) for index in range(num)]
-
-    for task in (SumDigits, Same):
-        stream(tokenizer, task=task(SumDigits.Config(max_integers=2, instruction=""))).held_out(16)
-        said = "the first 8 training examples are also held out" in capsys.readouterr().out
-        assert said == (task is Same)
-    stream(tokenizer, task=Same(SumDigits.Config(max_integers=2, instruction=""))).held_out(3)
-    assert "3 of the first 8 training examples are also held out" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("act", [sys.exit, lambda: None])
 def test_task_that_fails_while_prefetching_does_not_hang_the_step(tokenizer, act):
     task = _Ends(SumDigits.Config(max_integers=2, instruction=""))

