@@ -1,6 +1,5 @@
 """`AgentEnvironment`: an agent that speaks to the policy over HTTP is the environment of a rollout."""
 
-import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from torchtitan_rl.environments.agents.protocol import (
 )
 from torchtitan_rl.environments.agents.running import RunningCommand, RunningCoroutine
 from torchtitan_rl.environments.agents.settings import NotFollowed
-from torchtitan_rl.environments.checks import Context, check_command
+from torchtitan_rl.environments.checks import Context
 from torchtitan_rl.environments.fitted import FittedEnvironment
 from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
 from torchtitan_rl.types import FinishReason
@@ -72,18 +71,6 @@ class AgentEnvironment(FittedEnvironment):
                 that does not suit the tools, an empty turn), unless it has posted one. None: no reward.
         """
         check_above_zero(seconds=seconds)
-        try:
-            if callable(agent):
-                inspect.signature(agent).bind(task, base_url="", api_key="")
-            else:
-                json.dumps(task)
-        except (TypeError, ValueError, RecursionError) as error:
-            expected = "a coroutine function agent(task, *, base_url, api_key), or a command with a task in JSON values"
-            raise TypeError(
-                f"agent = {agent!r:.80}, task = {task!r:.80}: expected {expected}, but: {error}"
-            ) from error
-        if not callable(agent):
-            check_command("agent", agent, path=(env or {}).get("PATH"))
         self._parser = parser
         self.role = role
         self._agent, self._task, self._env, self._seconds = agent, task, dict(env or {}), seconds
@@ -99,7 +86,7 @@ class AgentEnvironment(FittedEnvironment):
         """The reason for which the agent's last request was refused, if it was."""
         self._traces: list[_Trace] = []
         self._current = 0
-        self._said: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
         """{a message of the policy, as agents repeat it: its text as it was sampled, without thoughts}"""
         self._turns = 0
 
@@ -132,7 +119,7 @@ class AgentEnvironment(FittedEnvironment):
             )
         follows = self._listen()
         if isinstance(follows, Outcome):
-            raise AgentError(self._with_refusal("the agent ended without a request"))
+            raise AgentError("the agent ended without a request", self._refusal)
         return follows.messages
 
     def step(self, message: Message) -> Turn:
@@ -141,11 +128,11 @@ class AgentEnvironment(FittedEnvironment):
         trace = self._traces[self._current]
         spoken = self._spoken(message["content"])
         calls = self._calls(spoken, self._request.tool_names) if trace.tools else []
-        said = policy_message(self._turns, spoken, calls)
-        repeated = heard(said, calls)
+        reply = policy_message(self._turns, spoken, calls)
+        repeated = heard(reply, calls)
         trace.history.append(repeated)
-        self._said[_key(repeated)] = spoken
-        self._reply(said)
+        self._texts[_key(repeated)] = spoken
+        self._reply(reply)
         wrong = sum(not self._is_usable(call) for call in calls)
         columns = {"tool_calls": len(calls), "tool_errors": wrong} if trace.tools else {}
         try:
@@ -183,23 +170,15 @@ class AgentEnvironment(FittedEnvironment):
                     return event
                 self._number = event.number
                 try:
-                    request = ChatRequest.read(
-                        event.body, self._conversation.sampling, self._make_grammar, path=event.path
-                    )
+                    request = ChatRequest.read(event.path, event.body, self._make_grammar)
                 except NotFollowed as refused:
                     self._refusal = str(refused)
                     self._session.refuse(event.number, self._refusal, field=refused.field)
                     continue
                 return self._placed(request)
         except AgentError as error:
-            reason = self._with_refusal(str(error))
-            self._session.close(reason)
-            raise type(error)(reason) from None
-
-    def _with_refusal(self, reason: str) -> str:
-        return (
-            f"{reason}; its last request was refused: {self._refusal}" if self._refusal else reason
-        )
+            error.refusal = self._refusal
+            raise
 
     def _placed(self, request: ChatRequest) -> Turn:
         """Finds the trace that the request continues, the longest one, or opens one. Returns the messages for it."""
@@ -208,15 +187,15 @@ class AgentEnvironment(FittedEnvironment):
         # Some formats mark a call with special tokens; without tools they are no part of a message.
         self.special_tokens = bool(request.tools)
         names = _tool_names(request)
-        found = [appended(trace.history, request.messages) for trace in self._traces]
-        fits = [
+        additions = [appended(trace.history, request.messages) for trace in self._traces]
+        continued = [
             i
-            for i, more in enumerate(found)
-            if not isinstance(more, str) and self._traces[i].tools == request.tools
+            for i, added in enumerate(additions)
+            if not isinstance(added, str) and self._traces[i].tools == request.tools
         ]
-        if fits:
-            self._current = max(fits, key=lambda i: (len(self._traces[i].history), i))
-            answers = [self._as_rendered(message, names) for message in found[self._current]]
+        if continued:
+            self._current = max(continued, key=lambda i: (len(self._traces[i].history), i))
+            answers = [self._as_rendered(message, names) for message in additions[self._current]]
             self._traces[self._current].history = request.messages
             return Turn(messages=answers, trace=self._current)
         lengths = [common(trace.history, request.messages) for trace in self._traces]
@@ -225,8 +204,11 @@ class AgentEnvironment(FittedEnvironment):
         )
         reason = ""
         if parent is not None:
-            reason = found[parent] if isinstance(found[parent], str) else "has other tools"
-            reason = reason if lengths[parent] else "began with other messages"
+            reason = "has other tools"
+            if isinstance(additions[parent], str):
+                reason = additions[parent]
+            if lengths[parent] == 0:
+                reason = "began with other messages"
         context = [self._as_rendered(message, names) for message in request.messages]
         self._traces.append(_Trace(request.tools, request.messages))
         self._current = len(self._traces) - 1
@@ -246,8 +228,8 @@ class AgentEnvironment(FittedEnvironment):
             }
         if message["role"] != "assistant":
             return message
-        if (said := self._said.get(_key(message))) is not None:
-            return {"role": "assistant", "content": said}
+        if (text := self._texts.get(_key(message))) is not None:
+            return {"role": "assistant", "content": text}
         shown = {field: value for field, value in message.items() if field != "tool_calls"}
         if calls := message["tool_calls"]:
             shown["tool_calls"] = [
@@ -268,13 +250,13 @@ class AgentEnvironment(FittedEnvironment):
                 return suits(call.arguments, tool["function"].get("parameters"))
         return False
 
-    def _reply(self, said: Message) -> None:
+    def _reply(self, message: Message) -> None:
         conversation = self._conversation
         context, turn = len(conversation.trace.token_ids), len(conversation.last.token_ids)
         if conversation.current == 0:
             context += len(conversation.prompt.token_ids)
         response = completion(
-            self._turns, said, prompt_tokens=context - turn, completion_tokens=turn
+            self._turns, message, prompt_tokens=context - turn, completion_tokens=turn
         )
         content, media_type = body_of(self._request, response)
         self._session.reply(self._number, content, media_type=media_type)

@@ -22,28 +22,17 @@ from torchtitan_rl.environments.agents.protocol import MODEL, OTHER_APIS, AgentE
 KEY_HEADERS = ("authorization", "x-api-key")
 """Headers with the key: OpenAI's clients send the first, Anthropic's the second."""
 
-MOST_BYTES = 16 * 2**20
-"""Maximum size of one request."""
-
-BODY_SECONDS = 30.0
-"""Maximum time in which a request must have arrived."""
-
 QUIET_SECONDS = 60.0
 """Time after which a waiting client gets the first bytes of its answer, and then more. Node's clients give up after 300 s."""
 
 TOGETHER_SECONDS = 0.02
 """Requests count as sent together if each arrives within this time of the one before."""
 
-MOST_OPEN = 64
-"""Maximum number of requests of one agent that wait for an answer."""
-
-METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-
 KEEP_ALIVE_SECONDS = 3600
 """Time for which an idle connection is kept: an agent's tools may take long."""
 
 
-class Asked(NamedTuple):
+class AgentRequest(NamedTuple):
     """A request that the policy is to answer."""
 
     path: str
@@ -56,9 +45,17 @@ class Asked(NamedTuple):
 class _Open:
     """A request without an answer, and the connections that wait for it."""
 
-    asked: Asked
+    request: AgentRequest
     response: asyncio.Future[Response]
     waiting: list[Request]
+
+
+class _Refused(Exception):
+    """The answer to a request is an error."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Session:
@@ -73,26 +70,23 @@ class Session:
         self.outcome = Outcome()
         """The outcome that the agent has posted so far."""
         self._gateway = gateway
-        self._events: queue.SimpleQueue[Asked | Outcome | AgentError] = queue.SimpleQueue()
-        self._arrived: list[Asked | Outcome | AgentError] = []
+        self._events: queue.SimpleQueue[AgentRequest | Outcome | Exception] = queue.SimpleQueue()
+        self._arrived: list[AgentRequest | Outcome | Exception] = []
         """Events that have been taken from the queue together. Only the policy's thread uses it."""
-        self._failure: AgentError | None = None
         # Only the loop's thread uses these.
         self._numbers = itertools.count()
         self._open: dict[int, _Open] = {}
         self._undelivered: dict[tuple[str, bytes], Response] = {}
         """Answers whose connections were gone when they came: a repeated request gets them."""
 
-    def next_event(self, seconds: float, *, in_order: bool = False) -> Asked | Outcome:
+    def next_event(self, seconds: float, *, in_order: bool = False) -> AgentRequest | Outcome:
         """Waits for the agent's next request, or its outcome if it has ended.
 
-        Raises AgentError if the agent has failed, or neither comes within `seconds`.
+        Raises AgentError if neither comes within `seconds`, and the agent's own error if it has failed.
 
         Args:
             in_order: put requests that arrive together into the order of their texts, so that it does not depend on timing.
         """
-        if self._failure is not None:  # before the requests that came earlier
-            raise self._failure
         if not self._arrived:
             try:
                 self._arrived.append(self._events.get(timeout=min(seconds, threading.TIMEOUT_MAX)))
@@ -100,30 +94,32 @@ class Session:
                 raise AgentError(
                     f"the agent sent no request and did not end within {seconds:g} s"
                 ) from None
-            while in_order and isinstance(self._arrived[-1], Asked):
+            while in_order and isinstance(self._arrived[-1], AgentRequest):
                 try:
                     self._arrived.append(self._events.get(timeout=TOGETHER_SECONDS))
                 except queue.Empty:
                     break
-            self._arrived.sort(key=lambda event: (0, *event) if isinstance(event, Asked) else (1,))
+            self._arrived.sort(
+                key=lambda event: (0, *event) if isinstance(event, AgentRequest) else (1,)
+            )
         event = self._arrived.pop(0)
-        if isinstance(event, AgentError):
+        if isinstance(event, Exception):
             raise event
         return event
 
-    def reply(
-        self, number: int, content: str, *, media_type: str = "application/json", status: int = 200
-    ) -> None:
+    def reply(self, number: int, content: str, *, media_type: str) -> None:
         """Sends the answer to a request, if it still waits."""
-        response = Response(content, status, media_type=media_type)
+        self._send(number, Response(content, media_type=media_type))
+
+    def refuse(self, number: int, reason: str, *, field: str) -> None:
+        """Refuses a request, which does not end the conversation."""
+        self._send(number, _refusal(400, reason, param=field))
+
+    def _send(self, number: int, response: Response) -> None:
         asyncio.run_coroutine_threadsafe(self._answer(number, response), self._gateway.loop)
 
-    def refuse(self, number: int, reason: str, *, field: str | None = None) -> None:
-        """Refuses a request, which does not end the conversation."""
-        self.reply(number, _refusal(reason, param=field), status=400)
-
-    def end(self, outcome: Outcome | AgentError) -> None:
-        """Notes that the agent has ended."""
+    def end(self, outcome: Outcome | Exception) -> None:
+        """Notes that the agent has ended, or failed."""
         self._events.put(outcome)
 
     def close(self, reason: str) -> None:
@@ -133,66 +129,52 @@ class Session:
 
     async def ask(self, request: Request) -> Response:
         """Passes a request to the policy's side and waits for the answer."""
-        if self._failure is not None:
-            return _refused(409, str(self._failure))
-        try:
-            body = await _body(request)
-        except AgentError as error:
-            self._fail(str(error))
-            return _refused(413, str(error))
-        path = request.scope["path"]
+        path, body = request.scope["path"], await request.body()
         if kept := self._undelivered.pop((path, body), None):
             return kept
-        one = await self._joined(request, path, body)
-        if one is None:
-            if len(self._open) >= MOST_OPEN:
-                self._fail(f"the agent has more than {MOST_OPEN} requests at once")
-                return _refused(409, str(self._failure))
-            asked = Asked(path, body, next(self._numbers))
-            one = self._open[asked.number] = _Open(asked, self._gateway.loop.create_future(), [])
-            self._events.put(asked)
-        one.waiting.append(request)
-        await asyncio.wait([one.response], timeout=QUIET_SECONDS)
-        return one.response.result() if one.response.done() else _late(one)
+        pending = await self._joined(request, path, body)
+        if pending is None:
+            agent_request = AgentRequest(path, body, next(self._numbers))
+            pending = _Open(agent_request, self._gateway.loop.create_future(), [])
+            self._open[agent_request.number] = pending
+            self._events.put(agent_request)
+        pending.waiting.append(request)
+        await asyncio.wait([pending.response], timeout=QUIET_SECONDS)
+        return pending.response.result() if pending.response.done() else _late(pending)
 
     async def _joined(self, request: Request, path: str, body: bytes) -> _Open | None:
         """The open request that this one repeats: its connections are gone, or the client says that it tries again."""
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-        for one in list(self._open.values()):
-            if (one.asked.path, one.asked.body) == (path, body) and (
-                is_retry or await _all_gone(one.waiting)
+        for pending in list(self._open.values()):
+            if pending.request[:2] == (path, body) and (
+                is_retry or await _all_gone(pending.waiting)
             ):
-                return one
+                return pending
         return None
 
     async def take_outcome(self, request: Request) -> Response:
         """Keeps the outcome that the agent posts; a later one replaces it."""
         try:
-            self.outcome = Outcome.read(await _body(request))
+            self.outcome = Outcome.read(await request.body())
         except AgentError as error:
-            self._fail(str(error))
-            return _refused(400, str(error))
+            self.end(error)
+            raise _Refused(400, str(error)) from None
         return JSONResponse({})
 
-    def _fail(self, reason: str) -> None:
-        if self._failure is None:
-            self._failure = AgentError(reason)
-            self._events.put(self._failure)
-
     async def _answer(self, number: int, response: Response) -> None:
-        one = self._open.get(number)
-        if one is None:
+        pending = self._open.get(number)
+        if pending is None:
             return
-        waiting = len(one.waiting)
-        all_gone = await _all_gone(one.waiting)
+        waiting = len(pending.waiting)
+        all_gone = await _all_gone(pending.waiting)
         del self._open[number]
-        if all_gone and waiting == len(one.waiting):  # none has joined meanwhile
-            self._undelivered[one.asked.path, one.asked.body] = response
-        one.response.set_result(response)
+        if all_gone and waiting == len(pending.waiting):  # none has joined meanwhile
+            self._undelivered[pending.request[:2]] = response
+        pending.response.set_result(response)
 
     async def _refuse_all(self, reason: str) -> None:
         for number in list(self._open):
-            await self._answer(number, _refused(400, reason))
+            await self._answer(number, _refusal(400, reason))
 
 
 async def _all_gone(requests: list[Request]) -> bool:
@@ -200,10 +182,10 @@ async def _all_gone(requests: list[Request]) -> bool:
     return all([await request.is_disconnected() for request in requests])
 
 
-def _late(one: _Open) -> Response:
+def _late(pending: _Open) -> Response:
     """A response that begins before its answer is there. Clients give up on a connection that is silent for long."""
     try:
-        streams = bool(json.loads(one.asked.body).get("stream"))
+        streams = bool(json.loads(pending.request.body).get("stream"))
     except (ValueError, AttributeError, RecursionError):
         streams = False
     silence, media_type = (
@@ -211,10 +193,10 @@ def _late(one: _Open) -> Response:
     )
 
     async def parts() -> AsyncIterator[bytes | str]:
-        while not one.response.done():
+        while not pending.response.done():
             yield silence
-            await asyncio.wait([one.response], timeout=QUIET_SECONDS)
-        yield one.response.result().body
+            await asyncio.wait([pending.response], timeout=QUIET_SECONDS)
+        yield pending.response.result().body
 
     return StreamingResponse(parts(), media_type=media_type)
 
@@ -228,15 +210,17 @@ class Gateway:
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         routes = [
-            Route("/v1/chat/completions", self._ask, methods=["POST"]),
-            *(Route(path, self._ask, methods=["POST"]) for path in OTHER_APIS),
+            *(
+                Route(path, self._ask, methods=["POST"])
+                for path in ("/v1/chat/completions", *OTHER_APIS)
+            ),
             Route("/v1/reward", self._take_outcome, methods=["POST"]),
             Route("/v1/models", self._models),
-            Route("/{path:path}", self._elsewhere, methods=METHODS),
         ]
+        handlers = {_Refused: _as_response, ClientDisconnect: lambda *_: Response()}
         config = uvicorn.Config(
-            Starlette(routes=routes), log_config=None, log_level="error", access_log=False, lifespan="off", ws="none",
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            Starlette(routes=routes, exception_handlers=handlers), log_config=None, log_level="error",
+            access_log=False, lifespan="off", ws="none", timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )  # fmt: skip
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         asyncio.run_coroutine_threadsafe(
@@ -249,41 +233,26 @@ class Gateway:
         self.sessions[session.key] = session
         return session
 
-    def _session(self, request: Request) -> Session | None:
-        named = (request.headers.get(name) for name in KEY_HEADERS)
-        return next(
-            (
-                self.sessions[_key(value)]
-                for value in named
-                if value and _key(value) in self.sessions
-            ),
-            None,
+    def _session(self, request: Request) -> Session:
+        for header in KEY_HEADERS:
+            key = request.headers.get(header, "").removeprefix("Bearer ")
+            if key in self.sessions:
+                return self.sessions[key]
+        raise _Refused(
+            401,
+            "the key names no open conversation; use OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given",
         )
 
     async def _ask(self, request: Request) -> Response:
-        session = self._session(request)
-        return _unknown() if session is None else await session.ask(request)
+        return await self._session(request).ask(request)
 
     async def _take_outcome(self, request: Request) -> Response:
-        session = self._session(request)
-        return _unknown() if session is None else await session.take_outcome(request)
-
-    async def _elsewhere(self, request: Request) -> Response:
-        if self._session(request) is None:
-            return _unknown()
-        return _refused(
-            404,
-            f"{request.method} {request.url.path} is no address of the policy; it answers POST /v1/chat/completions, "
-            "POST /v1/responses, POST /v1/messages, POST /v1/reward and GET /v1/models",
-        )
+        return await self._session(request).take_outcome(request)
 
     async def _models(self, request: Request) -> Response:
+        self._session(request)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "torchtitan_rl"}
-        return (
-            _unknown()
-            if self._session(request) is None
-            else JSONResponse({"object": "list", "data": [model]})
-        )
+        return JSONResponse({"object": "list", "data": [model]})
 
 
 _gateway: Gateway | None = None
@@ -298,38 +267,10 @@ def gateway() -> Gateway:
         return _gateway
 
 
-def _key(authorization: str) -> str:
-    return authorization.removeprefix("Bearer ")
+def _refusal(status: int, reason: str, **facts: Any) -> Response:
+    error = {"message": reason, "type": "invalid_request_error", **facts}
+    return JSONResponse({"type": "error", "error": error}, status)
 
 
-async def _body(request: Request) -> bytes:
-    """Returns the request's body. Raises AgentError if it is too large, too slow or broken off."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MOST_BYTES:
-                    raise AgentError(f"the agent sent a request of more than {MOST_BYTES:,} bytes")
-    except ClientDisconnect:
-        raise AgentError("the agent broke off a request") from None
-    except TimeoutError:
-        raise AgentError(f"the agent's request did not arrive within {BODY_SECONDS:g} s") from None
-    return bytes(body)
-
-
-def _refusal(reason: str, **facts: Any) -> str:
-    return json.dumps(
-        {"type": "error", "error": {"message": reason, "type": "invalid_request_error", **facts}}
-    )
-
-
-def _refused(status: int, reason: str) -> Response:
-    return Response(_refusal(reason), status, media_type="application/json")
-
-
-def _unknown() -> Response:
-    return _refused(
-        401,
-        "the key names no open conversation; use OPENAI_API_KEY or ANTHROPIC_API_KEY as it was given",
-    )
+async def _as_response(request: Request, refused: _Refused) -> Response:
+    return _refusal(refused.status, str(refused))

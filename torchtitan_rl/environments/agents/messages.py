@@ -6,83 +6,66 @@ from typing import Any
 
 from torchtitan_rl.environments.agents.settings import NotFollowed
 
-_ELSEWHERE = (
-    "messages",
-    "system",
-    "tools",
-    "tool_choice",
-    "output_config",
-    "thinking",
-    "cache_control",
-    "diagnostics",
-)
-"""Fields that have another place or no effect."""
+_ELSEWHERE = ("messages", "system", "tools", "tool_choice", "output_config")
+"""Fields that have another place in a chat request."""
 
 
-def as_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+def as_chat(request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the chat request that a Messages request stands for. Raises NotFollowed for blocks and tools of other kinds."""
-    chat = {name: value for name, value in asked.items() if name not in _ELSEWHERE}
+    chat = {name: value for name, value in request.items() if name not in _ELSEWHERE}
     messages: list[Any] = []
-    if asked.get("system"):
-        messages.append({"role": "system", "content": asked["system"]})
-    given = asked.get("messages")
-    for message in given if isinstance(given, list) else []:
+    if request.get("system"):
+        messages.append({"role": "system", "content": request["system"]})
+    for message in request["messages"]:
         messages += _messages(message)
-    chat["messages"] = messages if given else []
-    if messages and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant":
+    chat["messages"] = messages
+    if messages and messages[-1]["role"] == "assistant":
         raise NotFollowed(
             "messages",
             "the agent's request begins the policy's turn for it; end with a user's message",
         )
-    if asked.get("tools"):
-        chat["tools"] = [_tool(tool) for tool in asked["tools"]]
-    choice = asked.get("tool_choice")
-    if isinstance(choice, dict):
+    chat["tools"] = [_tool(tool) for tool in request.get("tools") or ()]
+    if choice := request.get("tool_choice"):
         kinds = {"any": "required", "tool": {"type": "function", "name": choice.get("name")}}
-        chat["tool_choice"] = kinds.get(str(choice.get("type")), choice.get("type"))
-    output, older = asked.get("output_config"), chat.pop("output_format", None)
-    chat["response_format"] = output.get("format") if isinstance(output, dict) else older
+        chat["tool_choice"] = kinds.get(choice["type"], choice["type"])
+    older_form = chat.pop("output_format", None)
+    chat["response_format"] = (request.get("output_config") or {}).get("format", older_form)
     return chat
 
 
-def _messages(given: Any) -> list[Any]:
+def _messages(message: Mapping[str, Any]) -> list[Any]:
     """A message in the form of chat completions. The results of tools in it become messages of their own, before its text."""
-    content = given.get("content") if isinstance(given, dict) else None
-    if not isinstance(content, list):
-        return [given]
+    role, content = message["role"], message["content"]
+    if isinstance(content, str):
+        return [message]
     texts: list[Any] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for block in content:
-        kind = block.get("type") if isinstance(block, dict) else None
+        kind = block["type"]
         if kind == "text":
             texts.append(block)
         elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input"))}
-            calls.append({"id": block.get("id"), "function": function})
+            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+            calls.append({"id": block["id"], "function": function})
         elif kind == "tool_result":
-            results.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": block.get("tool_use_id"),
-                    "content": block.get("content"),
-                }
-            )
+            call_id, result = block["tool_use_id"], block.get("content")
+            results.append({"role": "tool", "tool_call_id": call_id, "content": result})
         elif kind not in ("thinking", "redacted_thinking"):
             expected = "text, tool_use or tool_result"
             raise NotFollowed(
                 "messages", f"the agent's request has a block of type {kind}; expected {expected}"
             )
-    if given.get("role") == "assistant":
-        return [{"role": "assistant", "content": texts, "tool_calls": calls}]
-    return results + (
-        [{"role": given.get("role"), "content": texts}] if texts or not results else []
-    )
+    if role == "assistant":
+        return [{"role": role, "content": texts, "tool_calls": calls}]
+    if texts or not results:
+        results.append({"role": role, "content": texts})
+    return results
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool in the form of chat completions. Those that Anthropic's servers run have a type of their own."""
-    if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
+    if tool.get("type", "custom") != "custom":
         raise NotFollowed(
             "tools",
             f"the agent's request has the tool {str(tool)[:80]!r}; expected tools with an input_schema",
@@ -94,27 +77,21 @@ def _tool(tool: Any) -> dict[str, Any]:
 def from_completion(completion: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the message that says the same as a chat completion. A call that could not be read has the input {"error": reason}."""
     [choice] = completion["choices"]
-    said, usage = choice["message"], completion["usage"]
+    message, usage = choice["message"], completion["usage"]
+    calls = message.get("tool_calls", ())
     content: list[dict[str, Any]] = []
-    if said["content"] or not said.get("tool_calls"):
-        content.append({"type": "text", "text": said["content"] or ""})
-    for call in said.get("tool_calls", ()):
-        function = call["function"]
-        content.append(
-            {
-                "type": "tool_use",
-                "id": call["id"],
-                "name": function["name"],
-                "input": _input(function["arguments"]),
-            }
-        )
+    if message["content"] or not calls:
+        content.append({"type": "text", "text": message["content"] or ""})
+    for call in calls:
+        name, arguments = call["function"]["name"], _input(call["function"]["arguments"])
+        content.append({"type": "tool_use", "id": call["id"], "name": name, "input": arguments})
     return {
         "id": completion["id"].replace("chatcmpl-", "msg_"),
         "type": "message",
         "role": "assistant",
         "model": completion["model"],
         "content": content,
-        "stop_reason": "tool_use" if said.get("tool_calls") else "end_turn",
+        "stop_reason": "tool_use" if calls else "end_turn",
         "stop_sequence": None,
         "usage": {
             "input_tokens": usage["prompt_tokens"],

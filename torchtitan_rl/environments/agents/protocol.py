@@ -17,8 +17,8 @@ from torchtitan_rl.data.turns import Message
 from torchtitan_rl.environments.agents import messages as anthropic_messages
 from torchtitan_rl.environments.agents import responses
 from torchtitan_rl.environments.agents.history import UNREADABLE
-from torchtitan_rl.environments.agents.settings import BY_GRAMMAR, check_settings, grammar_of
-from torchtitan_rl.sampling import SamplingConfig
+from torchtitan_rl.environments.agents.settings import check_settings, grammar_of
+from torchtitan_rl.environments.checks import described
 
 MODEL = "policy"
 """The name of the model in responses. Requests may use any name."""
@@ -30,6 +30,17 @@ OTHER_APIS = {"/v1/responses": responses, "/v1/messages": anthropic_messages}
 
 class AgentError(Exception):
     """An agent's mistake, as a sentence. The conversation ends with `env_error`."""
+
+    def __init__(self, reason: str, refusal: str = "") -> None:
+        """`refusal`: why the agent's last request was refused, if it was."""
+        super().__init__(reason)
+        self.refusal = refusal
+
+    def __str__(self) -> str:
+        reason = super().__str__()
+        if self.refusal:
+            reason += f"; its last request was refused: {self.refusal}"
+        return reason
 
 
 class AgentFailed(AgentError):
@@ -46,17 +57,12 @@ class Outcome:
     @classmethod
     def of(cls, value: Any) -> "Outcome":
         """Returns the outcome that None, a number, or {"reward": ..., "columns": {...}} stands for. Raises AgentError."""
-        found = {"reward": value} if value is None or isinstance(value, int | float) else value
-        if not isinstance(found, dict) or not found.keys() <= {"reward", "columns"}:
+        try:
+            return cls(**value) if isinstance(value, dict) else cls(value)
+        except TypeError:
             raise AgentError(
                 f'the agent\'s outcome is {str(value)[:80]!r}; expected {{"reward": 1.0, "columns": {{...}}}}'
-            )
-        reward, columns = found.get("reward"), found.get("columns", {})
-        if not isinstance(reward, int | float | None) or not isinstance(columns, dict):
-            raise AgentError(
-                f"the agent's outcome is {str(value)[:80]!r}; expected a number and a dict of columns"
-            )
-        return cls(reward, columns)
+            ) from None
 
     @classmethod
     def read(cls, text: bytes) -> "Outcome":
@@ -73,118 +79,76 @@ class ChatRequest:
 
     messages: list[Message]
     tools: list[dict[str, Any]]
+    tool_names: list[str]
     stream: bool
     stream_usage: bool
     columns: dict[str, Any]
     """The agent's log of the previous turn."""
 
-    api: ModuleType | None = None
+    api: ModuleType | None
     """The module of another API than chat completions."""
 
-    grammar: str | None = None
+    grammar: str | None
     """What the policy's turn must be: see `Answer`."""
 
     @classmethod
-    def read(
-        cls,
-        body: bytes,
-        sampling: SamplingConfig,
-        make: Callable[..., str] | None = None,
-        *,
-        path="",
-    ) -> "ChatRequest":
-        """Reads a request for chat completions, or for the API at `path`. Without `make`, `Grammars.of`, it may ask for none.
+    def read(cls, path: str, body: bytes, make: Callable[..., str] | None) -> "ChatRequest":
+        """Reads a request for chat completions, or for the API at `path`.
 
         Raises AgentError for a malformed request, and NotFollowed for one whose settings cannot be followed.
+
+        Args:
+            make: `Grammars.of`; None: the request may ask for no grammar.
         """
-        try:
-            asked = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise AgentError(f"the agent's request is not JSON: {error}") from None
         api = OTHER_APIS.get(path)
-        if api is not None and isinstance(asked, dict):
-            asked = api.as_chat(asked)
-        messages = asked.get("messages") if isinstance(asked, dict) else None
-        if not isinstance(messages, list) or not messages:
-            raise AgentError("the agent's request has no messages")
-        others = {
-            name: value for name, value in asked.items() if make is None or name not in BY_GRAMMAR
-        }
-        check_settings(others, sampling)
-        tools, options = asked.get("tools") or [], asked.get("stream_options")
-        if not isinstance(tools, list) or not all(
-            isinstance(tool, dict) and _name(tool) for tool in tools
-        ):
-            raise AgentError(
-                "the agent's tools are malformed; expected a list of functions with names"
+        try:
+            request = json.loads(body)
+            if api is not None:
+                request = api.as_chat(request)
+            check_settings(request, by_grammar=make is not None)
+            if not request["messages"]:
+                raise ValueError("it has no messages")
+            tools = request.get("tools") or []
+            return cls(
+                messages=[_read_message(message) for message in request["messages"]],
+                tools=tools,
+                tool_names=[tool["function"]["name"] for tool in tools],
+                stream=bool(request.get("stream")),
+                stream_usage=bool((request.get("stream_options") or {}).get("include_usage")),
+                columns=dict(request.get("columns") or {}),
+                api=api,
+                grammar=grammar_of(request, tools, make) if make else None,
             )
-        columns = asked.get("columns") or {}
-        if not isinstance(columns, dict):
-            raise AgentError(
-                f"the agent's request has the columns {str(columns)[:80]!r}; expected a dict"
-            )
-        stream_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        read = [_read_message(message) for message in messages]
-        grammar = grammar_of(asked, tools, make) if make else None
-        return cls(read, tools, bool(asked.get("stream")), stream_usage, columns, api, grammar)
-
-    @property
-    def tool_names(self) -> list[str]:
-        """Names of the tools."""
-        return [_name(tool) for tool in self.tools]
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise AgentError(f"the agent's request cannot be read: {described(error)}") from error
 
 
-def _name(tool: Mapping[str, Any]) -> str | None:
-    function = tool.get("function")
-    return function.get("name") if isinstance(function, dict) else None
-
-
-def _read_message(given: Any) -> Message:
-    role = given.get("role") if isinstance(given, dict) else None
-    if role in ("system", "developer", "user"):
-        return {
-            "role": "user" if role == "user" else "system",
-            "content": _text(given.get("content")),
-        }
+def _read_message(message: Mapping[str, Any]) -> Message:
+    role, content = message["role"], _text(message.get("content"))
     if role == "tool":
-        return {
-            "role": role,
-            "tool_call_id": str(given.get("tool_call_id")),
-            "content": _text(given.get("content")),
-        }
+        return {"role": role, "tool_call_id": str(message.get("tool_call_id")), "content": content}
     if role == "assistant":
-        calls = given.get("tool_calls") or []
-        if not isinstance(calls, list):
-            raise AgentError("the agent's request has tool_calls that are no list")
         return {
-            **{field: _text(given[field]) for field in REASONING if given.get(field)},
+            **{field: _text(message[field]) for field in REASONING if message.get(field)},
             "role": role,
-            "content": _text(given.get("content")),
-            "tool_calls": [_read_call(call) for call in calls],
+            "content": content,
+            "tool_calls": [_read_call(call) for call in message.get("tool_calls") or ()],
         }
-    raise AgentError(
-        f"the agent's request has the message {str(given)[:80]!r}; expected one of role system, user, assistant or tool"
-    )
+    return {"role": "system" if role == "developer" else role, "content": content}
 
 
 def _text(content: Any) -> str:
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "".join(part["text"] for part in content)
-    if content is not None and not isinstance(content, str):
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not all("text" in part for part in content):
         raise AgentError(
             f"the agent's request has the content {str(content)[:80]!r}; expected text"
         )
-    return content or ""
+    return "".join(part["text"] for part in content)
 
 
-def _read_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        raise AgentError(
-            f"the agent's request has the tool call {str(call)[:80]!r}; expected one with a function"
-        )
+def _read_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
     arguments = function.get("arguments")  # kept as it is if the policy wrote no JSON
     with contextlib.suppress(TypeError, ValueError, RecursionError):
         arguments = json.loads(arguments)
@@ -207,8 +171,8 @@ def policy_message(turn: int, spoken: str, calls: Sequence[ToolCall]) -> Message
         for call in calls
     ]
     listed = [
-        {"id": f"call_{turn}_{i}", "type": "function", "function": one}
-        for i, one in enumerate(functions)
+        {"id": f"call_{turn}_{i}", "type": "function", "function": function}
+        for i, function in enumerate(functions)
     ]
     return {"role": "assistant", "content": before or None, "tool_calls": listed}
 

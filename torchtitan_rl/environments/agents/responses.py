@@ -6,75 +6,60 @@ from typing import Any
 
 from torchtitan_rl.environments.agents.settings import NotFollowed
 
-_SAID = ("message", "function_call", "reasoning")
+_OF_POLICY = ("message", "function_call", "reasoning")
 """Types of the items that one turn of the policy may consist of."""
 
 
-def as_chat(asked: Mapping[str, Any]) -> dict[str, Any]:
+def as_chat(request: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the chat request that a Responses request stands for. Raises NotFollowed for items and tools of other kinds."""
-    chat = {
-        name: value
-        for name, value in asked.items()
-        if name not in ("input", "instructions", "tools", "text")
-    }
-    messages: list[dict[str, Any]] = []
-    if asked.get("instructions"):
-        messages.append({"role": "system", "content": asked["instructions"]})
-    given = asked.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    chat["messages"] = messages + _messages(items) if isinstance(items, list) else []
-    if asked.get("tools"):
-        chat["tools"] = [_tool(tool) for tool in asked["tools"]]
-    text = asked.get("text")
-    if isinstance(text, dict) and text.get("format") is not None:
-        chat["response_format"] = text["format"]
+    elsewhere = ("input", "instructions", "tools", "text")
+    chat = {name: value for name, value in request.items() if name not in elsewhere}
+    items = request["input"]
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    chat["messages"] = _messages(items)
+    if request.get("instructions"):
+        chat["messages"].insert(0, {"role": "system", "content": request["instructions"]})
+    chat["tools"] = [_tool(tool) for tool in request.get("tools") or ()]
+    chat["response_format"] = (request.get("text") or {}).get("format")
     return chat
 
 
-def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
+def _messages(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The items as messages. Those of one turn of the policy, its thinking, a text and calls, become one message."""
     messages: list[dict[str, Any]] = []
-    is_said = False  # whether the last message is one that the next item of the policy belongs to
+    in_turn = False  # whether the last message is one that the next item of the policy belongs to
     for item in items:
-        if not isinstance(item, dict):
-            raise NotFollowed(
-                "input", f"the agent's request has the item {str(item)[:80]!r}; expected an object"
-            )
-        kind = item.get("type", "message")
+        kind, role = item.get("type", "message"), item.get("role")
+        is_text = kind == "message" and role == "assistant"
         if kind == "reasoning":
             if thinking := _thinking(item):
-                messages.append(
-                    {
-                        "role": "assistant",
-                        "content": "",
-                        "tool_calls": [],
-                        "reasoning_content": thinking,
-                    }
-                )
-                is_said = True
-        elif kind == "function_call_output":
-            output = item.get("output")
-            messages.append(
-                {"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(output)}
-            )
-            is_said = False
-        elif kind == "function_call" or (kind == "message" and item.get("role") == "assistant"):
-            if not is_said or (kind == "message" and messages[-1]["tool_calls"]):
-                messages.append({"role": "assistant", "content": "", "tool_calls": []})
-            is_said = True
-            if kind == "message":
+                messages.append(_empty_turn() | {"reasoning_content": thinking})
+                in_turn = True
+        elif is_text or kind == "function_call":
+            if not in_turn or (is_text and messages[-1]["tool_calls"]):
+                messages.append(_empty_turn())
+            in_turn = True
+            if is_text:
                 messages[-1]["content"] += _text(item.get("content"))
             else:
-                function = {"name": item.get("name"), "arguments": item.get("arguments")}
-                messages[-1]["tool_calls"].append({"id": item.get("call_id"), "function": function})
+                function = {"name": item["name"], "arguments": item["arguments"]}
+                messages[-1]["tool_calls"].append({"id": item["call_id"], "function": function})
+        elif kind == "function_call_output":
+            result = _text(item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": result})
+            in_turn = False
         elif kind == "message":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
-            is_said = False
+            messages.append({"role": role, "content": item.get("content")})
+            in_turn = False
         else:
-            raise NotFollowed(
-                "input", f"the agent's request has an item of type {kind}; expected one of {_SAID}"
-            )
+            reason = f"the agent's request has an item of type {kind}"
+            raise NotFollowed("input", f"{reason}; expected one of {_OF_POLICY}")
     return messages
+
+
+def _empty_turn() -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": []}
 
 
 def _thinking(item: Mapping[str, Any]) -> Any:
@@ -90,60 +75,33 @@ def _text(content: Any) -> Any:
     """The text of an item's content, whose parts may be of type input_text, output_text or refusal."""
     if not isinstance(content, list):
         return content or ""
-    return "".join(
-        str(part.get("text") or part.get("refusal") or "")
-        for part in content
-        if isinstance(part, dict)
-    )
+    return "".join(part.get("text") or part.get("refusal") or "" for part in content)
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A function in the form of chat completions, which has its facts one level deeper."""
-    if not isinstance(tool, dict) or tool.get("type") != "function":
+    if tool["type"] != "function":
         raise NotFollowed(
             "tools", f"the agent's request has the tool {str(tool)[:80]!r}; expected functions"
         )
-    facts = {
-        key: value for key, value in tool.items() if key in ("name", "description", "parameters")
-    }
-    return {"type": "function", "function": facts}
+    function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
+    return {"type": "function", "function": function}
 
 
 def from_completion(completion: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the response that says the same as a chat completion."""
     [choice] = completion["choices"]
-    said, number, usage = (
-        choice["message"],
-        completion["id"].removeprefix("chatcmpl-"),
-        completion["usage"],
-    )
+    message, usage = choice["message"], completion["usage"]
+    number, calls = completion["id"].removeprefix("chatcmpl-"), message.get("tool_calls", ())
     output: list[dict[str, Any]] = []
-    if said["content"] or not said.get("tool_calls"):
-        part = {
-            "type": "output_text",
-            "text": said["content"] or "",
-            "annotations": [],
-            "logprobs": [],
-        }
-        output.append(
-            {
-                "id": f"msg_{number}",
-                "type": "message",
-                "role": "assistant",
-                "status": "completed",
-                "content": [part],
-            }
-        )
-    for call in said.get("tool_calls", ()):
-        output.append(
-            {
-                "id": f"fc_{call['id']}",
-                "type": "function_call",
-                "call_id": call["id"],
-                "status": "completed",
-            }
-            | call["function"]
-        )
+    if message["content"] or not calls:
+        text = message["content"] or ""
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        item = {"id": f"msg_{number}", "type": "message", "role": "assistant"}
+        output.append({**item, "status": "completed", "content": [part]})
+    for call in calls:
+        item = {"id": f"fc_{call['id']}", "type": "function_call", "call_id": call["id"]}
+        output.append({**item, "status": "completed", **call["function"]})
     return {
         "id": f"resp_{number}",
         "object": "response",
@@ -178,39 +136,29 @@ def streamed(response: Mapping[str, Any]) -> str:
         {"type": "response.in_progress", "response": begun},
     ]
     for index, item in enumerate(response["output"]):
-        at = {"output_index": index, "item_id": item["id"]}
-        opened = {**item, "status": "in_progress"}
-        opened |= {"content": []} if item["type"] == "message" else {"arguments": ""}
-        events.append({"type": "response.output_item.added", "output_index": index, "item": opened})
+        place = {"output_index": index, "item_id": item["id"]}
         if item["type"] == "message":
             [part] = item["content"]
-            place = {**at, "content_index": 0}
-            events += [
-                {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
-                {
-                    "type": "response.output_text.delta",
-                    **place,
-                    "delta": part["text"],
-                    "logprobs": [],
-                },
-                {
-                    "type": "response.output_text.done",
-                    **place,
-                    "text": part["text"],
-                    "logprobs": [],
-                },
-                {"type": "response.content_part.done", **place, "part": part},
+            place["content_index"] = 0
+            text = {"text": part["text"], "logprobs": []}
+            delta = {"delta": part["text"], "logprobs": []}
+            opened = {"content": []}
+            contents = [
+                {"type": "response.content_part.added", "part": {**part, "text": ""}},
+                {"type": "response.output_text.delta", **delta},
+                {"type": "response.output_text.done", **text},
+                {"type": "response.content_part.done", "part": part},
             ]
         else:
-            said = {"name": item["name"], "arguments": item["arguments"]}
-            events += [
-                {
-                    "type": "response.function_call_arguments.delta",
-                    **at,
-                    "delta": item["arguments"],
-                },
-                {"type": "response.function_call_arguments.done", **at, **said},
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            opened = {"arguments": ""}
+            contents = [
+                {"type": "response.function_call_arguments.delta", "delta": item["arguments"]},
+                {"type": "response.function_call_arguments.done", **call},
             ]
+        opened = {**item, "status": "in_progress", **opened}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": opened})
+        events += [{**content, **place} for content in contents]
         events.append({"type": "response.output_item.done", "output_index": index, "item": item})
     events.append({"type": "response.completed", "response": response})
     lines = [

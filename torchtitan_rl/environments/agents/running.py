@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -27,9 +26,6 @@ logger = logging.getLogger(__name__)
 INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "TORCHTITAN_RL_WATCH")
 """Environment variables of the run that a command gets. The last one marks the processes of a job, which end with it."""
 
-MOST_PRINTED = 16 * 2**20
-"""Bytes that a command may print; then it is killed."""
-
 KEPT = 2000
 """Last bytes of what a command has printed, for error messages."""
 
@@ -45,13 +41,14 @@ class RunningCommand:
     ) -> None:
         self._session = session
         self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
-        self._task, self._result = self._folder / "task.json", self._folder / "result.json"
+        self._result, self._printed = self._folder / "result.json", self._folder / "printed.txt"
+        task_file = self._folder / "task.json"
         own = {
             "OPENAI_BASE_URL": session.base_url,
             "OPENAI_API_KEY": session.key,
             "ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": session.key,
-            "AGENT_TASK": str(self._task),
+            "AGENT_TASK": str(task_file),
             "AGENT_RESULT": str(self._result),
         }
         home = self._folder / "home"  # a cache in a shared one could answer in the policy's place
@@ -59,19 +56,17 @@ class RunningCommand:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} | {
             "HOME": str(home)
         }
-        self._printed = b""
         try:
-            self._task.write_text(json.dumps(task))
-            self._process = subprocess.Popen(
-                command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+            task_file.write_text(json.dumps(task))
+            with self._printed.open("wb") as printed:
+                self._process = subprocess.Popen(
+                    command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
+                    stdout=printed, stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
         except BaseException:
             shutil.rmtree(self._folder)
             raise
-        self._reader = threading.Thread(target=self._read, daemon=True)
         self._waiter = threading.Thread(target=self._wait, daemon=True)
-        self._reader.start()
         self._waiter.start()
 
     def stop(self) -> None:
@@ -93,40 +88,33 @@ class RunningCommand:
         with contextlib.suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _read(self) -> None:
-        size = 0
-        with self._process.stdout as pipe:
-            while size <= MOST_PRINTED and (chunk := os.read(pipe.fileno(), 65536)):
-                size += len(chunk)
-                self._printed = (self._printed + chunk)[-KEPT:]
-        if size > MOST_PRINTED:
-            self._session.end(AgentError(f"the agent printed more than {MOST_PRINTED:,} bytes"))
-            self._kill()
-
     def _wait(self) -> None:
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()  # what it has started and left
         code = self._process.wait()
-        self._reader.join(STOP_SECONDS)
         try:
             self._session.end(self._outcome(code))
         except (AgentError, OSError) as error:
-            self._session.end(
-                error if isinstance(error, AgentError) else AgentError(described(error))
-            )
+            self._session.end(error)
 
     def _outcome(self, code: int) -> Outcome:
-        printed = self._printed.decode(errors="replace").strip()
         if code > 0:
-            raise AgentFailed(f"the agent ended with exit code {code}: {printed}")
+            raise AgentFailed(f"the agent ended with exit code {code}: {self._last_printed()}")
         if code < 0:
+            name = signal.strsignal(-code)
             raise AgentError(
-                f"the agent was killed by signal {-code} ({signal.strsignal(-code)}): {printed}"
+                f"the agent was killed by signal {-code} ({name}): {self._last_printed()}"
             )
-        if not self._result.exists():
-            return self._session.outcome
-        with self._result.open("rb") as file:
-            return Outcome.read(file.read(MOST_PRINTED))
+        return (
+            Outcome.read(self._result.read_bytes())
+            if self._result.exists()
+            else self._session.outcome
+        )
+
+    def _last_printed(self) -> str:
+        with self._printed.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT))
+            return file.read().decode(errors="replace").strip()
 
 
 class RunningCoroutine:
@@ -147,12 +135,7 @@ class RunningCoroutine:
         self, agent: Callable[..., Awaitable[Any]], session: "Session", task: Any
     ) -> None:
         try:
-            started = agent(task, base_url=session.base_url, api_key=session.key)
-            if not inspect.isawaitable(started):
-                raise TypeError(
-                    f"it returned {started!r:.80}; expected a coroutine function, declared with async def"
-                )
-            value = await started
+            value = await agent(task, base_url=session.base_url, api_key=session.key)
             session.end(session.outcome if value is None else Outcome.of(value))
         except AgentError as error:
             session.end(error)

@@ -1,9 +1,11 @@
 """Commands as agents: every way to go wrong is an end with a name, the other conversations go on, and nothing is left running."""
 
+import contextlib
 import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,31 +76,28 @@ def own_agents(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def agents() -> list[str]:
-    """This test's processes that were started with an agent's key."""
-    found = []
-    mine = f"TMPDIR={os.environ['TMPDIR']}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environ, state = (
-                (folder / "environ").read_bytes(),
-                (folder / "stat").read_text().rpartition(")")[2].split()[0],
-            )
-        except OSError:
-            continue
-        if b"AGENT_TASK=" in environ and mine in environ.split(b"\0") and state != "Z":
-            found.append(folder.name)
-    return found
+def left_agents() -> list[str]:
+    """This test's processes that were started with an agent's key. What is killed may take a moment to end."""
+    mine, deadline = f"TMPDIR={os.environ['TMPDIR']}".encode(), time.monotonic() + 10
+    while True:
+        left = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                environ = (folder / "environ").read_bytes()  # empty for a zombie
+                if b"AGENT_TASK=" in environ and mine in environ.split(b"\0"):
+                    left.append(folder.name)
+        if not left or time.monotonic() > deadline:
+            return left
 
 
 def test_command_agent_runs_a_conversation_and_writes_its_reward_to_a_file(talk):
-    [one] = talk(GOOD)
-    assert one.finish_reason == "stop"
-    assert one.prompt.messages == [{"role": "user", "content": "question 0"}]
-    assert [turn.reward for turn in one.turns] == [None, 0.5]
-    assert one.turns[1].columns == {"asked": 2}
-    assert [turn.text for turn in one.turns] == ["x", "x"]
-    assert one.turns[0].messages[0]["content"] == "And again?"
+    [conversation] = talk(GOOD)
+    assert conversation.finish_reason == "stop"
+    assert conversation.prompt.messages == [{"role": "user", "content": "question 0"}]
+    assert [turn.reward for turn in conversation.turns] == [None, 0.5]
+    assert conversation.turns[1].columns == {"asked": 2}
+    assert [turn.text for turn in conversation.turns] == ["x", "x"]
+    assert conversation.turns[0].messages[0]["content"] == "And again?"
 
 
 ENDS = {
@@ -107,10 +106,8 @@ ENDS = {
     "raises": ("ask(messages); raise ValueError('no dice')", "ended with exit code 1: (?s:.*)ValueError: no dice"),
     "hangs": ("ask(messages); time.sleep(99)", "sent no request and did not end within 3 s"),
     "never asks": ("", "the agent ended without a request"),
-    "large request": ("ask([{'role': 'user', 'content': 'x' * 17_000_000}])", "a request of more than 16,777,216 bytes"),
-    "prints": ("while True: print('x' * 100_000)", "printed more than 16,777,216 bytes"),
     "wrong key": ("post('/chat/completions', {'messages': messages}, 'sesame')", "exit code 1: (?s:.*)401"),
-    "no JSON": ("post('/chat/completions', b'{')", "the agent's request is not JSON"),
+    "no JSON": ("post('/chat/completions', b'{')", "the agent's request cannot be read: JSONDecodeError"),
     "wrong result": ("ask(messages); open(os.environ['AGENT_RESULT'], 'w').write('fine')", "the agent's outcome is not JSON"),
     "infinite reward": ("ask(messages); post('/reward', b'{\"reward\": Infinity}')", "the reward is inf"),
     "long message": ("ask([{'role': 'user', 'content': 'x' * 30_000}])", "conversations.max_answer_characters, 20,000"),
@@ -124,7 +121,7 @@ def test_failing_agent_ends_its_conversation_with_a_reason_and_others_continue(t
     assert wrong.finish_reason == "env_error"
     assert re.search(reason, wrong.error), wrong.error
     assert (good.finish_reason, good.turns[-1].reward) == ("stop", 0.5)
-    assert agents() == []
+    assert left_agents() == []
 
 
 def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
@@ -132,15 +129,15 @@ def test_by_default_a_failed_agent_stops_the_run_with_its_reason(talk):
         ConversationError, match="AgentEnvironment of prompt .* failed: AgentFailed: the agent ended with"
     ):
         talk("sys.exit(3)", GOOD)
-    assert agents() == []
+    assert left_agents() == []
 
 
 def test_leftover_agent_processes_are_killed_and_the_folder_is_removed(talk, tmp_path):
     note = tmp_path / "note"
     child = f"subprocess.Popen(['sleep', '99']); open({str(note)!r}, 'w').write(os.getcwd())"
-    [one] = talk(f"{child}{GOOD}")
-    assert one.finish_reason == "stop"
-    assert agents() == []
+    [conversation] = talk(f"{child}{GOOD}")
+    assert conversation.finish_reason == "stop"
+    assert left_agents() == []
     assert not os.path.exists(note.read_text())
 
 
@@ -148,9 +145,9 @@ def test_truncated_agent_is_killed_and_its_posted_reward_counts(talk):
     code = (
         "post('/reward', {'reward': 0.25})\nwhile True: messages += [ask(messages), {'role': 'user', 'content': 'y'}]"
     )
-    [one] = talk(code, max_turns=3)
-    assert (one.finish_reason, one.turns[-1].reward) == ("max_turns", 0.25)
-    assert agents() == []
+    [conversation] = talk(code, max_turns=3)
+    assert (conversation.finish_reason, conversation.turns[-1].reward) == ("max_turns", 0.25)
+    assert left_agents() == []
 
 
 REWRITES = """
@@ -160,9 +157,13 @@ for text in ("other", "another", "third"):
 
 
 def test_an_agent_that_rewrites_its_history_has_several_traces(talk):
-    [one] = talk(f"ask(messages){REWRITES}")
-    completion = one.completion(0)
-    assert (one.finish_reason, len(one.traces), [turn.trace for turn in one.turns]) == ("stop", 4, [0, 1, 2, 3])
+    [conversation] = talk(f"ask(messages){REWRITES}")
+    completion = conversation.completion(0)
+    assert (conversation.finish_reason, len(conversation.traces), [turn.trace for turn in conversation.turns]) == (
+        "stop",
+        4,
+        [0, 1, 2, 3],
+    )
     assert [trace.messages[0]["content"] for trace in completion.traces[1:]] == ["other", "another", "third"]
     assert [trace.parent for trace in completion.traces] == [None, 0, 1, 2]
     for span, trace in zip(completion.spans, completion.traces, strict=True):
@@ -172,14 +173,18 @@ def test_an_agent_that_rewrites_its_history_has_several_traces(talk):
 
 
 def test_the_limit_of_traces_is_an_end_with_a_name_that_keeps_the_reward(talk):
-    [one] = talk(f"post('/reward', 0.25)\nask(messages){REWRITES}", max_traces=3)
-    assert (one.finish_reason, len(one.traces), one.turns[-1].reward) == ("max_traces", 3, 0.25)
-    assert agents() == []
+    [conversation] = talk(f"post('/reward', 0.25)\nask(messages){REWRITES}", max_traces=3)
+    assert (conversation.finish_reason, len(conversation.traces), conversation.turns[-1].reward) == (
+        "max_traces",
+        3,
+        0.25,
+    )
+    assert left_agents() == []
 
 
 def test_agents_receive_only_allowed_environment_variables(talk, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    [one] = talk("messages[0]['content'] = json.dumps(sorted(os.environ)); ask(messages)")
-    names = json.loads(one.prompt.messages[0]["content"])
+    [conversation] = talk("messages[0]['content'] = json.dumps(sorted(os.environ)); ask(messages)")
+    names = json.loads(conversation.prompt.messages[0]["content"])
     assert {"OPENAI_BASE_URL", "OPENAI_API_KEY", "AGENT_TASK", "AGENT_RESULT", "PATH"} <= set(names)
     assert "WANDB_API_KEY" not in names
