@@ -1,8 +1,6 @@
 """Checks of the values that an environment returns."""
 
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,30 +45,9 @@ class Context(list[Message]):
         return Context(messages, tools=self.tools, parent=self.parent, reason=self.reason)
 
 
-def check_command(name: str, command: Sequence[str], path: str | None = None) -> None:
-    """Raises ValueError if a command, which starts in a new folder, has no program here, or no file after `python`.
-
-    Args:
-        path: the PATH that the command gets; None: this process's.
-    """
-    program, script = [*command, "", "-"][:2]
-    if shutil.which(program, path=path) is None or (
-        os.sep in program and not os.path.isabs(program)
-    ):
-        raise ValueError(
-            f"{name} = {list(command)}: expected a program that can be run here, by name or absolute path"
-        )
-    is_script = os.path.basename(program).startswith("python") and not script.startswith("-")
-    if is_script and not (os.path.isabs(script) and os.path.isfile(script)):
-        raise ValueError(
-            f"{name} = {list(command)}: expected the absolute path of a file that exists after python, as it starts in a new "
-            f"folder. Use str(Path(__file__).with_name({os.path.basename(script)!r}))"
-        )
-
-
 def escaped(text: str) -> str:
     """Returns the text with each character that cannot be tokenized as its escape. Example: the 6 characters "\\ud800"."""
-    return _UNREADABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNREADABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def described(error: BaseException) -> str:

@@ -17,8 +17,8 @@ from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.data.turns import Environment
 from torchtitan_rl.environments.checks import ROLES, described
 from torchtitan_rl.environments.fitted import FittedEnvironment
-from torchtitan_rl.environments.pool import CLOSE_SECONDS, EnvironmentPool
-from torchtitan_rl.environments.threads import call_side_by_side, resolve
+from torchtitan_rl.environments.pool import EnvironmentPool
+from torchtitan_rl.environments.threads import resolve
 from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
 from torchtitan_rl.errors import UserError, expect
@@ -125,26 +125,19 @@ class Conversations(Configurable):
         """A new environment. Raises RuntimeError, which names the task, if the task raises or returns anything else."""
         task = self._members[prompt.task]
         try:
-            environment = task.environment(
-                prompt, **({"seed": seed} if _takes_seed(task.environment) else {})
-            )
+            takes_seed = "seed" in inspect.signature(task.environment).parameters
+            environment = task.environment(prompt, **({"seed": seed} if takes_seed else {}))
         except (Exception, SystemExit) as error:
             raise RuntimeError(
                 f"{type(task).__name__}.environment raised {described(error)}"
             ) from error
         if not isinstance(environment, Environment | None):
-            is_class = isinstance(environment, type)
-            kind = (
-                f"the class {environment.__name__} itself"
-                if is_class
-                else type(environment).__name__
-            )
             raise RuntimeError(
-                f"{type(task).__name__}.environment returned {kind}; expected an Environment or None"
+                f"{type(task).__name__}.environment returned {environment!r}; expected an Environment or None"
             )
-        return (
-            ToolEnvironment(task.tools()) if environment is None and task.tools() else environment
-        )
+        if environment is None and task.tools():
+            return ToolEnvironment(task.tools())
+        return environment
 
     def _fitted(
         self, conversation: Conversation, make_grammar: Callable[..., str] | None
@@ -195,16 +188,12 @@ class Conversations(Configurable):
                 expect(role in ROLES, f"{name}.role", role, f"one of {ROLES}", "Correct it.")
                 self._templates[prompt.task].check(role)
             finally:
-                self._close(environment)
-
-    def _close(self, environment: Environment) -> None:
-        """Closes an environment that was made for the check and has not been reset."""
-        seconds = min(self.config.call_seconds or math.inf, CLOSE_SECONDS)
-        [closed] = call_side_by_side(seconds, [lambda: resolve(environment.close("env_error"))], 1)
-        if closed.error is not None:
-            logger.warning(
-                f"{type(environment).__name__}.close failed before any reset: {described(closed.error)}."
-            )
+                try:
+                    resolve(environment.close("env_error"))
+                except Exception as error:
+                    logger.warning(
+                        f"{type(environment).__name__}.close failed before any reset: {described(error)}."
+                    )
 
     def start(
         self,
@@ -231,8 +220,3 @@ class Conversations(Configurable):
 def may_answer(task: Task) -> bool:
     """Whether the task has tools or a method `environment` of its own, which may still return None for a prompt."""
     return type(task).environment is not Task.environment or bool(task.tools())
-
-
-def _takes_seed(environment: Callable[..., Environment | None]) -> bool:
-    parameters = inspect.signature(environment).parameters
-    return "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

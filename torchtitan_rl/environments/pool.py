@@ -2,12 +2,14 @@
 
 import logging
 import math
-import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from torchtitan.config import Configurable
 
@@ -22,7 +24,7 @@ from torchtitan_rl.environments.checks import (
     described,
     escaped,
 )
-from torchtitan_rl.environments.threads import CallResult, Worker, resolve
+from torchtitan_rl.environments.threads import Worker, resolve
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.text import head_and_tail
@@ -96,10 +98,10 @@ class EnvironmentSession:
         turn = Turn(done=True) if cut else self._call_step()
         follows = {"end": "max_tokens"} if cut else self._what_follows(turn)
         final = self.close(follows["end"]) if "end" in follows else None
-        given = [reward for reward in (turn.reward, final) if reward is not None]
+        rewards = [reward for reward in (turn.reward, final) if reward is not None]
         record = self.record(
             messages=() if isinstance(turn.messages, Context) else turn.messages,
-            reward=sum(given) if given else None,
+            reward=sum(rewards) if rewards else None,
             columns=turn.columns,
             environment_seconds=time.monotonic() - began,
         )
@@ -189,7 +191,20 @@ class EnvironmentSession:
 
 
 class _Overdue(Exception):
-    """Stands in for the result of a call that timed out."""
+    """A call took too long. It stands in for the call's result."""
+
+
+class _Call(NamedTuple):
+    """A call of an environment that is under way."""
+
+    future: Future[Any]
+    deadline: float
+    """In `time.monotonic()` seconds."""
+    is_close: bool
+
+    def error(self) -> BaseException | None:
+        """Returns what the call raised, or that it is overdue; None if it returned."""
+        return self.future.exception() if self.future.done() else _Overdue()
 
 
 class EnvironmentPool:
@@ -206,16 +221,9 @@ class EnvironmentPool:
         """Conversations that were added."""
         self._waiting: deque[tuple[int, Conversation, Make, ChatTemplate]] = deque()
         self._sessions: dict[int, EnvironmentSession] = {}
-        self._due: dict[int, float] = {}
-        """{index: deadline of the call under way, in `time.monotonic()` seconds}"""
-        self._closing: dict[int, tuple[float, EnvironmentSession]] = {}
-        """{index: deadline of the close under way, the session}"""
-        self._results: queue.SimpleQueue[tuple[int, bool, CallResult]] = queue.SimpleQueue()
-        """(index, whether it was closed, result) of each call that has returned."""
-        self._resets: dict[int, deque[int]] = {}
-        """{prompt_idx: indices whose resets have not been answered, in the order of the samples}"""
-        self._reset_results: dict[int, CallResult] = {}
-        """Results that wait for the reset of an earlier sample of the prompt."""
+        """Those that are open, by index."""
+        self._calls: dict[int, _Call] = {}
+        """By index. Results of calls that are no longer here are ignored."""
         self._first: dict[int, Prompt] = {}
         """{prompt_idx: the prompt after its first reset}"""
 
@@ -225,13 +233,11 @@ class EnvironmentPool:
         """Adds a conversation. `make` is called in the conversation's thread, when there is room; then comes the reset."""
         self.indices.append(index)
         self._waiting.append((index, conversation, make, template))
-        self._resets.setdefault(conversation.prompt.prompt_idx, deque()).append(index)
         self._open_waiting()
 
     def step_async(self, index: int) -> None:
         """Starts the environment's step on the policy's last turn."""
-        session = self._sessions[index]
-        self._call(index, lambda: session.step(index))
+        self._call(index, self._sessions[index].step)
 
     def answers(self, *, wait: bool, all: bool) -> list[Answer]:
         """Returns the answers that have arrived, sorted by index.
@@ -241,73 +247,85 @@ class EnvironmentPool:
         answers: list[Answer] = []
         while True:
             self._open_waiting()
-            missing = wait and not answers and bool(self._due or self._waiting)
-            blocks = missing or (all and bool(self._due))
-            arrived = self._arrived(blocks=blocks)
-            for index, result in arrived:
-                answers += self._answers(index, result)
-            if not arrived and not blocks:
+            is_due = any(not call.is_close for call in self._calls.values())
+            missing = wait and not answers and (is_due or bool(self._waiting))
+            blocks = missing or (all and is_due)
+            ended = self._ended(blocks=blocks)
+            for index, call in ended:
+                if call.is_close:
+                    self._closed(index, call)
+                else:
+                    answers.append(self._answer(index, call))
+            if not ended and not blocks:
                 return sorted(answers, key=lambda answer: answer.conversation_idx)
 
     def close(self) -> None:
         """Closes every environment that is open. Waits for it up to `CLOSE_SECONDS`, but not for calls that timed out."""
         self._waiting.clear()
-        for index in list(self._sessions):
-            self._start_close(index, "env_error")
-        self._due.clear()
-        while self._closing:
-            self._arrived(blocks=True)
+        for index in self._sessions:
+            if index not in self._calls or not self._calls[index].is_close:
+                self._start_close(index, "env_error")
+        while self._calls:
+            for index, call in self._ended(blocks=True):
+                self._closed(index, call)
 
     def _open_waiting(self) -> None:
-        while self._waiting and len(self._sessions) + len(self._closing) < self._limits.max_open:
+        while self._waiting and len(self._sessions) < self._limits.max_open:
             index, conversation, make, template = self._waiting.popleft()
-            session = self._sessions[index] = EnvironmentSession(
-                conversation, make, template, self._limits
-            )
-            self._call(index, lambda session=session, index=index: session.open(index))
+            session = EnvironmentSession(conversation, make, template, self._limits)
+            self._sessions[index] = session
+            self._call(index, session.open)
 
-    def _answers(self, index: int, result: CallResult) -> list[Answer]:
-        """The answers that this result gives. Resets of a prompt are answered in the order of its samples."""
-        resets = self._resets[self._sessions[index].conversation.prompt.prompt_idx]
-        if index not in resets:
-            return [self._answer(index, result)]
-        self._reset_results[index] = result
-        answers = []
-        while resets and resets[0] in self._reset_results:
-            index = resets.popleft()
-            answers.append(
-                self._answer(index, self._same_reset(index, self._reset_results.pop(index)))
-            )
-        return answers
-
-    def _same_reset(self, index: int, result: CallResult) -> CallResult:
-        """The result of a reset, or an error if other samples of the prompt have seen other messages."""
-        if result.error is not None or result.value.prompt is None:
-            return result
-        prompt = result.value.prompt
-        first = self._first.setdefault(prompt.prompt_idx, prompt)
-        if (first.messages, first.text) == (prompt.messages, prompt.text):
-            return result
-        return CallResult(
-            error=ValueError(
-                "reset returned other messages than for another sample of the same prompt"
-            )
-        )
-
-    def _answer(self, index: int, result: CallResult) -> Answer:
+    def _call(self, index: int, method: Callable[[int], Answer]) -> None:
         session = self._sessions[index]
-        if result.error is None:
-            if result.value.end is not None or (
-                result.value.turn is None and result.value.prompt is None
-            ):
+        deadline = min(time.monotonic() + self._call_seconds, session.ends_at)
+        future = session.worker.call(partial(method, index))
+        self._calls[index] = _Call(future, deadline, is_close=False)
+
+    def _ended(self, *, blocks: bool) -> list[tuple[int, _Call]]:
+        """Takes the calls that have returned or are overdue, by index. With `blocks` it waits for the first."""
+        if blocks and self._calls:
+            left = min(call.deadline for call in self._calls.values()) - time.monotonic()
+            futures = [call.future for call in self._calls.values()]
+            wait_for(futures, min(max(left, 0), 60), FIRST_COMPLETED)
+        now = time.monotonic()
+        ended = [
+            (index, call)
+            for index, call in sorted(self._calls.items())
+            if call.future.done() or call.deadline <= now
+        ]
+        for index, _ in ended:
+            del self._calls[index]
+        return ended
+
+    def _answer(self, index: int, call: _Call) -> Answer:
+        session, error = self._sessions[index], call.error()
+        if error is None:
+            answer: Answer = call.future.result()
+            error = self._differs(answer)
+        if error is None:
+            has_none = answer.turn is None and answer.prompt is None
+            if answer.end is not None or has_none:
                 self._sessions.pop(index).worker.close()
-            return result.value
+            return answer
         is_reset = session.conversation.last is None
         facts = {"prompt": session.conversation.prompt} if is_reset else {"turn": session.record()}
-        if isinstance(result.error, _Overdue) and time.monotonic() >= session.ends_at:
+        if isinstance(error, _Overdue) and time.monotonic() >= session.ends_at:
             self._start_close(index, "time", waits=False)
             return Answer(index, end="time", **facts)
-        return Answer(index, end="env_error", error=self._failed(index, result.error), **facts)
+        return Answer(index, end="env_error", error=self._failed(index, error), **facts)
+
+    def _differs(self, answer: Answer) -> ValueError | None:
+        """Returns an error if a reset gave other messages than the first one of the same prompt."""
+        prompt = answer.prompt
+        if prompt is None:
+            return None
+        first = self._first.setdefault(prompt.prompt_idx, prompt)
+        if (first.messages, first.text) == (prompt.messages, prompt.text):
+            return None
+        return ValueError(
+            "reset returned other messages than for another sample of the same prompt"
+        )
 
     def _failed(self, index: int, error: BaseException) -> str:
         """Closes the environment and returns a description of the error.
@@ -315,12 +333,11 @@ class EnvironmentPool:
         Raises ConversationError if on_failure is raise.
         """
         overdue = isinstance(error, _Overdue)
-        limit = f"took longer than conversations.call_seconds, {self._call_seconds:g} s"
-        reason = (
-            limit
-            if overdue
-            else head_and_tail(escaped(described(error)), ERROR_CHARACTERS) + users_line(error)
-        )
+        if overdue:
+            reason = f"took longer than conversations.call_seconds, {self._call_seconds:g} s"
+        else:
+            text = head_and_tail(escaped(described(error)), ERROR_CHARACTERS)
+            reason = text + users_line(error)
         failed = f"{self._sessions[index].name} failed: {reason}."
         self._start_close(index, "env_error", waits=not overdue)
         if self._limits.on_failure == "raise":
@@ -333,54 +350,23 @@ class EnvironmentPool:
         )
         return reason
 
+    def _start_close(self, index: int, reason: FinishReason, *, waits: bool = True) -> None:
+        """Starts closing an environment. It counts as open until it is closed or late, unless `waits` is False."""
+        session = self._sessions[index]
+        future = session.worker.call(partial(session.close, reason))
+        session.worker.close()
+        if waits:
+            deadline = time.monotonic() + min(self._call_seconds, CLOSE_SECONDS)
+            self._calls[index] = _Call(future, deadline, is_close=True)
+        else:
+            del self._sessions[index]
+
+    def _closed(self, index: int, call: _Call) -> None:
+        session, error = self._sessions.pop(index), call.error()
+        if error is not None:
+            self._warn(f"{session.name} failed to close: {described(error)}.")
+
     def _warn(self, text: str) -> None:
         if not self._has_warned:
             logger.warning(text)
         self._has_warned = True
-
-    def _call(self, index: int, function: Callable[[], Answer]) -> None:
-        session = self._sessions[index]
-        self._due[index] = min(time.monotonic() + self._call_seconds, session.ends_at)
-        session.worker.call(function, lambda result: self._results.put((index, False, result)))
-
-    def _start_close(self, index: int, reason: FinishReason, *, waits: bool = True) -> None:
-        """Starts closing an environment. It counts as open until it is closed or late, unless `waits` is False."""
-        session = self._sessions.pop(index)
-        if waits:
-            deadline = time.monotonic() + min(self._call_seconds, CLOSE_SECONDS)
-            self._closing[index] = (deadline, session)
-        session.worker.call(
-            lambda: session.close(reason), lambda result: self._results.put((index, True, result))
-        )
-        session.worker.close()
-
-    def _arrived(self, *, blocks: bool) -> list[tuple[int, CallResult]]:
-        """Returns the results of calls by index, with `_Overdue` for those that timed out; later results are ignored.
-
-        With `blocks` it waits until anything happens: a result, a timeout or the end of a close.
-        """
-        deadlines = [*self._due.values(), *(deadline for deadline, _ in self._closing.values())]
-        left = min(deadlines, default=math.inf) - time.monotonic() if blocks else 0
-        found: dict[int, CallResult] = {}
-        while True:
-            try:
-                index, was_close, result = self._results.get(timeout=min(max(left, 0), 60))
-            except queue.Empty:
-                break
-            left = 0
-            if was_close:
-                self._closed(index, result)
-            elif self._due.pop(index, None) is not None:
-                found[index] = result
-        now = time.monotonic()
-        for index in [index for index, (deadline, _) in self._closing.items() if deadline <= now]:
-            self._closed(index, CallResult(error=TimeoutError("took too long")))
-        for index in [index for index, deadline in self._due.items() if deadline <= now]:
-            del self._due[index]
-            found[index] = CallResult(error=_Overdue())
-        return sorted(found.items())
-
-    def _closed(self, index: int, result: CallResult) -> None:
-        _, session = self._closing.pop(index, (0, None))
-        if session is not None and result.error is not None:
-            self._warn(f"{session.name} failed to close: {described(result.error)}.")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from torchtitan_rl.environments.checks import check_command
 from torchtitan_rl.environments.tools import Tool
 from torchtitan_rl.fields.field_limits import check_fields
 from torchtitan_rl.fields.number import number
@@ -57,7 +57,8 @@ def python_tool(limits: ProgramLimits | None = None, *, command: Sequence[str] =
             "none", "--memory", "512m", "python:3.13-slim", "python", "-")
     """
     chosen = limits or ProgramLimits()
-    check_command("command", command)
+    if shutil.which(command[0]) is None:  # else only the policy would read of it
+        raise FileNotFoundError(f"command = {list(command)}: there is no program {command[0]!r}")
 
     def python(code: str) -> str:
         """
@@ -96,12 +97,8 @@ def _run(
 ) -> str:
     """Runs the program. Returns why it failed; "" if it did not."""
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    own = {
-        "HOME": folder,
-        "TMPDIR": folder,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }  # threads take memory
+    own = {"HOME": folder, "TMPDIR": folder}
+    own |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads take memory
     process = subprocess.Popen(
         command, cwd=folder, env={**inherited, **own}, stdin=subprocess.PIPE, stdout=printed,
         stderr=subprocess.STDOUT, start_new_session=True, bufsize=0,
@@ -127,9 +124,8 @@ def _run(
 
 def _limit(pid: int, limits: ProgramLimits) -> None:
     cpu = limits.cpu_seconds
-    resource.prlimit(
-        pid, resource.RLIMIT_CPU, (cpu, cpu + 1)
-    )  # SIGXCPU, and SIGKILL a second later
+    # SIGXCPU, and SIGKILL a second later
+    resource.prlimit(pid, resource.RLIMIT_CPU, (cpu, cpu + 1))
     resource.prlimit(pid, resource.RLIMIT_AS, (limits.memory_bytes,) * 2)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limits.file_bytes,) * 2)
     resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))

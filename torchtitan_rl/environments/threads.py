@@ -4,68 +4,55 @@ import asyncio
 import inspect
 import queue
 import threading
-import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any, NamedTuple
-
-
-class CallResult(NamedTuple):
-    """The value a call returned, or the exception it raised."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
-def result_of(call: Callable[[], Any]) -> CallResult:
-    """Runs the call. SystemExit is caught too, because a thread would swallow it silently."""
-    try:
-        return CallResult(value=call())
-    except BaseException as error:
-        return CallResult(error=error)
+from typing import Any
 
 
 def call_side_by_side(
     seconds: float, calls: Sequence[Callable[[], Any]], most: int
-) -> list[CallResult]:
-    """Runs the calls at the same time, up to `most` of them, and returns their results in order.
+) -> list[Any | BaseException]:
+    """Runs the calls at the same time, up to `most` of them. Returns each one's value or exception, in order.
 
     A call that has not returned after `seconds`, counted from the beginning of all, has a TimeoutError. Its thread cannot
     be stopped. It is a daemon thread, so it does not delay the end of the run.
     """
-    waiting, returned = queue.SimpleQueue[int](), queue.SimpleQueue[tuple[int, CallResult]]()
-    begun: set[int] = set()
-    ends_at = time.monotonic() + seconds
+    futures = [Future[Any]() for _ in calls]
+    waiting = deque(zip(futures, calls, strict=True))
 
     def work() -> None:
-        """Makes waiting calls until none is left or the time is over."""
-        while time.monotonic() < ends_at:
-            try:
-                place = waiting.get_nowait()
-            except queue.Empty:
-                return
-            begun.add(place)
-            returned.put((place, result_of(calls[place])))
+        with suppress(IndexError):  # none is left
+            while True:
+                _run(*waiting.popleft())
 
-    for place in range(len(calls)):
-        waiting.put(place)
     for _ in calls[:most]:
         threading.Thread(target=work, daemon=True).start()
-    results: dict[int, CallResult] = {}
-    while len(results) < len(calls):
-        try:
-            place, result = returned.get(
-                timeout=min(max(ends_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
-            )
-        except queue.Empty:
-            break
-        results[place] = result
-    late = CallResult(error=TimeoutError(f"took longer than {seconds:g} s"))
+    wait(futures, min(seconds, threading.TIMEOUT_MAX))
     unbegun = f"not begun within {seconds:g} s, the time of all calls of one message"
-    missed = CallResult(error=TimeoutError(unbegun))
-    return [
-        results.get(place) or (late if place in begun else missed) for place in range(len(calls))
-    ]
+    results: list[Any | BaseException] = []
+    for future in futures:
+        if future.cancel():
+            results.append(TimeoutError(unbegun))
+        elif not future.done():
+            results.append(TimeoutError(f"took longer than {seconds:g} s"))
+        else:
+            error = future.exception()
+            results.append(future.result() if error is None else error)
+    return results
+
+
+def _run(future: Future[Any], call: Callable[[], Any]) -> None:
+    """Runs the call, unless its future is cancelled. SystemExit is caught too: a thread would swallow it silently."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        value = call()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
 
 
 _loop: asyncio.AbstractEventLoop | None = None
@@ -78,11 +65,11 @@ def event_loop() -> asyncio.AbstractEventLoop:
     with _loop_lock:  # the first calls may come from several threads at once
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(_loop,), daemon=True).start()
+            threading.Thread(target=_run_forever, args=(_loop,), daemon=True).start()
         return _loop
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
     """Runs the loop forever. A task that raises SystemExit or KeyboardInterrupt has it as its error; it does not end the loop of all."""
     while True:
         with suppress(SystemExit, KeyboardInterrupt):
@@ -111,23 +98,22 @@ async def _awaited(value: Awaitable[Any]) -> Any:
 
 
 class Worker:
-    """A thread that runs calls one after another and passes each result to the call's own `report`."""
+    """A thread that runs calls one after another."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[
-            tuple[Callable[[], Any], Callable[[CallResult], None]] | None
-        ]
-        self._calls = queue.SimpleQueue()
+        self._calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
         threading.Thread(target=self._work, daemon=True).start()
 
-    def call(self, function: Callable[[], Any], report: Callable[[CallResult], None]) -> None:
-        self._calls.put((function, report))
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Returns the future of a call after those before it."""
+        future = Future[Any]()
+        self._calls.put((future, function))
+        return future
 
     def close(self) -> None:
         """Ends the thread after the queued calls."""
         self._calls.put(None)
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            function, report = call
-            report(result_of(function))
+        while (queued := self._calls.get()) is not None:
+            _run(*queued)

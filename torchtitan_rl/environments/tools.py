@@ -11,7 +11,7 @@ from torchtitan_rl.data.tool_schemas import Tool
 from torchtitan_rl.data.turns import Message, Turn
 from torchtitan_rl.environments.checks import described, escaped
 from torchtitan_rl.environments.fitted import FittedEnvironment
-from torchtitan_rl.environments.threads import CallResult, call_side_by_side, resolve
+from torchtitan_rl.environments.threads import call_side_by_side, resolve
 from torchtitan_rl.fields.typed_arguments import check_above_zero, typed
 from torchtitan_rl.text import head_and_tail
 
@@ -73,13 +73,13 @@ class ToolEnvironment(FittedEnvironment):
             done=not calls,
             columns={
                 "tool_calls": len(calls),
-                "tool_errors": sum(result.error is not None for result in results),
+                "tool_errors": sum(isinstance(result, BaseException) for result in results),
             },
         )
 
-    def _message(self, call: ToolCall, result: CallResult) -> Message:
-        content = result.value if result.error is None else f"error: {described(result.error)}"
-        content = head_and_tail(escaped(content), self._most_characters)
+    def _message(self, call: ToolCall, result: str | BaseException) -> Message:
+        text = result if isinstance(result, str) else f"error: {described(result)}"
+        content = head_and_tail(escaped(text), self._most_characters)
         return {
             "role": "tool",
             "name": call.name if call.name in self._tools else "unknown",
