@@ -16,8 +16,8 @@ from torchtitan_rl.algorithm.aggregation import (
     TokenMean,
 )
 from torchtitan_rl.algorithm.algorithm import Algorithm, LossOutput
+from torchtitan_rl.algorithm.credit import GroupFilter
 from torchtitan_rl.algorithm.episodes import set_token_advantages
-from torchtitan_rl.algorithm.group_filter import GroupFilter
 from torchtitan_rl.algorithm.kl import KL, kl_estimate
 from torchtitan_rl.algorithm.losses.cispo import Cispo
 from torchtitan_rl.algorithm.losses.clip import Clip

@@ -15,8 +15,7 @@ from torch import Tensor
 from torchtitan_rl.algorithm.advantages.advantage import Advantage, GroupScale
 from torchtitan_rl.algorithm.advantages.grpo import Grpo
 from torchtitan_rl.algorithm.aggregation import Aggregation, TokenMean
-from torchtitan_rl.algorithm.credit import CreditAssignment
-from torchtitan_rl.algorithm.group_filter import GroupFilter
+from torchtitan_rl.algorithm.credit import CreditAssignment, GroupFilter
 from torchtitan_rl.algorithm.kl import KL
 from torchtitan_rl.algorithm.loss_metrics import Tally, microbatch_tally
 from torchtitan_rl.algorithm.losses.clip import Clip
@@ -28,13 +27,7 @@ from torchtitan_rl.algorithm.truncation import Truncation
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
-from torchtitan_rl.types import (
-    Episode,
-    Group,
-    Metric,
-    Normalizers,
-    TrainBatch,
-)
+from torchtitan_rl.types import Episode, Group, Metric, Normalizers, TrainBatch
 
 
 @dataclass(frozen=True)
@@ -114,16 +107,11 @@ class Algorithm(OwnConfig):
         the prompt, the sample and the source. Mask: they are left out of the loss and counted."""
 
         def __post_init__(self) -> None:
-            if self.old_logprobs == "sampler":
-                remedy = 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.'
-                corrects = not isinstance(self.mismatch, NoCorrection.Config)
-                expect(
-                    not corrects,
-                    "algorithm.mismatch",
-                    self.mismatch,
-                    'no correction with old_logprobs "sampler"',
-                    remedy,
-                )
+            corrects = not isinstance(self.mismatch, NoCorrection.Config)
+            expected = 'no correction with old_logprobs "sampler"'
+            remedy = 'The ratio already uses the sampler; use old_logprobs "policy" to correct separately.'
+            holds = not (corrects and self.old_logprobs == "sampler")
+            expect(holds, "algorithm.mismatch", self.mismatch, expected, remedy)
             is_loss = isinstance(self.loss, Loss.Config)
             expect(is_loss, "algorithm.loss", self.loss, "Loss.Config", "Use Clip.Config().")
             self.loss.check_objective(self)
@@ -209,15 +197,11 @@ class Algorithm(OwnConfig):
 
         Raises:
             UserError: a part of the objective returned another shape, or a loss without a gradient.
-            ValueError: a KL term without `batch.reference_logprobs`, or a batch that is not packed as the loss asks.
         """
-        self._check(batch)
-        found = batch.token_columns | self._label_values(batch, logprobs, entropy)  # [T] each
-        finite = finite_tokens(batch.loss_mask, found)  # [T] bool
-        usable: dict[str, Tensor] = {}  # [T] each, 0 outside `finite`
-        for name, values in found.items():
-            # A product with a mask would not do: 0 * inf and its gradient are NaN.
-            usable[name] = torch.where(finite, values, 0.0)
+        known = batch.token_columns | self._label_values(batch, logprobs, entropy)  # [T] each
+        finite = finite_tokens(batch.loss_mask, known)  # [T] bool
+        # A product with a mask would not do: 0 * inf and its gradient are NaN.
+        usable = {name: torch.where(finite, values, 0.0) for name, values in known.items()}
         mask = finite.to(logprobs.dtype)  # [T]
         sequences = Sequences(batch.sequence_ids, mask, len(batch.group_ids))
         log_pi_old = usable["pi_old_logprobs"]  # [T]
@@ -243,7 +227,7 @@ class Algorithm(OwnConfig):
         tally = microbatch_tally(
             batch, inputs, terms, log_pi_old, correction, self.policy_loss.from_engine
         )
-        checked = {name: values.detach() for name, values in found.items()}  # [T] each
+        checked = {name: values.detach() for name, values in known.items()}  # [T] each
         return LossOutput(terms["total"], tally, batch, checked, raises=self.raises)
 
     def _label_values(
@@ -269,15 +253,6 @@ class Algorithm(OwnConfig):
             values["reference_logprobs"] = batch.reference_logprobs
         return values
 
-    def _check(self, batch: TrainBatch) -> None:
-        """Raise ValueError unless the batch has what the objective reads."""
-        if self.kl.in_loss and batch.reference_logprobs is None and len(batch.group_ids) > 0:
-            raise ValueError(
-                "batch.reference_logprobs = None: expected the reference's log-probabilities, because "
-                f"algorithm.kl.coef is {self.config.kl.coef}. Load a reference model (Algorithm.needs_reference) "
-                "or set the coefficient to 0."
-            )
-
     def _terms(self, inputs: LossInputs) -> dict[str, Tensor]:
         """The parts of the loss and their "total", 0-d each."""
         terms = self.policy_loss.terms(inputs, self.aggregation)
@@ -287,7 +262,7 @@ class Algorithm(OwnConfig):
                 f"algorithm.loss: {type(self.policy_loss).__qualname__} returned a loss without a gradient, so nothing would be "
                 "learned. Compute it from inputs.logprobs, without detach(), item(), numpy() or torch.no_grad()."
             )
-        if self.kl.in_loss and inputs.reference_logprobs is not None:
+        if self.kl.in_loss and len(inputs.group_ids) > 0:
             kl = self.kl(inputs.logprobs, inputs.reference_logprobs)  # [T]
             terms["kl"] = self.aggregation(kl, inputs)
             terms["kl_weighted"] = self.config.kl.coef * terms["kl"]

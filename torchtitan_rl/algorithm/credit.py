@@ -1,17 +1,29 @@
 """`CreditAssignment`: how a step's rewards become credit. Which episodes are in the loss, and with which advantages?"""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torchtitan_rl.algorithm.episodes import differ, turn_returns
 from torchtitan_rl.algorithm.kl import KL
 from torchtitan_rl.algorithm.losses.loss import Loss
-from torchtitan_rl.algorithm.nonfinite import EpisodeFault, episode_fault, leave_out
+from torchtitan_rl.algorithm.nonfinite import episode_fault, leave_out
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.types import Episode, Group, Member, ScoredCompletion
 
 ZERO_VARIANCE = "zero variance"
 """`Credit.left_out` of a group whose rewards are all equal."""
+
+
+class GroupFilter(OwnConfig, ABC):
+    """Leaves whole groups out of the loss. With `algorithm.zero_variance` "refill" new prompts replace them."""
+
+    @abstractmethod
+    def left_out(self, group: Group[ScoredCompletion]) -> str | None:
+        """Why the group is left out, in a few words such as "too easy"; None if it is not.
+
+        It depends on the group alone, because it is asked several times in a step, on every rank.
+        """
 
 
 class CreditAssignment:
@@ -56,7 +68,11 @@ class CreditAssignment:
         for group in groups:
             for episode in group.samples:
                 self._screen(Member(group.prompt, episode))
-            self._leave_out_group(group)
+            scored = [episode.scored for episode in group.samples]
+            reason = self.group_left_out(Group(prompt=group.prompt, samples=scored))
+            for episode in group.samples:
+                if reason and episode.in_loss:
+                    episode.credit.left_out = reason
         if self.loss.learns_from == "advantages":
             self._set_advantages(groups)
         self.loss.assign_credit(groups)
@@ -64,8 +80,8 @@ class CreditAssignment:
             for episode in group.samples:
                 if not math.isfinite(episode.credit.advantage):
                     text = f"the advantage is {episode.credit.advantage}"
-                    fault = EpisodeFault("advantage", text)
-                    leave_out(Member(group.prompt, episode), fault, raises=self.raises)
+                    member = Member(group.prompt, episode)
+                    leave_out(member, "advantage", text, raises=self.raises)
 
     def _screen(self, member: Member) -> None:
         """Set the episode's shaped reward, and why it is left out of the loss, if it is."""
@@ -77,9 +93,8 @@ class CreditAssignment:
                 "or the loss uses the reference (Algorithm.needs_reference). Score the groups with "
                 "trainer.teachers.frozen_models.Reference first."
             )
-        fault = episode_fault(episode)
-        if fault is not None:
-            leave_out(member, fault, raises=self.raises)
+        if fault := episode_fault(episode):
+            leave_out(member, *fault, raises=self.raises)
             return
         if episode.reward is not None:
             credit.shaped_reward = self._shaped_reward(member)
@@ -102,16 +117,6 @@ class CreditAssignment:
             shaped -= self.kl.penalty(episode)
         return shaped
 
-    def _leave_out_group(self, group: Group[Episode]) -> None:
-        """Leave the whole group out of the loss if it has a reason."""
-        scored = [episode.scored for episode in group.samples]
-        reason = self.group_left_out(Group(prompt=group.prompt, samples=scored))
-        if reason is None:
-            return
-        for episode in group.samples:
-            if episode.in_loss:
-                episode.credit.left_out = reason
-
     def group_left_out(self, group: Group[ScoredCompletion]) -> str | None:
         """Why the whole group is left out of the loss: "zero variance", or the filter's reason; None if it is not.
 
@@ -124,64 +129,42 @@ class CreditAssignment:
     def rewards_differ(self, samples: Sequence[ScoredCompletion]) -> bool:
         """Whether a group's rewards, before any penalty, differ: those of the whole, or with `credit` "turn" of any
         turn."""
-        if self.by_turn:
-            return differ([turn_returns(scored, scored.reward) for scored in samples])
-        return differ([[scored.reward] for scored in samples])
+        return differ([self._returns(scored, scored.reward) for scored in samples])
 
     def _set_advantages(self, groups: list[Group[Episode]]) -> None:
-        """Set the advantage of every episode, or of every turn."""
-        if self.by_turn:
-            self._set_turn_advantages(groups)
-            return
-        # [group][sample], also of samples and groups that are left out
-        shaped_rewards: list[list[float | None]] = []
-        for group in groups:
-            shaped_rewards.append([episode.credit.shaped_reward for episode in group.samples])
-        of_groups = self.advantage.of_step(shaped_rewards, groups)
-        for group, advantages in zip(groups, of_groups, strict=True):
-            scale = self._group_scale(group)
-            for episode, advantage in zip(group.samples, advantages, strict=True):
-                episode.credit.advantage = scale * float(advantage)
+        """Set the advantage of every episode, and with `credit` "turn" of every turn.
 
-    def _group_scale(self, group: Group[Episode]) -> float:
-        """The factor on all advantages of a group: `algorithm.seed_grpo`, or 1."""
-        return 1.0 if self.seed_grpo is None else float(self.seed_grpo.scale(group))
-
-    def _set_turn_advantages(self, groups: list[Group[Episode]]) -> None:
-        """Set an advantage for each turn. The k-th returns of a group share a baseline.
-
-        If only one sample has a k-th return, there is nothing to compare it with and its advantage is 0.
+        The k-th returns of a group share a baseline; without turns there is one return, the shaped reward. If only one
+        sample has a k-th return, there is nothing to compare it with and its advantage is 0.
         """
-        returns: list[list[list[float | None]]] = []  # [group][sample][turn]
-        longest = 0
+        # [group][sample][turn], also of samples and groups that are left out
+        returns: list[list[list[float | None]]] = []
         for group in groups:
-            of_group: list[list[float | None]] = []  # [sample][turn]
-            for episode in group.samples:
-                of_sample = turn_returns(episode.scored, episode.credit.shaped_reward)
-                longest = max(longest, len(of_sample))
-                of_group.append(of_sample)
-            returns.append(of_group)
-        by_turn: list[list[list[float]]] = []  # [turn][group][sample]
-        for k in range(longest):
-            of_turn: list[list[float | None]] = []  # [group][sample]
-            for of_group in returns:
-                kth = [of_sample[k] if k < len(of_sample) else None for of_sample in of_group]
-                of_turn.append(kth)
-            by_turn.append(self.advantage.of_step(of_turn, groups))
+            returns.append([self._returns(e.scored, e.credit.shaped_reward) for e in group.samples])
+        num_turns = max((len(sample) for group in returns for sample in group), default=0)
+        advantages: list[list[list[float]]] = []  # [turn][group][sample]
+        for k in range(num_turns):
+            kth: list[list[float | None]] = []  # [group][sample]
+            for group_returns in returns:
+                kth.append([turns[k] if k < len(turns) else None for turns in group_returns])
+            advantages.append(self.advantage.of_step(kth, groups))
         for g, group in enumerate(groups):
-            scale = self._group_scale(group)
+            scale = 1.0 if self.seed_grpo is None else float(self.seed_grpo.scale(group))
             for i, episode in enumerate(group.samples):
-                num_turns = len(returns[g][i])
-                advantages = [scale * float(by_turn[k][g][i]) for k in range(num_turns)]
-                self._credit_turns(episode, advantages)
+                turns = range(len(returns[g][i]))
+                _set_turn_advantages(episode, [scale * float(advantages[k][g][i]) for k in turns])
 
-    @staticmethod
-    def _credit_turns(episode: Episode, advantages: list[float]) -> None:
-        """Set the advantages of an episode's turns, and their mean over its tokens."""
-        credit = episode.credit
-        credit.advantage = advantages[0]
-        if len(advantages) > 1:
-            credit.turn_advantages = tuple(advantages)
-            lengths = [turn.num_tokens for turn in episode.completion.turns]
-            weighted = sum(value * n for value, n in zip(advantages, lengths, strict=True))
-            credit.advantage = weighted / max(sum(lengths), 1)
+    def _returns(self, scored: ScoredCompletion, total: float | None) -> list[float | None]:
+        """The rewards that get an advantage: `total` alone, or with `credit` "turn" one for each turn."""
+        return turn_returns(scored, total) if self.by_turn else [total]
+
+
+def _set_turn_advantages(episode: Episode, advantages: list[float]) -> None:
+    """Set the advantages of an episode's turns, and their mean over its tokens."""
+    credit = episode.credit
+    credit.advantage = advantages[0]
+    if len(advantages) > 1:
+        credit.turn_advantages = tuple(advantages)
+        lengths = [turn.num_tokens for turn in episode.completion.turns]
+        weighted = sum(value * n for value, n in zip(advantages, lengths, strict=True))
+        credit.advantage = weighted / max(sum(lengths), 1)

@@ -1,7 +1,6 @@
 """Episodes from scored completions, and their returns: one for the whole, or one for each turn."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 
@@ -13,15 +12,7 @@ from torchtitan_rl.types import Episode, Group, ScoredCompletion
 
 
 def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]]:
-    """The same groups with an episode for each completion, still without advantages.
-
-    Raises:
-        ValueError: a duplicate prompt_idx, or a duplicate sample_idx within a group.
-    """
-    check_unique([group.prompt.prompt_idx for group in groups], "two groups with prompt_idx")
-    for group in groups:
-        indices = [scored.completion.sample_idx for scored in group.samples]
-        check_unique(indices, f"prompt {group.prompt.prompt_idx}: two completions with sample_idx")
+    """The same groups with an episode for each completion, still without advantages."""
     drafts: list[Group[Episode]] = []
     for group in groups:
         episodes = [Episode(scored=scored) for scored in group.samples]
@@ -29,18 +20,10 @@ def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]
     return drafts
 
 
-def check_unique(indices: list[int], what: str) -> None:
-    """Raise ValueError naming the first duplicate index."""
-    for index, count in Counter(indices).items():
-        if count > 1:
-            raise ValueError(f"{what} {index}; each must be unique.")
-
-
 def differ(returns: list[list[float | None]]) -> bool:
     """Whether the k-th returns of a group's samples differ, for any k. None, NaN and infinity are ignored."""
-    for of_turn in zip_longest(*returns):
-        found = [value for value in of_turn if value is not None and math.isfinite(value)]
-        if not all_equal(found):
+    for kth in zip_longest(*returns):
+        if not all_equal([value for value in kth if value is not None and math.isfinite(value)]):
             return True
     return False
 

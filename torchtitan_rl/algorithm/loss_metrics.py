@@ -66,12 +66,8 @@ class Tally:
         """All that `to_metrics` needs, in one tensor on the device: [numbers] float64."""
         values = [value for value, _, _ in self._entries.values()]
         weights = [weight for _, _, weight in self._entries.values()]
-        parts: list[Tensor] = []
-        for number in values + weights:
-            parts.append(number.detach().double().reshape(1))
-        for row in self._distributions.values():
-            parts.append(row.double().flatten())  # [2 n]
-        return torch.cat(parts)
+        parts = [*values, *weights, *self._distributions.values()]
+        return torch.cat([part.detach().double().flatten() for part in parts])
 
     def to_metrics(self, numbers: Tensor) -> dict[str, Metric]:
         """All metrics. A mean or extreme over no values is left out, not reported as 0.
@@ -79,20 +75,16 @@ class Tally:
         Args:
             numbers: `self.numbers()` on the host.
         """
-        half = len(self._entries)
-        sizes = [2 * half]
-        for row in self._distributions.values():
-            sizes.append(row.numel())
-        scalars, *rows = numbers.split(sizes)
-        flat = scalars.tolist()
+        count = len(self._entries)
+        sizes = [row.numel() for row in self._distributions.values()]
+        values, weights, *rows = numbers.split([count, count, *sizes])
         metrics: dict[str, Metric] = {}
-        for key, row in zip(self._distributions, rows):
+        for key, row in zip(self._distributions, rows, strict=True):
             kept = _thinned(row)  # [at most MAX_DISTRIBUTION_VALUES]
             if len(kept):
                 metrics[key] = Metric(value=kept, reduction="distribution")
-        for i, key in enumerate(self._entries):
-            value, weight = flat[i], flat[half + i]
-            _, reduction, _ = self._entries[key]
+        scalars = zip(self._entries.items(), values.tolist(), weights.tolist(), strict=True)
+        for (key, (_, reduction, _)), value, weight in scalars:
             if weight > 0:
                 metrics[key] = Metric(value=value, reduction=reduction, weight=weight)
         return metrics
@@ -178,16 +170,13 @@ def _record_ratio(tally: Tally, inputs: LossInputs) -> None:
         return
     overflowed = report.log_ratio.abs() > LOG_RATIO_LIMIT  # [T]
     tally.mean("ratio/overflow_fraction", overflowed.to(ratio.dtype), inputs.mask)
-    clipped: dict[str, Tensor] = {}  # [T] each
-    for side, where in report.clipped.items():
-        clipped[side] = where.to(ratio.dtype)
-    if clipped:
-        of_any_side = torch.stack(list(clipped.values())).amax(dim=0)  # [T]
-        tally.mean("ratio/clip_fraction", of_any_side, inputs.mask)
-    for side, where in clipped.items():
-        key = f"ratio/clip_fraction_{side}"
-        tally.mean(key, where, inputs.mask)
-        tally.extremes(f"{key}_", inputs.sequences.mean(where), inputs.sequences.present)  # of [S]
+    if report.clipped:
+        on_any_side = torch.stack(list(report.clipped.values())).any(dim=0)  # [T]
+        tally.mean("ratio/clip_fraction", on_any_side.to(ratio.dtype), inputs.mask)
+    for side, is_clipped in report.clipped.items():
+        key, share = f"ratio/clip_fraction_{side}", is_clipped.to(ratio.dtype)  # [T]
+        tally.mean(key, share, inputs.mask)
+        tally.extremes(f"{key}_", inputs.sequences.mean(share), inputs.sequences.present)  # of [S]
 
 
 def _record_sampler(
@@ -212,7 +201,5 @@ def _record_sampler(
     tally.mean("sampler/kl", kl_estimate(-log_weight, "k3"), inputs.mask)
     weight = weight * inputs.mask  # [T]
     count = inputs.mask.sum()  # 0-d
-    squares = count * (weight**2).sum()  # 0-d
-    squares = squares.clamp(min=torch.finfo(weight.dtype).tiny)  # 0-d
-    share = weight.sum() ** 2 / squares  # 0-d
-    tally.put("sampler/effective_sample_size", share, count)
+    squares = (count * (weight**2).sum()).clamp(min=torch.finfo(weight.dtype).tiny)  # 0-d
+    tally.put("sampler/effective_sample_size", weight.sum() ** 2 / squares, count)

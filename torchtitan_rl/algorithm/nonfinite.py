@@ -1,14 +1,13 @@
 """Non-finite numbers: found, counted and named before they reach the optimizer."""
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchtitan_rl.errors import SamplerFault, TrainingStopped
-from torchtitan_rl.types import Episode, Member, TrainBatch
+from torchtitan_rl.types import Credit, Episode, Member, TrainBatch
 
 
 class NonFiniteError(TrainingStopped, ArithmeticError):
@@ -40,52 +39,41 @@ SOURCES = {
 """The source of a batch's columns. The policy computed all others."""
 
 
-class EpisodeFault(NamedTuple):
-    """A number of an episode that is not finite."""
-
-    source: str
-    """A key of ADVICE."""
-    text: str
-    """Example: "the total reward is inf"."""
-
-
-def episode_fault(episode: Episode) -> EpisodeFault | None:
+def episode_fault(episode: Episode) -> tuple[str, str] | None:
     """What is not finite in an episode without an advantage; None if all is finite.
 
     A reward function that returns such a number has failed before (`grader.on_failure`); their sum may still overflow.
+
+    Returns: the source, a key of ADVICE, and a sentence. Example: ("reward", "the total reward is inf")
     """
     if episode.reward is not None and not math.isfinite(episode.reward):
-        return EpisodeFault("reward", f"the total reward is {episode.reward}")
-    for whose, logprobs in (
-        ("sampler", episode.completion.sampler_logprobs),
-        ("reference", episode.reference_logprobs),
-    ):
+        return "reward", f"the total reward is {episode.reward}"
+    completion = episode.completion
+    named = {"sampler": completion.sampler_logprobs, "reference": episode.reference_logprobs}
+    for source, logprobs in named.items():
         if logprobs is None:
             continue
-        faults = np.flatnonzero(~np.isfinite(logprobs) & episode.completion.loss_mask)
+        faults = np.flatnonzero(~np.isfinite(logprobs) & completion.loss_mask)
         if len(faults):
-            value = logprobs[faults[0]]
-            return EpisodeFault(
-                whose, f"the {whose}'s log-probability of token {faults[0]} is {value}"
-            )
+            token, value = faults[0], logprobs[faults[0]]
+            return source, f"the {source}'s log-probability of token {token} is {value}"
     return None
 
 
-def leave_out(member: Member, fault: EpisodeFault, *, raises: bool) -> None:
+def leave_out(member: Member, source: str, text: str, *, raises: bool) -> None:
     """Take an episode with a fault out of the baseline and the loss.
 
     Raises:
         NonFiniteError: if `raises`; the episode is then unchanged.
     """
     if raises:
-        error = SamplerNonFiniteError if fault.source == "sampler" else NonFiniteError
-        raise error(f"{member.name}: {fault.text}. {ADVICE[fault.source]}")
-    credit = member.episode.credit
-    credit.left_out = f"not finite: {fault.text}"
-    credit.shaped_reward = None
-    credit.advantage = 0.0
-    credit.turn_advantages = None
-    credit.token_advantages = None
+        error = SamplerNonFiniteError if source == "sampler" else NonFiniteError
+        raise error(f"{member.name}: {text}. {ADVICE[source]}")
+    columns = member.episode.credit.columns
+    token_columns = member.episode.credit.token_columns
+    member.episode.credit = Credit(
+        left_out=f"not finite: {text}", columns=columns, token_columns=token_columns
+    )
 
 
 def finite_tokens(mask: Tensor, named: dict[str, Tensor]) -> Tensor:

@@ -8,13 +8,10 @@ from tests.parts.algorithm import (
     MAX_TOKENS,
     episodes_of,
     group,
-    group_of,
     normalizers_of,
     run_loss,
-    scored,
 )
 from torchtitan_rl.algorithm import Algorithm, Cispo, Clip, Gspo, Reinforce, TokenLoss
-from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.types import flat
 
@@ -36,18 +33,6 @@ def test_normalizers_count_only_episodes_in_the_loss():
 def test_a_group_of_one_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
         Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).validate_sampling(1)
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        ([group_of(0, scored(0, 1.0), scored(0, 0.0))], "prompt 0: two completions with sample_idx 0"),
-        ([group(3, [1.0]), group(3, [1.0])], "two groups with prompt_idx 3"),
-    ],
-)
-def test_duplicate_episodes_are_named(groups, message):
-    with pytest.raises(ValueError, match=message):
-        draft_episodes(groups)
 
 
 class Bonus(Clip):

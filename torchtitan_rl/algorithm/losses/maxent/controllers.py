@@ -5,8 +5,8 @@ are too. A checkpoint saves `ControllerState`.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
@@ -28,8 +28,6 @@ class Move(NamedTuple):
     target: float
     error: float
     """The difference between the statistic and its target, as the controller's rule defines it."""
-    clamped: bool
-    """Whether a limit of the controller held the value back."""
 
 
 class TauController(OwnConfig):
@@ -54,30 +52,26 @@ class TauController(OwnConfig):
         max_tau: float = number(100.0, least="min_tau")
         """Largest tau."""
 
-    steers: ClassVar = {"tau": WEIGHT_ENTROPY}
-
-    def target(self, step: int) -> float:
-        """Returns H* at a step, counted from 0."""
-        start, target, horizon = self.config.start_target, self.config.target, self.config.horizon
-        return (
-            target
-            if start is None or step >= horizon
-            else start + (target - start) * step / horizon
-        )
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.steers = {"tau": WEIGHT_ENTROPY}
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
         """Returns the next tau and updates H~ in `state`; the first H~ is the entropy itself. Neither during warm-up."""
-        if WEIGHT_ENTROPY not in stats or state.step <= self.config.warmup_steps:
+        config = self.config
+        if WEIGHT_ENTROPY not in stats or state.step <= config.warmup_steps:
             return {}
-        entropy, ema = stats[WEIGHT_ENTROPY], state.weight_entropy_ema
-        ema = state.weight_entropy_ema = (
-            entropy if ema is None else EMA_DECAY * ema + (1 - EMA_DECAY) * entropy
-        )
-        target = self.target(state.step)
-        log_tau = math.log(state.tau) + self.config.learning_rate * (target - ema)
-        low, high = math.log(self.config.min_tau), math.log(self.config.max_tau)
-        tau = math.exp(min(max(log_tau, low), high))
-        return {"tau": Move(tau, target, target - ema, not low <= log_tau <= high)}
+        ema = stats[WEIGHT_ENTROPY]
+        if state.weight_entropy_ema is not None:
+            ema = EMA_DECAY * state.weight_entropy_ema + (1 - EMA_DECAY) * ema
+        state.weight_entropy_ema = ema
+        target = config.target
+        if config.start_target is not None and state.step < config.horizon:
+            change = config.target - config.start_target
+            target = config.start_target + change * state.step / config.horizon
+        log_tau = math.log(state.tau) + config.learning_rate * (target - ema)
+        low, high = math.log(config.min_tau), math.log(config.max_tau)
+        return {"tau": Move(math.exp(min(max(log_tau, low), high)), target, target - ema)}
 
 
 class BetaController(OwnConfig):
@@ -92,20 +86,17 @@ class BetaController(OwnConfig):
         max_step: float = number(0.2, above=0)
         """Bound on the relative error e."""
 
-    steers: ClassVar = {"beta": REFERENCE_KL}
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.steers = {"beta": REFERENCE_KL}
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
         if REFERENCE_KL not in stats:
             return {}
         limit, target = self.config.max_step, self.config.target
-        relative = stats[REFERENCE_KL] / target - 1
-        error = min(max(relative, -limit), limit)
+        error = min(max(stats[REFERENCE_KL] / target - 1, -limit), limit)
         scale = max(1 + error / self.config.horizon, MIN_BETA_SCALE)
-        return {
-            "beta": Move(
-                state.beta * scale, target, error, error != relative or scale == MIN_BETA_SCALE
-            )
-        }
+        return {"beta": Move(state.beta * scale, target, error)}
 
 
 class MetaController(OwnConfig):
@@ -129,22 +120,22 @@ class MetaController(OwnConfig):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.steers = {"tau": WEIGHT_ENTROPY} | (
-            {} if config.target_kl is None else {"beta": REFERENCE_KL}
-        )
+        self.steers = {"tau": WEIGHT_ENTROPY}
+        if config.target_kl is not None:
+            self.steers["beta"] = REFERENCE_KL
 
     def moves(self, state: "ControllerState", stats: dict[str, float]) -> dict[str, Move]:
-        """Returns the next tau and, if `target_kl` is set, the next beta."""
-        config, moves = self.config, {}
+        config = self.config
+        moves: dict[str, Move] = {}
         if WEIGHT_ENTROPY in stats:
             gradient = stats[WEIGHT_ENTROPY] - config.target_entropy
-            free = state.tau - config.learning_rate * gradient
-            tau = min(max(free, config.min_tau), config.max_tau)
-            moves["tau"] = Move(tau, config.target_entropy, gradient, tau != free)
-        if "beta" in self.steers and REFERENCE_KL in stats:
+            tau = state.tau - config.learning_rate * gradient
+            tau = min(max(tau, config.min_tau), config.max_tau)
+            moves["tau"] = Move(tau, config.target_entropy, gradient)
+        if config.target_kl is not None and REFERENCE_KL in stats:
             gradient = stats[REFERENCE_KL] - config.target_kl
-            free = state.beta + config.learning_rate * gradient
-            moves["beta"] = Move(max(0.0, free), config.target_kl, gradient, free < 0)
+            beta = max(0.0, state.beta + config.learning_rate * gradient)
+            moves["beta"] = Move(beta, config.target_kl, gradient)
         return moves
 
 
@@ -166,35 +157,32 @@ class Controllers:
     def __init__(self, tau: float, beta: float, configs: list[OwnConfig.Config | None]) -> None:
         self.state = ControllerState(tau, beta)
         self.active = [config.build() for config in configs if config is not None]
-        self.steered = {
-            name: key for controller in self.active for name, key in controller.steers.items()
-        }
+        self.steered: dict[str, str] = {}
+        """{"tau" or "beta", if it is moved: the metric by which}"""
+        for controller in self.active:
+            self.steered |= controller.steers
 
     def load(self, state: dict[str, Any]) -> None:
         """Restores a checkpoint's state. A value that no controller moves keeps its configured value."""
-        owned = {
-            name: value
-            for name, value in state.items()
-            if name in self.steered or name not in ("tau", "beta")
-        }
-        self.state = ControllerState(**(asdict(self.state) | owned))
+        fixed = {"tau", "beta"} - self.steered.keys()
+        moved = {name: value for name, value in state.items() if name not in fixed}
+        self.state = replace(self.state, **moved)
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         """Moves tau and beta and returns metrics. A value stays if its statistic is missing in this step."""
         if not self.active:
             return {}
-        state, moves, meta = self.state, {}, isinstance(self.active[0], MetaController)
+        state, meta = self.state, isinstance(self.active[0], MetaController)
+        moves: dict[str, Move] = {}
         for controller in self.active:
             moves |= controller.moves(state, stats)
         values = {"controller_loss": 0.5 * sum(move.error**2 for move in moves.values())}
         values["meta_active"] = float(meta and bool(moves))
         for name in ("tau", "beta"):
             values[f"{name}_active"] = float(name in moves and not meta)
-            values[f"{name}_clamped"] = float(name in moves and moves[name].clamped)
-            values[f"{name}_delta"] = (
-                moves[name].value - getattr(state, name) if name in moves else 0.0
-            )
+            values[f"{name}_delta"] = 0.0
         for name, move in moves.items():
+            values[f"{name}_delta"] = move.value - getattr(state, name)
             values |= {f"{name}_target": move.target, f"{name}_error": move.error}
             setattr(state, name, move.value)
         if state.weight_entropy_ema is not None:

@@ -73,7 +73,6 @@ class ListwiseLoss(Loss):
                 check_masses(self, members)
 
     def terms(self, inputs: LossInputs, aggregation: Aggregation) -> dict[str, Tensor]:
-        check_whole_groups(inputs)
         losses = self(inputs)  # [S]
         check_values("algorithm.loss", self, losses, inputs.sequences.present.shape)
         return {"policy": losses.sum() / max(inputs.normalizers.num_groups, 1)}
@@ -87,20 +86,4 @@ def check_masses(loss: ListwiseLoss, members: Sequence[Episode]) -> None:
         raise UserError(
             f"algorithm.loss: {type(loss).__qualname__}.weigh set masses that sum to {total:.4g}: expected 1 over the group's "
             "completions in the loss. Divide them by their sum."
-        )
-
-
-def check_whole_groups(inputs: LossInputs) -> None:
-    """Raise ValueError if a group is split over micro-batches, which would silently change a listwise loss.
-
-    The masses of a whole group's sequences add up to 1.
-    """
-    mass = (inputs.same_group * inputs.columns[MASS][None, :]).sum(dim=1)  # [S]
-    broken = inputs.sequences.present & ((mass - 1).abs() > 1e-3)  # [S]
-    if broken.any():
-        first = int(broken.nonzero()[0])
-        raise ValueError(
-            f"prompt {int(inputs.group_ids[first])}: its masses sum to {float(mass[first]):.4f} in this micro-batch, "
-            "expected 1. A listwise loss needs whole groups: the packer must keep a prompt's completions together "
-            "(Loss.whole_groups)."
         )

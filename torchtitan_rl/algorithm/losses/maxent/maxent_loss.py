@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from statistics import correlation, fmean
+from statistics import correlation
 from typing import Any, Literal
 
 import torch
@@ -31,7 +31,7 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.own_config import OwnConfig
 from torchtitan_rl.summary import describe, same_everywhere
-from torchtitan_rl.types import Episode, Group, Metric, flat
+from torchtitan_rl.types import Episode, FloatArray, Group, Metric, flat
 
 Q_MASS = "q_mass"
 """In `Credit.columns`: q_i, the episode's share of the distribution given by the rewards alone; 0 outside the loss."""
@@ -83,10 +83,8 @@ class MaxEnt(ListwiseLoss):
                 self.beta_controller is None or self.beta > 0, "algorithm.loss.beta", self.beta,
                 "a number > 0 with a beta_controller, which multiplies beta and would keep it at 0", "Start at 0.01.",
             )  # fmt: skip
-            is_clip, expected = (
-                type(self.clip) is Clip.Config,
-                "Clip.Config: of another loss it is the bounds alone",
-            )
+            is_clip = type(self.clip) is Clip.Config
+            expected = "Clip.Config: of another loss it is the bounds alone"
             expect(is_clip, "algorithm.loss.clip", self.clip, expected, "Use it.")
 
         def has_token_loss(self) -> bool:
@@ -114,7 +112,10 @@ class MaxEnt(ListwiseLoss):
         rewards = [episode.credit.shaped_reward for episode in members]
         q = reward_distribution(rewards, self.config.q_temperature, self.config.q_floor)
         beta = self.controllers.state.beta
-        reference = [self._reference(episode) for episode in members] if beta > 0 else None
+        reference: list[float] | None = None
+        if beta > 0:
+            normalize = self.config.normalize_reference
+            reference = [_score(e, e.reference_logprobs, normalize) for e in members]
         weights = listwise_weights(q, reference, self.controllers.state.tau, beta)
         for episode, q_mass, weight in zip(members, q, weights, strict=True):
             episode.credit.columns |= {MASS: weight, Q_MASS: q_mass}
@@ -127,24 +128,16 @@ class MaxEnt(ListwiseLoss):
             episode.credit.columns |= {MASS: 0.0, Q_MASS: 0.0}
         super().assign_credit(groups)
 
-    def _reference(self, episode: Episode) -> float:
-        of_sampled = episode.reference_logprobs[
-            episode.completion.loss_mask
-        ].tolist()  # [num_sampled]
-        return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_reference else 1)
-
     def __call__(self, inputs: LossInputs) -> Tensor:
         """Returns [S] -w_i log softmax_i(s), with the softmax over the sequences of the same group."""
         sequences = inputs.sequences
         score = sequences.mean if self.config.normalize_policy else sequences.sum
         log_prob = score(inputs.logprobs)  # [S]
         # Each row keeps its own sequence, because a row of only -inf would give a NaN gradient.
-        spans = (inputs.same_group & sequences.present[None, :]) | torch.eye(
-            sequences.num, dtype=torch.bool, device=log_prob.device
-        )
-        rows = (
-            log_prob[None, :].expand(sequences.num, -1).masked_fill(~spans, float("-inf"))
-        )  # [S, S]
+        itself = torch.eye(sequences.num, dtype=torch.bool, device=log_prob.device)  # [S, S]
+        spans = (inputs.same_group & sequences.present[None, :]) | itself  # [S, S]
+        rows = log_prob[None, :].expand(sequences.num, -1)  # [S, S]
+        rows = rows.masked_fill(~spans, float("-inf"))  # [S, S]
         log_share = log_prob - rows.logsumexp(dim=1)  # [S]
         return -(inputs.columns[MASS] * sequences.present).to(log_prob.dtype) * log_share  # [S]
 
@@ -157,73 +150,53 @@ class MaxEnt(ListwiseLoss):
         if self.config.clip_ratio == "token":
             clip = self.config.clip_coef * aggregation(losses, inputs)  # 0-d
         else:
-            of_sequence = inputs.sequences.mean(
-                losses
-            )  # [S] all tokens of a sequence have the same loss
-            clip = (
-                self.config.clip_coef * of_sequence.sum() / max(inputs.normalizers.num_groups, 1)
-            )  # 0-d
+            # All tokens of a sequence have the same loss.
+            total = self.config.clip_coef * inputs.sequences.mean(losses).sum()  # 0-d
+            clip = total / max(inputs.normalizers.num_groups, 1)  # 0-d
         return {"policy": listwise + clip, "listwise": listwise, "clip": clip}
 
     def group_metrics(self, groups: list[Group[Episode]]) -> dict[str, Metric]:
         """Returns `maxent/...`. `maxent/weight_entropy` covers the groups in the loss. The others cover every group with a
         weighted completion, neutral groups included; controllers use `maxent/weight_entropy_with_neutral/mean` of these.
         """
+        q_entropies: list[float] = []
+        entropies: list[float] = []  # of w, neutral groups included
+        learning: list[float] = []  # of w, of groups in the loss
+        normalized: list[float] = []
+        correlations: list[float] = []
+        for group in groups:
+            members = [e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE]
+            if not members:
+                continue
+            q_entropies.append(entropy([e.credit.columns[Q_MASS] for e in members]))
+            entropies.append(entropy([e.credit.columns[MASS] for e in members]))
+            if members[0].in_loss:
+                learning.append(entropies[-1])
+                if len(members) > 1:
+                    normalized.append(entropies[-1] / math.log(len(members)))
+                correlations += self._push_reward_correlation(members)
         state = self.controllers.state
-        metrics = {
-            "maxent/tau": same_everywhere(state.tau),
-            "maxent/beta": same_everywhere(state.beta),
-        }
-        members = [
-            [e for e in group.samples if e.in_loss or e.credit.left_out == NO_PREFERENCE]
-            for group in groups
-        ]
-        members = [group for group in members if group]
-        if not members:
-            return metrics
-        targets = [[episode.credit.columns[Q_MASS] for episode in group] for group in members]
-        entropies = [
-            entropy([episode.credit.columns[MASS] for episode in group]) for group in members
-        ]
-        metrics |= describe("maxent/q_entropy", [entropy(q) for q in targets])
-        metrics["maxent/neutral_fraction"] = same_everywhere(
-            fmean([float(is_neutral(q)) for q in targets])
-        )
+        metrics = {"maxent/tau": same_everywhere(state.tau)}
+        metrics["maxent/beta"] = same_everywhere(state.beta)
+        metrics |= describe("maxent/q_entropy", q_entropies)
         metrics |= describe("maxent/weight_entropy_with_neutral", entropies, ("mean", "min", "max"))
-        learning = [
-            (len(group), value)
-            for group, value in zip(members, entropies, strict=True)
-            if group[0].in_loss
-        ]
-        metrics |= describe("maxent/weight_entropy", [value for _, value in learning])
-        metrics |= describe(
-            "maxent/push_reward_correlation", self._push_reward_correlations(members), ("mean",)
-        )
-        shares = [value / math.log(size) for size, value in learning if size > 1]
-        return metrics | describe("maxent/weight_entropy_normalized", shares, ("mean",))
+        metrics |= describe("maxent/weight_entropy", learning)
+        metrics |= describe("maxent/push_reward_correlation", correlations, ("mean",))
+        return metrics | describe("maxent/weight_entropy_normalized", normalized, ("mean",))
 
-    def _push_reward_correlations(self, groups: list[list[Episode]]) -> list[float]:
-        """Returns, for each group in the loss, the correlation of the push w_i - softmax_i(s) with the reward; s is the sampler's.
+    def _push_reward_correlation(self, members: list[Episode]) -> list[float]:
+        """Returns the correlation in a group of the push w_i - softmax_i(s) with the reward; s is the sampler's.
 
-        A group without it, whose rewards or pushes are all equal, is left out.
+        Nothing for a group whose rewards or pushes are all equal.
         """
-        found = []
-        for members in groups:
-            scores = [self._score(episode) for episode in members]
-            masses = [episode.credit.columns[MASS] for episode in members]
-            pushes = [
-                mass - share for mass, share in zip(masses, softmax(scores, 1.0), strict=True)
-            ]
-            rewards = [episode.credit.shaped_reward for episode in members]
-            if members[0].in_loss and len(set(pushes)) > 1 and len(set(rewards)) > 1:
-                found.append(correlation(pushes, rewards))
-        return found
-
-    def _score(self, episode: Episode) -> float:
-        of_sampled = episode.completion.sampler_logprobs[
-            episode.completion.loss_mask
-        ].tolist()  # [num_sampled]
-        return math.fsum(of_sampled) / (len(of_sampled) if self.config.normalize_policy else 1)
+        normalize = self.config.normalize_policy
+        scores = [_score(e, e.completion.sampler_logprobs, normalize) for e in members]
+        shares = softmax(scores, 1.0)
+        pushes = [e.credit.columns[MASS] - share for e, share in zip(members, shares, strict=True)]
+        rewards = [e.credit.shaped_reward for e in members]
+        if len(set(pushes)) < 2 or len(set(rewards)) < 2:
+            return []
+        return [correlation(pushes, rewards)]
 
     def after_update(self, stats: dict[str, float]) -> dict[str, Metric]:
         return self.controllers.after_update(stats)
@@ -247,6 +220,12 @@ def maxent_class_defaults() -> MaxEnt.Config:
         clip_coef=0.0,
         clip_ratio="token",
     )
+
+
+def _score(episode: Episode, logprobs: FloatArray, normalize: bool) -> float:
+    """Returns the sum of a completion's log-probabilities [L] over its sampled tokens, or their mean."""
+    of_sampled = logprobs[episode.completion.loss_mask].tolist()  # [num_sampled]
+    return math.fsum(of_sampled) / (len(of_sampled) if normalize else 1)
 
 
 class SequenceClip(Gspo):
