@@ -75,7 +75,7 @@ from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Referenc
 from torchtitan_rl.trainer.teachers.hints import Hints
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
 from torchtitan_rl.types import Prompt
-from torchtitan_rl.validation import check_model, check_task, validate
+from torchtitan_rl.validation import check_model, validate
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -129,7 +129,6 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
         required=samples_training,
         only_watched=teaches or config.eval_only or not samples_training,
     )
-    check_task(config, algorithm, task)
     prepare_start(config)
     check_model(config, world_size=world_size)
     if config.teacher:

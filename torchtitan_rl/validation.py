@@ -10,18 +10,16 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
+from torchtitan.distributed import ParallelDims
 
 from torchtitan_rl.algorithm import Algorithm, Gdpo, NoCorrection
-from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
-from torchtitan_rl.data.task import Task
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields, parts
-from torchtitan_rl.fields.references import correctable, did_you_mean, load_function
+from torchtitan_rl.fields.references import correctable, load_function
 from torchtitan_rl.models.hf_decoder import check_other_parts, check_parallelism
 from torchtitan_rl.models.mixture_of_experts import check_mixture
-from torchtitan_rl.observe.metrics.evaluation_stats import evaluation_names
 from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
@@ -32,9 +30,6 @@ from torchtitan_rl.sampling import SamplingConfig
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
-
-CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of an attention head that vLLM's CPU kernels support."""
 
 
 def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
@@ -48,7 +43,8 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     check_fields(config)
     check_dump_folder(config.dump_folder)
     check_form(config.resume)
-    _check_metrics(config)
+    chosen_sinks(config.metrics.sinks)
+    Selection(config.metrics.select)
     _check_builds(config)
     with correctable("algorithm: building its parts raised"):
         algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
@@ -73,16 +69,6 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
     return algorithm
 
 
-def _check_metrics(config: "RunConfig") -> None:
-    chosen_sinks(config.metrics.sinks)
-    Selection(config.metrics.select)
-    for chart in config.metrics.charts:
-        title, _, keys = chart.partition("=")
-        named = bool(title) and all(keys.split(","))
-        example = 'Example: "Characters=extra/brevity/characters".'
-        expect(named, "metrics.charts", chart, "title=metric,metric", example)
-
-
 def _check_builds(config: Any, path: str = "") -> None:
     """Check that no part is silently another one: a Config that is nested in no class builds its parent's class."""
     for declared in fields(config):
@@ -91,18 +77,17 @@ def _check_builds(config: Any, path: str = "") -> None:
                 continue
             name = f"{path}.{declared.name}.{key}".strip(".")
             _check_builds(part, name)
-            if built_by(part) is not type(part):
+            owner = type(part)._owner
+            if owner is None:
                 continue
-            bases = type(part).__mro__
-            nested = next((base for base in bases if "_owner" in vars(base)), type(part))
-            has_build = any("build" in vars(base) for base in bases[: bases.index(nested)])
             sound = (
-                nested is Configurable.Config
-                or has_build
-                or len(fields(part)) == len(fields(nested))
+                built_by(part) is owner
+                or type(part).build is not owner.Config.build
+                or len(fields(part)) == len(fields(owner.Config))
             )
-            built = nested.__qualname__.removesuffix(".Config")
-            expected = f"a Config inside the class that it builds, as this one builds {built}"
+            expected = (
+                f"a Config inside the class that it builds, as this one builds {owner.__qualname__}"
+            )
             remedy = "Move it into your class, as Config."
             expect(sound, name, type(part).__qualname__, expected, remedy)
 
@@ -110,48 +95,17 @@ def _check_builds(config: Any, path: str = "") -> None:
 def _check_evaluation(config: "RunConfig", samples_training: bool) -> None:
     """Check that evaluations that are asked for have samples, and the best metric its evaluation."""
     evaluation = config.evaluation
-    wanted = f"with evaluation.every {evaluation.every}"
-    if config.eval_only:
-        wanted = "with eval_only"
     samples = config.eval_only or (evaluation.every and samples_training)
-    expected = f"1 or more, here or in evaluation.sampled, {wanted}"
-    remedy = "evaluation.every 0 turns evaluation off."
     has_samples = bool(evaluation.build().passes) or not samples
+    expected = "1 or more, here or in evaluation.sampled, for evaluation.every or eval_only"
+    remedy = "evaluation.every 0 turns evaluation off."
     expect(has_samples, "evaluation.sampling.n", 0, expected, remedy)
     chosen = bool(evaluation.best_by or not evaluation.stop_after)
-    remedy = f"Use evaluation/accuracy; for demonstrations, -{HELD_OUT_LOSS}."
     expected = "a metric, as evaluation.stop_after asks"
-    expect(chosen, "evaluation.best_by", "", expected, remedy)
+    expect(chosen, "evaluation.best_by", "", expected, "Use evaluation/accuracy.")
     evaluates = bool(evaluation.every or not evaluation.best_by)
     expected = "1 or more, as evaluation.best_by asks"
     expect(evaluates, "evaluation.every", 0, expected, "Use 10.")
-
-
-def check_task(config: "RunConfig", algorithm: Algorithm, task: Task) -> None:
-    """Check what depends on the built task: the metric of `evaluation.best_by`.
-
-    Raises:
-        UserError: as `validate`.
-    """
-    best_by, known = config.evaluation.best_by, set()
-    members = task.members()
-    judged = any(getattr(member, "has_answers", True) for member in members.values())
-    if not algorithm.policy_loss.from_engine:
-        known.add(f"-{HELD_OUT_LOSS}")
-    for evaluation_pass, sampling in config.evaluation.build().passes.items():
-        prefix = evaluation_pass.prefix
-        prefixes = [prefix, *(f"{prefix}/{member}" for member in members if member)]
-        names = evaluation_names(sampling.n, judged=judged)
-        known |= {f"{each}/{name}" for each in prefixes for name in names}
-        if algorithm.policy_loss.divergence_beta is not None:
-            known.add(f"-{prefix}/divergence")
-    near = did_you_mean(best_by, known)
-    if "pass@" in best_by and not config.evaluation.sampled.n:
-        near = "pass@k needs evaluation.sampled.n of at least k, and is then evaluation/sampled/pass@k. "
-    remedy = f"{near}The - is for metrics whose lowest value is best; docs/evaluation.md has their meaning."
-    either = best_by.removeprefix("-").endswith(("/length", "/length_max", "/clipped_fraction"))
-    has_it = not best_by or best_by in known or (either and best_by.removeprefix("-") in known)
-    expect(has_it, "evaluation.best_by", best_by, f"one of {sorted(known)}", remedy)
 
 
 def check_model(config: "RunConfig", *, world_size: int) -> None:
@@ -165,69 +119,33 @@ def check_model(config: "RunConfig", *, world_size: int) -> None:
     check_other_parts(model, config.trainer, config.generator, on_cpu=ON_CPU)
     check_mixture(model, config.trainer, config.generator, world_size=world_size, on_cpu=ON_CPU)
     attention = model.layers[0].attention
-    divided = {
-        "attention heads": attention.n_heads,
-        "key-value heads": attention.n_kv_heads or attention.n_heads,
-        "vocabulary entries": model.vocab_size,
-    }
+    sizes = (attention.n_heads, attention.n_kv_heads or attention.n_heads, model.vocab_size)
     degrees = {"trainer.parallelism": tp, "generator": config.generator.tensor_parallel_degree}
     for part, degree in degrees.items():
-        for what, size in divided.items():
-            field, expected = (
-                f"{part}.tensor_parallel_degree",
-                f"a divisor of the model's {size} {what}",
-            )
-            expect(size % degree == 0, field, degree, expected, "Use another degree.")
+        divides = not any(size % degree for size in sizes)
+        expected = "a divisor of the model's heads, key-value heads and vocabulary, {}, {} and {}"
+        field, remedy = f"{part}.tensor_parallel_degree", "Use another degree."
+        expect(divides, field, degree, expected.format(*sizes), remedy)
     check_lengths(config)
-    if ON_CPU:
-        _check_cpu(config, attention.head_dim)
-
-
-def _check_cpu(config: "RunConfig", head_dim: int) -> None:
-    """Check what only a CPU limits: the size of a head, and compilation."""
-    expected = f"a model whose head_dim is one of {CPU_HEAD_DIMS}, which vLLM has on a CPU, but it is {head_dim}"
-    supported = head_dim in CPU_HEAD_DIMS
-    remedy = "Use another model, or a GPU."
-    expect(supported, "hf_assets_path", config.hf_assets_path, expected, remedy)
+    compiles = not (ON_CPU and config.trainer.compile)
     expected = "False on a CPU, whose attention cannot be compiled"
-    remedy = "Leave it off without a GPU."
-    expect(not config.trainer.compile, "trainer.compile", True, expected, remedy)
+    expect(compiles, "trainer.compile", True, expected, "Leave it off without a GPU.")
 
 
 def _check_layout(config: "RunConfig", world_size: int) -> None:
     """Check that degrees, ranks and prompts fit each other."""
     p = config.trainer.parallelism
-    seconds = config.comm.init_timeout_seconds
-    positive = seconds is None or seconds >= 1
-    expect(positive, "comm.init_timeout_seconds", seconds, "at least 1", "Use 1800.")
     for name in ("pipeline_parallel_degree", "context_parallel_degree"):
         degree, field = getattr(p, name), f"trainer.parallelism.{name}"
         expect(degree == 1, field, degree, "1, as it is not supported", "Use FSDP, HSDP and TP.")
-    for kind in ("tensor_parallel", "data_parallel_replicate", "expert_parallel"):
-        degree, field = getattr(p, f"{kind}_degree"), f"trainer.parallelism.{kind}_degree"
-        expect(degree >= 1, field, degree, "at least 1", "1 turns it off.")
-    tp, replicate, shard = (
-        p.tensor_parallel_degree,
-        p.data_parallel_replicate_degree,
-        p.data_parallel_shard_degree,
+    degrees = (
+        f"tensor_parallel_degree {p.tensor_parallel_degree} x data_parallel_replicate_degree {p.data_parallel_replicate_degree} x "
+        f"data_parallel_shard_degree {p.data_parallel_shard_degree} (-1: the ranks that are left)"
     )
-    field, remedy = (
-        "trainer.parallelism.data_parallel_shard_degree",
-        "-1 takes the ranks that are left over.",
-    )
-    expect(shard == -1 or shard >= 1, field, shard, "-1 or at least 1", remedy)
-    fixed = tp * replicate * max(shard, 1)
-    ranks = f"{fixed}"
-    if shard < 0:
-        ranks = f"a multiple of {fixed}"
-    expect(
-        world_size == fixed or (shard < 0 and world_size % fixed == 0),
-        "world size (NGPU x NNODES)",
-        world_size,
-        f"{ranks}, for trainer.parallelism has tensor_parallel_degree {tp} x data_parallel_replicate_degree {replicate} x "
-        f"data_parallel_shard_degree {shard}",
-        "Start as many ranks, or change the degrees.",
-    )
+    with correctable(
+        f"trainer.parallelism on {world_size} ranks (NGPU x NNODES): {degrees} do not fit them:"
+    ):
+        ParallelDims.from_config(p, world_size)
     degree, prompts = config.generator.tensor_parallel_degree, config.num_prompts_per_step
     field, expected = "generator.tensor_parallel_degree", f"a divisor of the {world_size} ranks"
     expect(world_size % degree == 0, field, degree, expected, "Change it, or NGPU.")
@@ -337,8 +255,6 @@ def _check_lora(config: "RunConfig") -> None:
         remedy = "Set it, or leave out the others."
         expect(lora == type(lora)(), "trainer.lora.rank", 0, expected, remedy)
         return
-    remedy = "Leave it out for all five."
-    expect(bool(lora.targets), "trainer.lora.targets", (), "at least one", remedy)
     dtype = config.generator.dtype
     expected = "bfloat16 with trainer.lora on a GPU, as vLLM's LoRA kernels have no float32"
     expect(ON_CPU or dtype == "bfloat16", "generator.dtype", dtype, expected, "Set it.")

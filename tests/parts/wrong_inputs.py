@@ -69,7 +69,6 @@ SECTIONS: dict[str, list[WrongInput]] = {
         _option("num-steps", "0", "0: expected at least 1 and at most 1000000000. Use 50 or more."),
         _option("sampling.n", "1", "1: expected at least 2"),
         _option("checkpoint.interval", "0", "0: expected at least 1. Use 50; --checkpoint.no-enable saves none."),
-        _option("comm.init-timeout-seconds", "0", "0: expected at least 1. Use 1800."),
         _option("in-flight.prompts", "23", "23: expected a multiple of the 2 generator replicas", ranks=2),
         WrongInput(
             "--in-flight.prompts 24", "algorithm.mismatch = 'none': expected a correction with in_flight.prompts"
@@ -126,7 +125,7 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
         WrongInput(
             "--eval-only --evaluation.sampling.n 0",
-            "evaluation.sampling.n = 0: expected 1 or more, here or in evaluation.sampled, with eval_only",
+            "evaluation.sampling.n = 0: expected 1 or more, here or in evaluation.sampled, for",
         ),
         _option("evaluation.sampling.n", "4", "4: expected 1 with temperature 0"),
         _option("evaluation.sampling.max-tokens", "64", "64: expected with prompts.max_prompt_tokens 32"),
@@ -149,16 +148,19 @@ SECTIONS: dict[str, list[WrongInput]] = {
         ),
     ],
     "Layout": [
-        WrongInput(f"--{TP} 2", "world size (NGPU x NNODES) = 1: expected a multiple of 2"),
         WrongInput(
-            f"--{TP} 4", "tensor_parallel_degree = 4: expected a divisor of the model's 2 key-value heads", ranks=4
+            f"--{TP} 2", "trainer.parallelism on 1 ranks (NGPU x NNODES): tensor_parallel_degree 2 x data_parallel"
+        ),
+        WrongInput(
+            f"--{TP} 4",
+            "tensor_parallel_degree = 4: expected a divisor of the model's heads, key-value heads and",
+            ranks=4,
         ),
         _option(GENERATOR_TP, "0", "0: expected at least 1. 1 turns it off."),
-        WrongInput(f"--{TP} 0", "trainer.parallelism.tensor_parallel_degree = 0: expected at least 1. 1 turns it off."),
+        WrongInput(f"--{TP} 0", "AssertionError: Parallelism degree should be >= 1"),
         WrongInput(
             f"--{GENERATOR_TP} 2", "generator.tensor_parallel_degree = 2: expected a divisor of the 3 ranks", ranks=3
         ),
-        _option("trainer.parallelism.data-parallel-shard-degree", "0", "0: expected -1 or at least 1", ranks=4),
         _option("trainer.parallelism.pipeline-parallel-degree", "2", "2: expected 1, as it is not supported", ranks=2),
         _option("trainer.parallelism.context-parallel-degree", "2", "2: expected 1, as it is not supported", ranks=2),
     ],

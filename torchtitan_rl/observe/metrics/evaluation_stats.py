@@ -50,17 +50,6 @@ def evaluation_metrics(
     return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
 
 
-def evaluation_names(num_samples: int, *, judged: bool) -> set[str]:
-    """The names of `evaluation_metrics` without prefix, for this number of samples a prompt.
-
-    Args:
-        judged: whether the task judges answers.
-    """
-    measures = _by_prompt([[True] * num_samples]) if judged else {}
-    ends = {f"{name}{end}" for name in measures for end in ("", "_low", "_high")}
-    return {"length", "length_max", "clipped_fraction", "format_rate", "reward"} | ends
-
-
 def _by_prompt(judged: list[list[bool]]) -> dict[str, list[float]]:
     """The values per prompt of each measure: accuracy, and with several samples a prompt also mean@n and pass@k."""
     largest = max(map(len, judged))
