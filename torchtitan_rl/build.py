@@ -29,7 +29,6 @@ from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.end_tokens import end_token_ids, folder_end_token_ids
 from torchtitan_rl.data.renderer import template_options
 from torchtitan_rl.data.task import Task
-from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
@@ -185,7 +184,7 @@ def prepare(config: "RunConfig") -> Resolved:
     resolved = resolve(config, world_size=int(os.environ["WORLD_SIZE"]))
     if resolved.dtype_choice:
         events.progress(resolved.dtype_choice)
-    if not ON_CPU:
+    if gpu_memory_bytes() is not None:
         events.progress(resolved.memory)
     with events.heartbeat("start"), events.timed("wait for the other ranks"):
         comm.init_process_group(config.comm)

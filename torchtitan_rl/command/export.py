@@ -8,7 +8,6 @@ A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --me
 import argparse
 import json
 import shutil
-import sys
 from ast import literal_eval
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from safetensors.torch import save_file
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl.command.registry import tell_repeated
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models import spec_from_folder
@@ -48,22 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="torchtitan-rl export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.allow_abbrev = False
     parser.add_argument("--run", type=Path, required=True, help="the run's folder")
-    parser.add_argument("--output", required=True, help="folder to write")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write")
     parser.add_argument("--step", type=int, help="the checkpoint's step; default: the last")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument(
-        "--merged", action="store_true", help="with LoRA: the merged model, added up in float32"
-    )
+    merged = "with LoRA: the merged model, added up in float32"
+    parser.add_argument("--merged", action="store_true", help=merged)
     args = parser.parse_args(arguments)
-    tell_repeated(sys.argv[1:] if arguments is None else arguments)
     try:
-        expect(
-            bool(args.output), "--output", "", "a new folder", "Name one."
-        )  # Path("") is the current folder
-        export(args.run, Path(args.output), args.step, args.dtype, merged=args.merged)
+        export(args.run, args.output, args.step, args.dtype, merged=args.merged)
     except (UserError, OSError) as error:
         parser.error(str(error))
 
@@ -77,36 +70,9 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
     Raises:
         UserError: if the run, its checkpoint or its starting folder is missing, or `output` is not empty.
     """
-    is_model, model = (
-        any(run.glob("tokenizer*")),
-        "a run's folder, and this is a model's, which needs no export",
-    )
-    expect(not is_model, "--run", str(run), model, "Name the folder of a run.")
-    expect(
-        (run / "config.json").is_file(),
-        "--run",
-        str(run),
-        "a run's folder with a config.json",
-        "Name one; --step is for a checkpoint.",
-    )
-    try:
-        start = Path(json.loads((run / "config.json").read_text())["hf_assets_path"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"--run = '{run}': its config.json is not as a run writes it: {type(error).__name__}: {error}."
-        ) from error
-    start = start if start.exists() else ROOT / start  # training always runs in the checkout
-    remedy = "Run this in the folder the run was started from, or put the folder back."
-    expect(
-        (start / "config.json").is_file(),
-        "hf_assets_path",
-        str(start),
-        "the folder that the run started from",
-        remedy,
-    )
+    start, checkpoint = start_of(run), find_checkpoint(run, step)
     is_free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
     expect(is_free, "--output", str(output), "a new folder", "Name another.")
-    checkpoint = find_checkpoint(run, step)
     spec, lora = spec_from_folder(start), lora_of(checkpoint)
     model, of_text = meta_model(spec), bool(getattr(spec.model, "part_of", ""))
     if lora and not merged:
@@ -115,19 +81,31 @@ def export(run: Path, output: Path, step: int | None, dtype: str, *, merged: boo
         print(f"{output}: adapter {checkpoint.name} of {run}")
         return
     output.mkdir(parents=True, exist_ok=True)
+    adapter_of, torch_dtype = spec.state_dict_adapter(spec.model, None), getattr(torch, dtype)
     if lora:
-        weights = merged_weights(
-            start, stored_adapter(spec, lora, checkpoint), lora.scale, getattr(torch, dtype)
-        )
+        adapter = stored_adapter(spec, lora, checkpoint)
+        weights = merged_weights(start, adapter, lora.scale, torch_dtype)
     else:
-        weights = stored_hf_weights(
-            model, spec.state_dict_adapter(spec.model, None), checkpoint, getattr(torch, dtype)
-        )
+        weights = stored_hf_weights(model, adapter_of, checkpoint, torch_dtype)
     if of_text:
         weights = whole_weights(weights, start)
     write_safetensors(weights, model.enable_weight_tying, output)
     copy_assets(start, output, dtype)
     print(f"{output}: {checkpoint.name} of {run} in {dtype}")
+
+
+def start_of(run: Path) -> Path:
+    """Returns the folder that a run started from. Raises UserError if the run or that folder is not there."""
+    config = run / "config.json"
+    is_run = config.is_file() and not any(run.glob("tokenizer*"))
+    expected, remedy = "a run's folder, and no model's", "A model's folder needs no export."
+    expect(is_run, "--run", str(run), expected, remedy)
+    start = Path(json.loads(config.read_text())["hf_assets_path"])
+    start = start if start.exists() else ROOT / start  # training always runs in the checkout
+    there, expected = (start / "config.json").is_file(), "the folder that the run started from"
+    remedy = "Run this in the folder the run was started from, or put the folder back."
+    expect(there, "hf_assets_path", str(start), expected, remedy)
+    return start
 
 
 def lora_of(checkpoint: Path) -> Lora | None:
@@ -159,30 +137,12 @@ def stored_adapter(spec: ModelSpec, lora: Lora, checkpoint: Path) -> dict[str, t
 def find_checkpoint(run: Path, step: int | None) -> Path:
     """Returns a checkpoint's folder after checking it. Raises UserError if it is missing or damaged."""
     steps = CheckpointFolder(run).steps()
-    expect(
-        bool(steps),
-        "--run",
-        str(run),
-        "a run that has saved a checkpoint",
-        f"There is none in {run}/checkpoint.",
-    )
-    chosen = max(steps) if step is None else step
-    remedy = "Leave --step out for the last."
-    expect(
-        chosen in steps,
-        "--step",
-        chosen,
-        f"one of {list(steps)}, the checkpoints in {run}/checkpoint",
-        remedy,
-    )
+    chosen = max(steps, default=0) if step is None else step
+    expected = f"one of {list(steps)}, the checkpoints in {run}/checkpoint"
+    expect(chosen in steps, "--step", chosen, expected, "Leave --step out for the last.")
     reason = examine(steps[chosen])
-    expect(
-        not reason,
-        "--step",
-        chosen,
-        f"a whole checkpoint, but in {steps[chosen]} {reason}",
-        "Name another step.",
-    )
+    expected = f"a whole checkpoint, but in {steps[chosen]} {reason}"
+    expect(not reason, "--step", chosen, expected, "Name another step.")
     return steps[chosen]
 
 

@@ -5,9 +5,6 @@ import inspect
 import json
 import os
 import pkgutil
-import re
-import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,8 +99,6 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
     for flag in _SWITCHES:
         questions.add_argument(flag, f"--{flag[2:].replace('-', '_')}", action="store_true")
     given, overrides = own.parse_known_args(args)
-    if os.environ.get("RANK", "0") == "0":
-        tell_repeated(args)
     if given.list_configs:
         list_configs()
         raise SystemExit(0)
@@ -127,22 +122,16 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
         from torchtitan_rl.command.preview import show_preview  # imports the trainer and the engine
 
         show_preview(config)
-        raise SystemExit(0)
-    if given.print_config or given.dry_run:
-        if os.environ.get("RANK", "0") == "0":
-            _show(config, dry_run=given.dry_run)
-        raise SystemExit(0)
-    return name, config
+    elif given.print_config:
+        shown = without_secrets(described(config))
+        print(json.dumps(shown, indent=2, default=repr), flush=True)
+    elif given.dry_run:
+        from torchtitan_rl.command.dry_run import show_run  # imports torchtitan and transformers
 
-
-def tell_repeated(args: Sequence[str]) -> None:
-    """Prints options that are given several times, also as --x and --no-x. People append options to a saved command."""
-    options = [word.partition("=")[0].replace("_", "-") for word in args if word.startswith("--")]
-    for option, count in Counter(
-        re.sub(r"^(--|.*\.)no-", r"\1", option) for option in options
-    ).items():
-        if count > 1:
-            print(f"{option} is given {count} times: the last one counts", file=sys.stderr)
+        show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    else:
+        return name, config
+    raise SystemExit(0)
 
 
 def _is_path(field: str, given: str) -> bool:
@@ -157,31 +146,8 @@ def _is_path(field: str, given: str) -> bool:
     return bool(given) and not elsewhere
 
 
-def _show(config: "RunConfig", *, dry_run: bool) -> None:
-    """Print the config as in config.json, or with `dry_run` what a run would do."""
-    if dry_run:
-        from torchtitan_rl.command.dry_run import (
-            show_run,  # imports torchtitan's models and transformers
-        )
-
-        try:
-            show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-        except (
-            SystemExit
-        ) as request:  # for example in a task: what is shown is not the whole, so it is no success
-            raise RuntimeError(
-                f"something called sys.exit({request.code!r}) in the middle of the dry run"
-            ) from request
-    else:
-        print(json.dumps(without_secrets(described(config)), indent=2, default=repr), flush=True)
-
-
 def list_configs() -> None:
     """Print the registered configs: task, parallelism and description."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
     for name, function in config_functions().items():
         config = load_config(name)
         p = config.trainer.parallelism
@@ -189,5 +155,4 @@ def list_configs() -> None:
         task = type(config.task).__qualname__.partition(".")[0]
         layout = f"FSDP {fsdp}, TP {p.tensor_parallel_degree}, generator TP {config.generator.tensor_parallel_degree}"
         summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-        console.print(f"[bold]{name:18}[/bold] {task}, {layout}", soft_wrap=True)
-        console.print(f"  [dim]{escape(summary)}[/dim]", soft_wrap=True)
+        print(f"{name:18} {task}, {layout}\n  {summary}")

@@ -142,24 +142,6 @@ def test_two_questions_in_one_command_are_refused(capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "option"),
-    [
-        (["--num-steps", "3", "--num-steps", "4"], "--num-steps"),
-        (["--num_steps=3", "--num-steps", "4"], "--num-steps"),
-        (["--prompts.no-enable-thinking", "--prompts.no_enable_thinking"], "--prompts.enable-thinking"),
-        (["--generator.router-replay", "--generator.no-router-replay"], "--generator.router-replay"),
-        (["--resume-changed", "--no-resume-changed"], "--resume-changed"),
-    ],
-)
-def test_an_option_that_is_given_twice_is_said(given, option, capsys):
-    _, config = parse_args(["--config", "debug", *given])
-    assert capsys.readouterr().err == f"{option} is given 2 times: the last one counts\n"
-    assert config.num_steps == 4 or "num" not in option
-    parse_args(["--config", "debug", given[0].partition("=")[0].replace("steps", "steps=3")])
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
     "option", ["--dump-folder", "--hf-assets-path", "--teacher", "--resume", "--config", "--task.path"]
 )
 @pytest.mark.parametrize("name", ["a" * 300, "ä" * 150, "a/" * 2100])
