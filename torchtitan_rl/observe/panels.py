@@ -5,12 +5,12 @@ Every cell is a `Text`: model output such as "[/answer]" or "list[int]" is never
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from torchtitan_rl.observe.cell_text import compact_number, flat_cell, head_and_tail_lines
@@ -27,8 +27,8 @@ MESSAGES, MESSAGE_LINES, MESSAGE_CHARACTERS = 12, 6, 400
 PLAIN_WIDTH = 120
 """Width of the output, in characters, if it is not a terminal."""
 
-GAP = 2
-"""Spaces between two values of a line."""
+GAP = Text("  ")
+"""Between two values of a line."""
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = (
@@ -43,22 +43,11 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
-class _PlainConsole(Console):
-    """A console that falls silent when nobody reads it any more, as after `| head`."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        with suppress(OSError, ValueError):  # a stream without a file: nothing waits in it either
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.file.fileno())  # else Python complains at exit about unwritten text
-            os.close(null)
-
-
 def plain_console() -> Console:
     """A console on standard output that never interprets text as markup. Coloured only on a terminal, and not with NO_COLOR."""
     # By itself rich takes NO_COLOR for colours alone, and still writes the escapes of bold and dim.
     system = None if os.environ.get("NO_COLOR") else "auto"
-    console = _PlainConsole(
+    console = Console(
         file=sys.stdout, highlight=False, markup=False, emoji=False, color_system=system
     )
     if not console.is_terminal:
@@ -80,7 +69,7 @@ def sample_panel(row: Row, console: Console) -> Panel:
     """A panel for one row: reason and origin in the title, then prompt, response and numbers."""
     parts: list[RenderableType] = []
     if "prompt" in row:
-        parts += prompt_lines(row, console)
+        parts += _prompt(row, console)
     if row.get("conversation"):
         parts += _turns(row["conversation"], console)
     elif "response" in row:
@@ -95,14 +84,14 @@ def sample_panel(row: Row, console: Console) -> Panel:
     if row.get("prompt_idx") is not None:  # first: a narrow title is cut
         title.insert(0, f"prompt {row['prompt_idx']} sample {row.get('sample_idx')}")
     return Panel(
-        Group(*parts, _Wrapped(_numbers(row, console))),
+        Group(*parts, _numbers(row, console)),
         title=safe(" · ".join(filter(None, title)), console, style="bold"),
         title_align="left",
         border_style="green" if good else "yellow",
     )
 
 
-def prompt_lines(row: Row, console: Console) -> list[Text]:
+def _prompt(row: Row, console: Console) -> list[Text]:
     """The prompt's messages, without what the chat template adds to them; a prompt without messages as its text."""
     if not row.get("messages"):
         prompt = str(row["prompt"]).rstrip()
@@ -137,7 +126,7 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
     return lines
 
 
-def _numbers(row: Row, console: Console) -> list[Text]:
+def _numbers(row: Row, console: Console) -> Text:
     """Names and cells of a row's other columns, without those that add nothing: no value, score = reward, no staleness."""
     parts: list[Text] = []
     for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
@@ -148,37 +137,15 @@ def _numbers(row: Row, console: Console) -> list[Text]:
         if not (repeated or idle or empty):
             shown = "none" if cell is None else compact_number(flat_cell(cell))
             parts.append(_named(column.replace("_", " "), shown, console))
-    return parts
+    return GAP.join(parts)
 
 
 def _named(name: str, value: str, console: Console) -> Text:
     return Text.assemble(safe(f"{name} ", console, style="dim"), safe(value, console))
 
 
-def _lines(parts: Sequence[Text], width: int) -> list[Text]:
-    """The parts in lines of this width. A line never ends within a part that fits one."""
-    lines = [Text(overflow="fold")]
-    for part in parts:
-        if lines[-1] and lines[-1].cell_len + GAP + part.cell_len > width:
-            lines.append(Text(overflow="fold"))
-        if lines[-1]:
-            lines[-1].append(" " * GAP)
-        lines[-1].append_text(part)
-    return lines
-
-
-class _Wrapped:
-    """Parts in lines as wide as the place where they are printed."""
-
-    def __init__(self, parts: Sequence[Text]) -> None:
-        self._parts = parts
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        yield from _lines(self._parts, options.max_width)
-
-
-def metric_lines(values: dict[str, float], console: Console) -> list[Text]:
-    """Metrics in lines that fit, each group after its name, which is the key up to the first "/".
+def metric_table(values: Mapping[str, float | str], console: Console) -> Table:
+    """Metrics, each group in lines after its name, which is the key up to the first "/". A text is shown as it is.
 
     Example: "  time  generate 0.589  train 0.5817"
     """
@@ -187,12 +154,7 @@ def metric_lines(values: dict[str, float], console: Console) -> list[Text]:
         group, _, name = key.partition("/")
         shown = f"{value:.1%}" if group == "share" else compact_number(value)
         groups.setdefault(group, []).append(_named(name, shown, console))
-    indent = GAP + max((len(group) for group in groups), default=0) + GAP
-    lines: list[Text] = []
+    table = Table.grid(padding=(0, 2, 0, 0))
     for group, parts in groups.items():
-        start = Text(" " * GAP).append_text(safe(group, console, style="cyan"))
-        for line in _lines(parts, console.width - indent):
-            start.pad_right(indent - start.cell_len)
-            lines.append(start.append_text(line))
-            start = Text()
-    return lines
+        table.add_row("", safe(group, console, style="cyan"), GAP.join(parts))
+    return table

@@ -28,18 +28,8 @@ def evaluation_metrics(
     episodes = flat(groups)
     if not episodes:
         return {}
-    lengths = [episode.completion.num_sampled for episode in episodes]
-    metrics = {
-        "length": same_everywhere(fmean(lengths)),
-        "length_max": same_everywhere(float(max(lengths))),
-        "clipped_fraction": fraction(
-            [episode.completion.finish_reason != "stop" for episode in episodes]
-        ),
-        "format_rate": fraction([episode.scored.answer is not None for episode in episodes]),
-    }
-    if rewards := finite_rewards(episodes):
-        metrics["reward"] = same_everywhere(fmean(rewards))
-    if judged := [found for group in groups if (found := judgements(group.samples))]:
+    metrics: dict[str, Metric] = {}
+    if judged := [answers for group in groups if (answers := judgements(group.samples))]:
         for name, values in _by_prompt(judged).items():
             low, high = interval(values)
             metrics |= {
@@ -47,6 +37,15 @@ def evaluation_metrics(
                 f"{name}_low": same_everywhere(low),
                 f"{name}_high": same_everywhere(high),
             }
+    if rewards := finite_rewards(episodes):
+        metrics["reward"] = same_everywhere(fmean(rewards))
+    lengths = [episode.completion.num_sampled for episode in episodes]
+    metrics |= {
+        "length": same_everywhere(fmean(lengths)),
+        "length_max": same_everywhere(float(max(lengths))),
+        "clipped_fraction": fraction([e.completion.finish_reason != "stop" for e in episodes]),
+        "format_rate": fraction([e.scored.answer is not None for e in episodes]),
+    }
     return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
 
 

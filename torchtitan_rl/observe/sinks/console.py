@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from torchtitan_rl.observe.panels import metric_lines, plain_console, sample_panel
+from torchtitan_rl.observe.panels import metric_table, plain_console, sample_panel
 from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.sinks.base import Sink, SinkContext, StepRecord
 
@@ -103,17 +103,16 @@ class ConsoleSink(Sink):
         self._columns = _fitting(self._console.width - start)
 
     def write(self, record: StepRecord) -> None:
-        """Prints the step's line, an evaluation's line, and every `console_every` steps some samples."""
+        """Prints the step's line, an evaluation's lines, and every `console_every` steps metrics and samples."""
         self._console.print(self._step_line(record), soft_wrap=True)
-        for line in self._evaluation_lines(record.values):
-            self._console.print(line, soft_wrap=True)
+        if measures := _measures(record.values):
+            self._console.print(metric_table(measures, self._console))
         every = self.context.config.console_every
         if every <= 0:
             return
         due = record.step % every == 0
         if due:
-            for line in metric_lines(self._matched(record.values), self._console):
-                self._console.print(line, soft_wrap=True)
+            self._console.print(metric_table(self._matched(record.values), self._console))
         for key, rows in record.tables.items():
             if due or key.startswith(EVALUATION_PREFIX):
                 self._print_samples(key, rows)
@@ -165,43 +164,19 @@ class ConsoleSink(Sink):
             return "-", eta
         return f"{seconds:.1f} s" if seconds < 100 else duration(seconds), eta
 
-    def _evaluation_lines(self, values: dict[str, float]) -> list[Text]:
-        """The evaluation's measures, those of right answers first and with their intervals, in lines that fit."""
-        measures = {
-            key.removeprefix(EVALUATION_PREFIX): value
-            for key, value in values.items()
-            if key.startswith(EVALUATION_PREFIX)
-        }
-        order = sorted(measures, key=lambda name: (_is_own(name), not _of_right_answers(name)))
-        prefix, lines = "  evaluation", []
-        for name in order:
-            base, _, end = name.rpartition("_")
-            if name.endswith("/seconds") or (end in ("low", "high") and base in measures):
-                continue
-            shown = _measure(name, measures)
-            if not lines or lines[-1].cell_len + 2 + shown.cell_len > self._console.width:
-                lines.append(Text(prefix if not lines else " " * len(prefix), style="cyan"))
-            lines[-1].append("  ").append_text(shown)
-        return lines
 
-
-def _of_right_answers(name: str) -> bool:
-    return any(part in name for part in ("accuracy", "pass@", "mean@"))
-
-
-def _is_own(name: str) -> bool:
-    """Whether a reward function logged the measure. Its unit is not known."""
-    return "extra" in name.split("/")
-
-
-def _measure(name: str, measures: dict[str, float]) -> Text:
-    """A measure of an evaluation and its interval. Example: "accuracy 61.7% (55.5 to 67.7)"."""
-    last = name.rpartition("/")[2]
-    share = not _is_own(name) and (last in SHARES or last.startswith(("pass@", "mean@")))
-    value = measures[name]
-    text = Text().append(f"{name.replace('_', ' ')} ", style="dim")
-    text.append(percent(value) if share else f"{value:.4g}", style="cyan")
-    low, high = measures.get(f"{name}_low"), measures.get(f"{name}_high")
-    if share and low is not None and high is not None:
-        text.append(f" ({100 * low:.1f} to {100 * high:.1f})", style="dim")
-    return text
+def _measures(values: dict[str, float]) -> dict[str, float | str]:
+    """The evaluation's measures, shares in percent with their intervals. Example: {"evaluation/accuracy": "61.7% (55.5 to 67.7)"}."""
+    measures: dict[str, float | str] = {}
+    for key, value in values.items():
+        is_end = key.endswith(("_low", "_high")) and key.rpartition("_")[0] in values
+        if not key.startswith(EVALUATION_PREFIX) or key.endswith("/seconds") or is_end:
+            continue
+        measures[key] = value
+        last = key.rpartition("/")[2]
+        if "/extra/" not in key and (last in SHARES or last.startswith(("pass@", "mean@"))):
+            measures[key] = percent(value)
+            if f"{key}_low" in values:
+                low, high = values[f"{key}_low"], values[f"{key}_high"]
+                measures[key] += f" ({100 * low:.1f} to {100 * high:.1f})"
+    return measures
