@@ -16,12 +16,13 @@ def same_everywhere(value: float) -> Metric:
 def describe(
     prefix: str, values: Sequence[float], parts: Sequence[str] = ("mean", "std", "min", "max")
 ) -> dict[str, Metric]:
-    """`<prefix>/<part>` for each part: mean, std (with N), min, max, or a percentile such as p05. Empty without values."""
+    """`<prefix>/<part>` for each part: mean, std (with N), min or max. Empty without values."""
     if not values:
         return {}
-    simple = {"mean": fmean, "std": lambda numbers: float(np.std(numbers)), "min": min, "max": max}
-    found = {name: simple[name](values) for name in parts if name in simple}
-    found |= {
-        name: float(np.percentile(values, float(name[1:]))) for name in parts if name not in simple
+    statistics = {
+        "mean": fmean,
+        "std": lambda numbers: float(np.std(numbers)),
+        "min": min,
+        "max": max,
     }
-    return {f"{prefix}/{name}": same_everywhere(found[name]) for name in parts}
+    return {f"{prefix}/{name}": same_everywhere(statistics[name](values)) for name in parts}

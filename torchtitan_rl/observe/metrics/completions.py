@@ -27,16 +27,13 @@ def completion_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     right = [e for e in episodes if e.scored.correct]
     wrong = [e for e in episodes if e.scored.correct is False]
     ends = Counter(episode.completion.finish_reason for episode in episodes)
-    longest = [max(e.completion.num_sampled for e in g.samples) for g in groups if g.samples]
     prompt_tokens = sum(len(group.prompt.token_ids) * len(group.samples) for group in groups)
     spread = ("mean", "min", "max")
-    quantiles = ("min", "p25", "p50", "p75", "p95", "max")
     return {
         **describe("completions/length", _lengths(episodes), spread),
         **describe("completions/terminated_length", _lengths(stopped), spread),
         **describe("completions/right_length", _lengths(right), ("mean",)),
         **describe("completions/wrong_length", _lengths(wrong), ("mean",)),
-        **describe("completions/group_longest", longest, quantiles),
         "completions/clipped_fraction": fraction(
             [e.completion.finish_reason != "stop" for e in episodes]
         ),
@@ -79,71 +76,32 @@ def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
 def diversity_metrics(
     groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS
 ) -> dict[str, Metric]:
-    """`diversity/...`: how much a prompt's completions differ: distinct-1, distinct-2 and pairwise Jaccard distance.
+    """`diversity/distinct_1/macro` and `diversity/distinct_2/macro`: how much the completions of a prompt differ.
 
-    distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams. No n-gram
-    crosses the boundary of a completion. The Jaccard distance of two completions with token sets A and B is
-    1 - |A & B| / |A | B|. macro: the mean over groups; micro: over all n-grams, or pairs, of all groups. Groups are
-    measured in order until `max_tokens` is reached, at least one; diversity/groups is their number.
+    distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams, as the mean
+    over groups. No n-gram crosses the boundary of a completion. Groups are measured in order until `max_tokens` is
+    reached, at least one.
     """
-    measured: list[list[np.ndarray]] = []
-    tokens = 0
+    shares: dict[str, list[float]] = {"distinct_1": [], "distinct_2": []}
+    num_tokens = 0
     for group in groups:
-        if measured and tokens >= max_tokens:
+        if num_tokens and num_tokens >= max_tokens:
             break
         completions = [episode.completion for episode in group.samples]
-        measured.append([c.token_ids[c.loss_mask].astype(np.int64) for c in completions])
-        tokens += sum(map(len, measured[-1]))
-    metrics: dict[str, Metric] = {}
-    measures = {
-        "distinct_1": _distinct_1,
-        "distinct_2": _distinct_2,
-        "jaccard_distance": _jaccard,
+        sampled = [c.token_ids[c.loss_mask].astype(np.int64) for c in completions]
+        pairs = [(tokens[:-1] << 32) | tokens[1:] for tokens in sampled]
+        for name, parts in (("distinct_1", sampled), ("distinct_2", pairs)):
+            grams = np.sort(np.concatenate(parts)) if parts else np.empty(0)
+            if len(
+                grams
+            ):  # counted on sorted values: np.unique hashes, which takes several times as long
+                shares[name].append((1 + np.count_nonzero(grams[1:] != grams[:-1])) / len(grams))
+        num_tokens += sum(map(len, sampled))
+    return {
+        f"diversity/{name}/macro": same_everywhere(fmean(values))
+        for name, values in shares.items()
+        if values
     }
-    for name, measure in measures.items():
-        pairs = [measure(completions) for completions in measured if completions]
-        if pairs := [(part, amount) for part, amount in pairs if amount]:
-            macro = fmean([part / amount for part, amount in pairs])
-            micro = sum(part for part, _ in pairs) / sum(amount for _, amount in pairs)
-            metrics[f"diversity/{name}/macro"] = same_everywhere(macro)
-            metrics[f"diversity/{name}/micro"] = same_everywhere(micro)
-    if measured:
-        metrics["diversity/groups"] = same_everywhere(float(len(measured)))
-    return metrics
-
-
-def _distinct_1(completions: list[np.ndarray]) -> tuple[float, int]:
-    tokens = np.concatenate(completions)
-    return float(len(_different(tokens))), len(tokens)
-
-
-def _distinct_2(completions: list[np.ndarray]) -> tuple[float, int]:
-    bigrams = np.concatenate([(tokens[:-1] << 32) | tokens[1:] for tokens in completions])
-    return float(len(_different(bigrams))), len(bigrams)
-
-
-def _different(values: np.ndarray) -> np.ndarray:
-    """The distinct values, sorted. Several times as fast as np.unique, which hashes."""
-    ordered = np.sort(values)
-    return (
-        ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
-    )
-
-
-def _jaccard(completions: list[np.ndarray]) -> tuple[float, int]:
-    """The summed distance over all pairs of non-empty completions, and the number of these pairs."""
-    sets = [_different(tokens) for tokens in completions if len(tokens)]
-    if len(sets) < 2:
-        return 0.0, 0
-    vocabulary = _different(np.concatenate(sets))
-    present = np.zeros((len(sets), len(vocabulary)), dtype=np.float32)  # [completions, vocabulary]
-    for row, tokens in enumerate(sets):
-        present[row, np.searchsorted(vocabulary, tokens)] = 1.0
-    shared = present @ present.T  # [completions, completions]
-    sizes = present.sum(axis=1)
-    union = sizes[:, None] + sizes[None, :] - shared
-    upper = np.triu_indices(len(sets), 1)
-    return float((1.0 - shared[upper] / union[upper]).sum()), len(upper[0])
 
 
 def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
@@ -174,11 +132,8 @@ def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
     columns = sorted({name for c in conversations for turn in c.turns for name in turn.columns})
     for name in columns:
         totals = [total for c in conversations if (total := _total(c, name)) is not None]
-        key = f"conversations/{name}"
-        if key in metrics:
-            key = f"conversations/logged/{name}"
         if totals:
-            metrics[key] = same_everywhere(fmean(totals))
+            metrics.setdefault(f"conversations/{name}", same_everywhere(fmean(totals)))
     return metrics
 
 

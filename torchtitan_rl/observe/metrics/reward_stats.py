@@ -10,7 +10,6 @@ import numpy as np
 
 from torchtitan_rl.algorithm.advantages.advantage import all_equal
 from torchtitan_rl.algorithm.credit import ZERO_VARIANCE
-from torchtitan_rl.observe.reduce import QUANTILES
 from torchtitan_rl.observe.sample_rows import update_masses
 from torchtitan_rl.summary import describe, same_everywhere
 from torchtitan_rl.types import Episode, Group, Metric, flat
@@ -28,11 +27,6 @@ def finite_rewards(episodes: Sequence[Episode]) -> list[float]:
         for episode in episodes
         if episode.reward is not None and math.isfinite(episode.reward)
     ]
-
-
-def has_quantiles(values: Sequence[float]) -> bool:
-    """Whether quantiles add to the mean: there are more than two different values."""
-    return len(set(values)) > 2
 
 
 def judgements(episodes: Sequence[Episode]) -> list[bool]:
@@ -56,28 +50,16 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
     for function in sorted({name for e in episodes for name in e.scored.reward_breakdown}):
         values = [episode.scored.reward_breakdown.get(function) for episode in episodes]
         numbers = [value for value in values if value is not None and math.isfinite(value)]
-        quantiles = ("p0", *QUANTILES, "p100") if has_quantiles(numbers) else ()
-        metrics |= describe(f"reward/{function}", numbers, ("mean", "std", *quantiles))
+        metrics |= describe(f"reward/{function}", numbers, ("mean", "std"))
     credits = [episode.credit for episode in episodes]
     shaped = [c.shaped_reward for c in credits if c.shaped_reward is not None]
     bonuses = [c.columns["entropy_bonus"] for c in credits if "entropy_bonus" in c.columns]
     if bonuses:
-        metrics |= _bonus_metrics(shaped, bonuses)
+        scale = 1.0 if all_equal(shaped) else float(np.std(shaped))
+        metrics |= describe("entropy_bonus", bonuses, ("mean", "std"))
+        metrics["entropy_bonus/reward_std"] = same_everywhere(scale)
     if shaped:
         metrics["reward/shaped_mean"] = same_everywhere(fmean(shaped))
-    return metrics
-
-
-def _bonus_metrics(shaped: list[float], bonuses: list[float]) -> dict[str, Metric]:
-    """`entropy_bonus/...`: the bonus beside the shaped rewards, and with them."""
-    base, bonus = fmean(shaped), fmean(bonuses)
-    scale = 1.0 if all_equal(shaped) else float(np.std(shaped))
-    metrics = describe("entropy_bonus", bonuses, ("mean", "std"))
-    metrics["entropy_bonus/reward_std"] = same_everywhere(scale)
-    for name, reward in (("base", base), ("total", base + bonus)):
-        share = bonus / max(abs(reward), 1e-8)
-        metrics[f"entropy_bonus/reward_{name}"] = same_everywhere(reward)
-        metrics[f"entropy_bonus/fraction_of_{name}"] = same_everywhere(share)
     return metrics
 
 
