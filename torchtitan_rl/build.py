@@ -426,7 +426,7 @@ def build_run(
         recorder=observer.recorder,
         evaluation=evaluation,
         in_flight=step_sampler,
-        logprob_gate=parts.trainer.checks,
+        logprob_gate=parts.trainer.gate,
     )
     checkpointer = _build_checkpointer(config, parts, state, run_folder)
     if resume is not None:

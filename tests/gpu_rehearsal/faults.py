@@ -42,7 +42,7 @@ def _stream_race(parameters: list, *_: object) -> None:
     torch.empty(1 << 20, device="cuda")
 
 
-def _item_in_a_loop(batch: object, *_: object) -> None:
+def _item_in_a_loop(trainer: Trainer, batch: object, *_: object) -> None:
     for length in batch.layout.lengths:
         length.item()
 
@@ -71,10 +71,10 @@ def _wrong_labels() -> Iterator[None]:
 
 
 FAULTS: dict[str, Callable] = {
-    "a CPU tensor in a collective": lambda: _before(Trainer, "_optimizer_step", _cpu_tensor),
+    "a CPU tensor in a collective": lambda: _before(Trainer, "_gradient", _cpu_tensor),
     "a stream race": lambda: _before(trainer_module, "clip_grad_norm_", _stream_race),
-    "item() in a loop": lambda: _before(trainer_module, "token_rows", _item_in_a_loop),
-    "another order of collectives": lambda: _before(Trainer, "_optimizer_step", _other_order),
+    "item() in a loop": lambda: _before(Trainer, "score", _item_in_a_loop),
+    "another order of collectives": lambda: _before(Trainer, "_gradient", _other_order),
     "memory that is kept": lambda: _before(Trainer, "update", _memory),
     "labels of other values": _wrong_labels,
 }

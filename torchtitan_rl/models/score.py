@@ -3,7 +3,7 @@
 The model's output module computes them where it has its gathered weight, and so they come out of the model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -15,7 +15,7 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 
 from torchtitan_rl.models.logprobs import chunked_logprobs
-from torchtitan_rl.types import Episode, FloatArray, Group, Metric, SegmentLayout, TrainBatch
+from torchtitan_rl.types import Episode, Group, Metric, SegmentLayout, TrainBatch
 
 Result = TypeVar("Result")
 
@@ -111,6 +111,10 @@ class TokenScores(NamedTuple):
         """[M] -> [size]: the values at `positions` [M], and 0 elsewhere."""
         return self.each(lambda values: values.new_zeros(size).index_copy(0, positions, values))
 
+    def at(self, positions: Tensor) -> "TokenScores":
+        """[T] -> [M]: the values at `positions` [M], without gradient."""
+        return self.each(lambda values: values.detach()[positions])
+
 
 HeadReader = Callable[[HeadInput], dict[str, Tensor]]
 """Returns columns [M] of the policy's head at M wanted positions, by name."""
@@ -125,8 +129,8 @@ class Companion(Protocol):
     def reader(self, batch: TrainBatch) -> HeadReader:
         """Run its own forward over a micro-batch. Returns what reads the policy's head at `batch.loss_positions`."""
 
-    def keep_columns(self, batch: TrainBatch, columns: FloatArray) -> None:
-        """Give the micro-batch's episodes their part of the `reader`'s columns [columns, M], which are on the host now."""
+    def keep_columns(self, batch: TrainBatch, columns: Mapping[str, Tensor]) -> None:
+        """Give the micro-batch's episodes their part of the `reader`'s columns [M], which are on the host now."""
 
     def free(self) -> None:
         """Free what the policy's backward reads of it."""

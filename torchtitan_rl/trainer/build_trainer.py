@@ -1,14 +1,13 @@
 """Builds the trainer of a policy that starts with a folder's weights."""
 
-from functools import partial
 from typing import Any
 
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.trainer.gate import LogprobGate
 from torchtitan_rl.trainer.model_loader import ModelLoader
-from torchtitan_rl.trainer.step_checks import StepChecks
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 
@@ -41,7 +40,11 @@ def build_trainer(
         lora=policy_lora,
         router_replay=router_replay,
     )
-    checks = partial(StepChecks, config, {config.mixed_precision_param, generator_dtype})
+    dtypes = {config.mixed_precision_param, generator_dtype}
     return config.build(
-        models=models, parallel_dims=parallel_dims, checks=checks, policy_lora=policy_lora, **others
+        models=models,
+        parallel_dims=parallel_dims,
+        gate=LogprobGate(config.logprob_gate, dtypes=dtypes),
+        policy_lora=policy_lora,
+        **others,
     )

@@ -1,8 +1,7 @@
 """Whether an optimizer step is finite: its loss and gradient, and the weights after it."""
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import progress, record_metric
 from torchtitan_rl.models.hf import local_shard
 
-GRADIENTS = "the gradients"
+WEIGHTS, MOMENTS, GRADIENTS = "the weights", "the optimizer's moments", "the gradients"
 
 
 class NonFiniteLossError(TrainingStopped):
@@ -41,12 +40,11 @@ class FiniteUpdates:
         # Rank 0 alone counts it, so that the sum over ranks is 1.
         record_metric("optimizer/skipped_updates", float(comm.is_rank_0()), "sum")
         fault = fault_in(self._model, self._optimizer)
-        in_gradients = fault is not None and fault.kind == GRADIENTS
-        where = "the loss alone"
-        if fault:
-            where = GRADIENTS if in_gradients else str(fault)  # all of them: clipping has spread it
+        where = str(fault) if fault else "the loss alone"
+        if fault and fault.kind == GRADIENTS:
+            where = GRADIENTS  # all of them: clipping has spread it
         what = f"loss {loss}, gradient norm {grad_norm}: {where} not finite; the update was not applied"
-        if fault and not in_gradients:
+        if fault and fault.kind != GRADIENTS:
             raise NonFiniteLossError(
                 f"{what}. Go on from an earlier checkpoint, with a lower trainer.optimizer.lr."
             )
@@ -96,39 +94,23 @@ def fault_in(model: nn.Module, optimizer: OptimizersContainer | None = None) -> 
 
     Returns None if all are finite.
     """
-    parameters = dict(model.named_parameters())
-    kinds = {
-        "the weights": parameters.items(),
-        "the optimizer's moments": _moments(parameters, optimizer),
-        GRADIENTS: _gradients(parameters),
-    }
-    for kind, named in kinds.items():
-        names = list(dict.fromkeys(comm.all_gather_lists(_not_finite(named))))
+    kinds: dict[str, list[str]] = {WEIGHTS: [], MOMENTS: [], GRADIENTS: []}
+    for name, parameter in model.named_parameters():
+        tensors: dict[str, list[Tensor]] = {WEIGHTS: [parameter], MOMENTS: [], GRADIENTS: []}
+        for part in optimizer or ():
+            tensors[MOMENTS] += part.state.get(parameter, {}).values()
+        if parameter.grad is not None:
+            tensors[GRADIENTS].append(parameter.grad)
+        for kind, candidates in tensors.items():
+            if not all(map(_is_finite, candidates)):
+                kinds[kind].append(name)
+    for kind, names in kinds.items():
+        names = list(dict.fromkeys(comm.all_gather_lists(names)))
         if names:
             return NotFinite(kind, names)
     return None
 
 
-def _moments(
-    parameters: dict[str, Tensor], optimizer: OptimizersContainer | None
-) -> Iterator[tuple[str, Tensor]]:
-    for part in optimizer or ():
-        for name, parameter in parameters.items():
-            for moment in part.state.get(parameter, {}).values():
-                if isinstance(moment, Tensor):
-                    yield name, moment
-
-
-def _gradients(parameters: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            yield name, parameter.grad
-
-
-def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Returns the names of this rank's shards with NaN or infinity."""
-    names: list[str] = []
-    for name, tensor in named:
-        if not torch.isfinite(local_shard(tensor)).all():
-            names.append(name)
-    return names
+def _is_finite(value: Any) -> bool:
+    """Whether this rank's shard of a tensor has no NaN or infinity. True for an optimizer's other values."""
+    return not isinstance(value, Tensor) or bool(torch.isfinite(local_shard(value)).all())

@@ -5,6 +5,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +63,16 @@ class LogprobGateError(SamplerFault):
     """Trainer and sampler disagree on the sampled tokens. Raised before the optimizer step."""
 
 
+class ComparedTokens(NamedTuple):
+    """Sampled tokens on which trainer and sampler are compared, [tokens] each."""
+
+    diff: FloatArray
+    """log pi - log mu."""
+    log_mu: FloatArray
+    surprise: FloatArray
+    """log pi + the entropy of pi."""
+
+
 @dataclass
 class LogprobDiffs:
     """Distribution of the differences of sampled tokens, as the gate counts them. Adds up over micro-batches and ranks."""
@@ -101,16 +112,11 @@ class LogprobDiffs:
         """Returns the distribution over all ranks, on each of them. Collective."""
         if dist.get_world_size() == 1:
             return self
-        sums = torch.tensor(
-            [*self.counts, self.total, *self.moments], dtype=torch.float64
-        )  # [bins + 4]
-        largest = torch.tensor([self.largest], dtype=torch.float64)  # [1]
-        sums, largest = sums.to(DEVICE_TYPE), largest.to(DEVICE_TYPE)
-        dist.all_reduce(sums)
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        numbers = (
-            torch.cat([sums, largest]).cpu().numpy()
-        )  # [bins + 5]; one wait of the host for both
+        sums = [*self.counts, self.total, *self.moments]
+        numbers = torch.tensor([*sums, self.largest], dtype=torch.float64).to(DEVICE_TYPE)
+        dist.all_reduce(numbers[:-1])  # [bins + 4]
+        dist.all_reduce(numbers[-1:], op=dist.ReduceOp.MAX)
+        numbers = numbers.cpu().numpy()  # [bins + 5]; one wait of the host for both
         return LogprobDiffs(numbers[:-5], float(numbers[-5]), float(numbers[-1]), numbers[-4:-1])
 
     def summary(self) -> dict[str, float]:
@@ -157,15 +163,15 @@ class LogprobGate:
         for name, values in state_dict.get(self._dtype + self._unit, {}).items():
             self._before[name].extend(values)
 
-    def check(self, differences: Sequence[FloatArray]) -> None:
+    def check(self, microbatches: Sequence[ComparedTokens]) -> None:
         """Raise LogprobGateError, on every rank, if the step's differences are over a limit. NaN is over `max_diff` alone.
 
         Args:
-            differences: of this rank's tokens, by micro-batch: log pi - log mu, log mu, and log pi + entropy, [3, tokens] each.
+            microbatches: this rank's tokens.
         """
         mine = LogprobDiffs()
-        for diff, log_mu, surprise in differences:  # [tokens] each
-            mine.add(diff, logit_scale(log_mu, self._dtype), surprise)
+        for tokens in microbatches:
+            mine.add(tokens.diff, logit_scale(tokens.log_mu, self._dtype), tokens.surprise)
         diffs = mine.merged()
         limit = self.config.max_diff
         scaled = _scaled(diffs)

@@ -3,15 +3,15 @@ rank."""
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.events import progress
 from torchtitan_rl.trainer.packing import count_work, pack
-from torchtitan_rl.types import Episode, FloatArray, Group, Member, TrainBatch
+from torchtitan_rl.types import Episode, Group, Member, TrainBatch
 
 Item = list[Member]
 """Sequences that share a micro-batch: a single one, or a whole group if the loss asks for that."""
@@ -29,18 +29,6 @@ class MiniBatch(NamedTuple):
     logprob check, and no backward."""
     batches: list[TrainBatch]
     """This rank's. At least one gets a backward."""
-
-
-@dataclass
-class Counts:
-    """The work of one pass over the step, of all ranks."""
-
-    rank_tokens: list[int]
-    """Tokens in the forwards of each data-parallel rank."""
-    forward: FloatArray
-    """[3] the sum of `packing.count_work` over the forwards."""
-    backward: FloatArray
-    """[3] the same over the backwards."""
 
 
 class Batcher:
@@ -137,23 +125,18 @@ class Batcher:
             by_prompt=self.share_prompts,
         )
 
-    def count(self, minibatches: Sequence[MiniBatch]) -> Counts:
-        """Returns the work of all ranks in one pass."""
-        counts = Counts(
-            rank_tokens=[0] * self.num_ranks,
-            forward=np.zeros(3),
-            backward=np.zeros(3),
-        )
+    def count(self, minibatches: Sequence[MiniBatch]) -> tuple[npt.NDArray[np.float64], list[int]]:
+        """Returns the work of one pass over the step, of all ranks: `UpdateReport.work` [2, 3] and `rank_tokens`."""
+        work = np.zeros((2, 3))
+        rank_tokens = [0] * self.num_ranks
         for minibatch in minibatches:
             for rank, microbatches in enumerate(minibatch.plan):
                 for i, members in enumerate(microbatches):
-                    work = count_work(members, share_prompts=self.share_prompts)
-                    work = np.array(work)  # [3]
-                    counts.rank_tokens[rank] += int(work[0])
-                    counts.forward += work
-                    if i >= minibatch.num_forward_only:
-                        counts.backward += work
-        return counts
+                    counts = count_work(members, share_prompts=self.share_prompts)
+                    rank_tokens[rank] += counts[0]
+                    has_backward = i >= minibatch.num_forward_only
+                    work += np.outer([1, has_backward], counts)
+        return work, rank_tokens
 
 
 def items_of(groups: Sequence[Group[Episode]], *, whole_groups: bool) -> list[Item]:

@@ -19,7 +19,6 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan.tools.utils import set_default_dtype
 
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.attention import attention_config
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.score import LogprobHead
@@ -184,9 +183,8 @@ def model_config(
     for layer in layers:
         rope = dataclasses.replace(layer.attention.rope, max_seq_len=training.seq_len)
         layer.attention = dataclasses.replace(layer.attention, inner_attention=inner, rope=rope)
-    head: dict[str, object] = {}
-    for declared in dataclasses.fields(config.lm_head):
-        head[declared.name] = getattr(config.lm_head, declared.name)
+    fields = dataclasses.fields(config.lm_head)
+    head = {field.name: getattr(config.lm_head, field.name) for field in fields}
     config.lm_head = LogprobHead.Config(
         **head, chunk_tokens=logprob_chunk_tokens, compile=compile_head
     )
@@ -205,25 +203,9 @@ def model_config(
 def load_hf_weights(
     model: Decoder, state_dict_adapter: BaseStateDictAdapter, hf_assets_path: str
 ) -> None:
-    """Load a folder's safetensors into the sharded model. Each rank reads its shards.
-
-    Raises UserError, with their names, if tensors are missing or have another shape.
-    """
+    """Load a folder's safetensors into the sharded model. Each rank reads its shards."""
     state = state_dict_adapter.to_hf(model.state_dict())
     reader = state_dict_adapter.get_hf_storage_reader(hf_assets_path)
-    stored = reader.read_metadata().state_dict_metadata
-    missing = sorted(set(state) - set(stored))
-    reshaped = [
-        name
-        for name in state.keys() & stored.keys()
-        if tuple(stored[name].size) != tuple(state[name].shape)
-    ]
-    if missing or reshaped:
-        raise UserError(
-            f"hf_assets_path: the safetensors in {hf_assets_path} do not hold this model: "
-            f"{len(missing)} tensors missing {missing[:3]}, {len(reshaped)} of another shape {sorted(reshaped)[:3]}. "
-            "Download the checkpoint again, or pass the folder of the configured model."
-        )
     dcp.load(state, storage_reader=reader)
     model.load_state_dict(state_dict_adapter.from_hf(state), strict=False)
 

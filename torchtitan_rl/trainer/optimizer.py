@@ -58,10 +58,6 @@ class UpdateReport:
     micro-batch has."""
     rank_tokens: list[int]
     """Tokens in the forwards of each data-parallel rank in one pass. A shared prompt counts once."""
-    trained_tokens: int
-    """Tokens in the forwards of all passes and data-parallel ranks."""
-    forward_only_tokens: int
-    """The part of `trained_tokens` without a backward, because the objective has no gradient there."""
     packed_tokens: int
     """Size of this rank's micro-batches, with padding."""
     padding_tokens: int
@@ -69,3 +65,13 @@ class UpdateReport:
     metrics: list[dict[str, Metric]]
     """Metrics of the step's groups, of each of this rank's micro-batches, of the controllers and of the experts. Empty on
     all but the first tensor-parallel rank, because they compute the same values."""
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens in the forwards of all passes and data-parallel ranks."""
+        return int(self.work[0, 0])
+
+    @property
+    def forward_only_tokens(self) -> int:
+        """The part of `trained_tokens` without a backward, because the objective has no gradient there."""
+        return int(self.work[0, 0] - self.work[1, 0])

@@ -1,6 +1,6 @@
 """The trainer: turns a step's episodes into an update of the sharded policy."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
@@ -30,20 +29,13 @@ from torchtitan_rl.models.score import (
     forget_forwards,
     score,
 )
-from torchtitan_rl.trainer.logprob_diff import (
-    fill_logprob_diff,
-    share_measurements,
-    token_rows,
-)
-from torchtitan_rl.trainer.minibatches import (
-    Batcher,
-    MiniBatch,
-    split_groups,
-)
+from torchtitan_rl.trainer.finite import FiniteUpdates
+from torchtitan_rl.trainer.gate import LogprobGate
+from torchtitan_rl.trainer.logprob_diff import compare_with_sampler, share_measurements
+from torchtitan_rl.trainer.minibatches import Batcher, MiniBatch, split_groups
 from torchtitan_rl.trainer.model_loader import ModelLoader
 from torchtitan_rl.trainer.optimizer import UpdateReport
 from torchtitan_rl.trainer.packing import completion_values
-from torchtitan_rl.trainer.step_checks import StepChecks
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
 from torchtitan_rl.types import (
     Episode,
@@ -57,22 +49,25 @@ from torchtitan_rl.types import (
 )
 
 
-class _Step(NamedTuple):
-    """The results of one optimizer step."""
-
-    grad_norm: float
-    applied: bool
-    """False if loss or gradient were not finite and the update was skipped."""
-    metrics: list[dict[str, Metric]]
-    """Those of the objective for each of this rank's micro-batches."""
-
-
 class _Forward(NamedTuple):
     """The results of one micro-batch's forward."""
 
     out: LossOutput
     scores: TokenScores
     """[T] each; without gradient once the backward is done."""
+
+
+class _Gradient(NamedTuple):
+    """What a mini-batch's forwards and backwards have left on the host; the gradient itself is the parameters'."""
+
+    loss: float
+    """The sum over all ranks."""
+    norm: float
+    """Before clipping."""
+    scores: list[TokenScores]
+    """[M] each: of this rank's micro-batches at their `loss_positions`."""
+    metrics: list[dict[str, Metric]]
+    """Those of the objective for each of this rank's micro-batches."""
 
 
 class Trainer(Configurable):
@@ -89,7 +84,7 @@ class Trainer(Configurable):
         algorithm: Algorithm,
         num_steps: int,
         temperature: float,
-        checks: Callable[[Decoder, OptimizersContainer], StepChecks],
+        gate: LogprobGate,
         policy_lora: Lora | None = None,
     ) -> None:
         """Load the policy.
@@ -97,7 +92,7 @@ class Trainer(Configurable):
         Args:
             num_steps: steps of the controller, for the schedule.
             temperature: the sampling temperature of the episodes.
-            checks: makes the checks of the updates.
+            gate: compares trainer and sampler before each step's first update.
             policy_lora: the adapters of `config.lora`; None for rank 0.
         """
         assert (policy_lora is not None) == (config.lora.rank > 0)
@@ -114,15 +109,16 @@ class Trainer(Configurable):
             policy_lora.attach(self.model, self.state_dict_adapter)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
-        self.checks = checks(self.model, self.optimizer)
+        self.gate = gate
+        skip = config.skip_nonfinite_updates
+        self._finite = FiniteUpdates(self.model, self.optimizer, skip=skip)
         self.scheduler = config.lr_scheduler.build(
             optimizers=self.optimizer, training_steps=num_steps
         )
-        self._settings: list[dict[str, Any]] = []
-        for group in self.param_groups():
-            settings = dict(group)
-            del settings["params"]
-            self._settings.append(settings)
+        self._settings = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self.param_groups()
+        ]
         self._find_ranks()
         self.batcher = Batcher(
             algorithm,
@@ -171,23 +167,24 @@ class Trainer(Configurable):
         minibatches = [
             self.batcher.minibatch(part) for part in split_groups(groups, config.num_minibatches)
         ]
-        several_steps = config.num_epochs * len(minibatches) > 1
         from_engine = self.algorithm.policy_loss.from_engine
-        if from_engine and several_steps:
-            self._keep_pi_old_logprobs(minibatches)
+        scores_before: list[TokenScores] = []
+        if from_engine and config.num_epochs * len(minibatches) > 1:
+            scores_before = self._keep_pi_old_logprobs(minibatches)
         metrics = [self.algorithm.group_metrics(groups)]  # before the controllers move
         norms: list[float] = []
         num_clipped = num_applied = 0
         for _ in range(config.num_epochs):
             for minibatch in minibatches:
-                check = from_engine and not several_steps
-                step = self._optimizer_step(minibatch, teacher, check_logprobs=check)
-                metrics += step.metrics
-                norms.append(step.grad_norm)
-                num_clipped += step.grad_norm > config.max_norm
-                num_applied += step.applied
+                gradient = self._gradient(minibatch, teacher)
+                metrics += gradient.metrics
+                if from_engine and not norms:  # the policy is still the one that sampled
+                    self._compare_with_sampler(minibatches, scores_before or gradient.scores)
+                num_applied += self._apply(gradient)
+                norms.append(gradient.norm)
+                num_clipped += gradient.norm > config.max_norm
         if norms:
-            self.checks.check_weights()
+            self._finite.check_weights()
         controlled = self._merged_means(metrics, self.algorithm.controller_inputs)
         metrics.append(self.algorithm.after_update(controlled))
         if isinstance(self.model, SeesPacks):
@@ -196,63 +193,49 @@ class Trainer(Configurable):
         self.scheduler.step()
         columns = teacher.columns if teacher else ()
         share_measurements(groups, columns, mine=self.is_tp_leader)
+        work, rank_tokens = self.batcher.count(minibatches)
+        packed_tokens = sum(batch.token_ids.numel() for batch in _batches_of(minibatches))
         return UpdateReport(
             grad_norm=norms[-1] if norms else 0.0,
             clipped_fraction=num_clipped / max(len(norms), 1),
             learning_rate=learning_rate,
             optimizer_steps=num_applied,
+            work=config.num_epochs * work,
+            rank_tokens=rank_tokens,
+            packed_tokens=packed_tokens,
+            padding_tokens=packed_tokens - rank_tokens[self.dp_rank],
             metrics=metrics if self.is_tp_leader else [],
-            **self._work(minibatches),
         )
 
-    def _work(self, minibatches: Sequence[MiniBatch]) -> dict[str, Any]:
-        """The fields of UpdateReport that count tokens and work, over all passes."""
-        epochs = self.config.num_epochs
-        counts = self.batcher.count(minibatches)
-        packed = 0
-        for minibatch in minibatches:
-            packed += sum(batch.token_ids.numel() for batch in minibatch.batches)
-        return {
-            "work": epochs * np.stack([counts.forward, counts.backward]),  # [2, 3]
-            "rank_tokens": counts.rank_tokens,
-            "trained_tokens": epochs * sum(counts.rank_tokens),
-            "forward_only_tokens": epochs * int(counts.forward[0] - counts.backward[0]),
-            "packed_tokens": packed,
-            "padding_tokens": packed - counts.rank_tokens[self.dp_rank],
-        }
-
     @torch.no_grad()
-    def _keep_pi_old_logprobs(self, minibatches: list[MiniBatch]) -> None:
-        """Set `pi_old_logprobs` of every micro-batch before the first optimizer step, and compare them with the
-        sampler's."""
-        batches: list[TrainBatch] = []
-        rows: list[Tensor] = []  # [2, M] each
-        for minibatch in minibatches:
-            batches += minibatch.batches
-        for batch in batches:
+    def _keep_pi_old_logprobs(self, minibatches: Sequence[MiniBatch]) -> list[TokenScores]:
+        """Set `pi_old_logprobs` of every micro-batch before the first optimizer step.
+
+        Returns: the scores at each micro-batch's `loss_positions`, [M] each, on the host.
+        """
+        scores_of_batches: list[TokenScores] = []  # [M] each
+        for batch in _batches_of(minibatches):
             scores = self.score(batch)  # [T] each
             advanced()
             batch.pi_old_logprobs = scores.logprobs
-            rows.append(token_rows(batch, scores))
+            scores_of_batches.append(scores.at(batch.loss_positions))
         forget_forwards(self.model)
-        [rows_on_host] = _on_host(rows)
-        self._check_logprobs(batches, rows_on_host)
+        return _on_host([], scores_of_batches)[1]
 
-    def _check_logprobs(self, batches: Sequence[TrainBatch], rows: Sequence[Tensor]) -> None:
-        """Set `logprob_diff` of the batches' episodes from each batch's `token_rows`, and check those of all ranks."""
-        differences: list[FloatArray] = []  # [3, fresh loss tokens] each
-        for batch, values in zip(batches, rows, strict=True):
-            differences.append(fill_logprob_diff(batch, values[:2].numpy()))
-        self.checks.check_logprobs(differences)
-
-    def _optimizer_step(
-        self, minibatch: MiniBatch, teacher: Companion | None, *, check_logprobs: bool
-    ) -> _Step:
-        """Run forward and backward over a mini-batch, then the optimizer.
+    def _compare_with_sampler(
+        self, minibatches: Sequence[MiniBatch], scores: Sequence[TokenScores]
+    ) -> None:
+        """Set `logprob_diff` of the step's episodes, and stop if trainer and sampler disagree.
 
         Args:
-            check_logprobs: fill `logprob_diff` and check it, because the policy is still the one that sampled.
+            scores: [M] of each micro-batch by the policy that sampled, on the host.
         """
+        batches = _batches_of(minibatches)
+        compared = [compare_with_sampler(b, own) for b, own in zip(batches, scores, strict=True)]
+        self.gate.check(compared)
+
+    def _gradient(self, minibatch: MiniBatch, teacher: Companion | None) -> _Gradient:
+        """Run forward and backward over a mini-batch, and clip the gradient."""
         forwards = self._forward_backward(minibatch, teacher)
         loss = torch.zeros((), dtype=torch.float64, device=DEVICE_TYPE)  # 0-d
         for forward in forwards:
@@ -265,26 +248,27 @@ class Trainer(Configurable):
             foreach=True,
             ep_enabled=self.parallel_dims.ep_enabled,
         )  # 0-d
-        numbers = [forward.out.tally.numbers() for forward in forwards]
-        rows: list[Tensor] = []  # [2 + columns, M] each
+        scores: list[TokenScores] = []  # [M] each
         for batch, forward in zip(minibatch.batches, forwards, strict=True):
-            rows.append(token_rows(batch, forward.scores))
-        totals, numbers_on_host, rows_on_host = _on_host([loss, norm], numbers, rows)
-        total_loss, grad_norm = map(float, totals)
+            scores.append(forward.scores.at(batch.loss_positions))
+        numbers = [forward.out.tally.numbers() for forward in forwards]
+        (loss, norm, *numbers), scores = _on_host([loss, norm, *numbers], scores)
         # Raises NonFiniteError on this rank alone if one of its tokens is not finite.
         metrics: list[dict[str, Metric]] = []
-        for forward, values in zip(forwards, numbers_on_host, strict=True):
+        for forward, values in zip(forwards, numbers, strict=True):
             metrics.append(forward.out.read(values))
         if teacher:
-            for batch, values in zip(minibatch.batches, rows_on_host, strict=True):
-                teacher.keep_columns(batch, values[2:].numpy())
-        if check_logprobs:
-            self._check_logprobs(minibatch.batches, rows_on_host)
-        applied = self.checks.check_update(total_loss, grad_norm)
+            for batch, own in zip(minibatch.batches, scores, strict=True):
+                teacher.keep_columns(batch, own.columns)
+        return _Gradient(float(loss), float(norm), scores, metrics)
+
+    def _apply(self, gradient: _Gradient) -> bool:
+        """Take the optimizer step; returns False if loss or gradient were not finite and the step was skipped."""
+        applied = self._finite.check_update(gradient.loss, gradient.norm)
         if applied:
             self.optimizer.step()
         self.optimizer.zero_grad()  # frees the gradients' memory for the engine
-        return _Step(grad_norm, applied, metrics)
+        return applied
 
     def _forward_backward(self, minibatch: MiniBatch, teacher: Companion | None) -> list[_Forward]:
         """Run the micro-batches. The host waits for nothing, so a GPU always has work."""
@@ -340,14 +324,11 @@ class Trainer(Configurable):
             groups = scheduler.optimizer.param_groups
             for group, learning_rate in zip(groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = learning_rate
-        self.checks.check_loaded()
+        self._finite.check_loaded()
 
     def param_groups(self) -> list[dict[str, Any]]:
         """The optimizers' parameter groups, with parameters and settings."""
-        groups: list[dict[str, Any]] = []
-        for optimizer in self.optimizer.optimizers:
-            groups += optimizer.param_groups
-        return groups
+        return [group for one in self.optimizer.optimizers for group in one.param_groups]
 
     def _merged_means(
         self, metrics: list[dict[str, Metric]], keys: Sequence[str]
@@ -426,18 +407,28 @@ def _defer_reduction(model: Decoder, defer: bool) -> None:
             module.set_requires_gradient_sync(not defer, recurse=False)
 
 
-def _on_host(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Returns the lists with their tensors on the host, for which it waits once. Their dtypes are float32 or float64."""
-    flat: list[Tensor] = []
-    for tensors in lists:
-        flat += [tensor.detach().double().flatten() for tensor in tensors]
-    joined = torch.cat(flat).cpu()
-    parts = iter(joined.split([len(part) for part in flat]))
-    on_host: list[list[Tensor]] = []
-    for tensors in lists:
-        values: list[Tensor] = []
-        for tensor in tensors:
-            numbers = next(parts)
-            values.append(numbers.view(tensor.shape).to(tensor.dtype))
-        on_host.append(values)
-    return on_host
+def _batches_of(minibatches: Sequence[MiniBatch]) -> list[TrainBatch]:
+    """This rank's micro-batches of all mini-batches."""
+    return [batch for minibatch in minibatches for batch in minibatch.batches]
+
+
+def _on_host(
+    tensors: Sequence[Tensor], scores: Sequence[TokenScores]
+) -> tuple[list[Tensor], list[TokenScores]]:
+    """Returns tensors and scores on the host, for which it waits once. A double holds all their values."""
+    all_tensors = [*tensors]
+    for own in scores:
+        all_tensors += [own.logprobs, own.entropy, *own.columns.values()]
+    joined = torch.cat([tensor.detach().double().flatten() for tensor in all_tensors]).cpu()
+    parts = joined.split([tensor.numel() for tensor in all_tensors])
+    on_host = iter(
+        part.view(tensor.shape).to(tensor.dtype)
+        for part, tensor in zip(parts, all_tensors, strict=True)
+    )
+    numbers = [next(on_host) for _ in tensors]
+    scores_on_host: list[TokenScores] = []
+    for own in scores:
+        logprobs, entropy = next(on_host), next(on_host)
+        columns = {name: next(on_host) for name in own.columns}
+        scores_on_host.append(TokenScores(logprobs, entropy, columns))
+    return numbers, scores_on_host

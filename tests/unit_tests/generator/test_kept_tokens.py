@@ -12,7 +12,7 @@ from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.score import score
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.gate import LogprobGate, LogprobGateError
-from torchtitan_rl.trainer.logprob_diff import fill_logprob_diff, token_rows
+from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
 from torchtitan_rl.trainer.packing import pack
 from torchtitan_rl.trainer.trainer_config import LogprobGateConfig
 from torchtitan_rl.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion
@@ -100,8 +100,8 @@ def test_engine_and_policy_have_one_distribution_over_the_whole_vocabulary(pair,
 def gate_of(pair, batch) -> None:
     """Check the batch as the trainer does before its first update."""
     with torch.no_grad():
-        rows = token_rows(batch, scores(pair, batch))
-    LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check([fill_logprob_diff(batch, rows.numpy())])
+        of_tokens = scores(pair, batch).at(batch.loss_positions)
+    LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check([compare_with_sampler(batch, of_tokens)])
 
 
 def test_gate_passes_recorded_tokens_and_finds_others(pair):

@@ -8,20 +8,20 @@ import torch
 from tests.unit_tests.trainer.test_packing import COUNTS, member
 from torchtitan_rl.models.score import TokenScores
 from torchtitan_rl.state import RunState
-from torchtitan_rl.trainer.gate import LogprobDiffs, LogprobGate, LogprobGateError
-from torchtitan_rl.trainer.logprob_diff import fill_logprob_diff, token_rows
+from torchtitan_rl.trainer.gate import ComparedTokens, LogprobDiffs, LogprobGate, LogprobGateError
+from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
 from torchtitan_rl.trainer.packing import pack
 from torchtitan_rl.trainer.trainer_config import LogprobGateConfig
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 
-def tokens(values, log_mu=-30.0) -> list[np.ndarray]:
+def tokens(values, log_mu=-30.0) -> list[ComparedTokens]:
     """One micro-batch of tokens with these differences; by default the sampler found them most improbable, and no slope shows."""
-    return [np.stack([np.asarray(values), np.full(len(values), log_mu), np.zeros(len(values))])]
+    return [ComparedTokens(np.asarray(values), np.full(len(values), log_mu), np.zeros(len(values)))]
 
 
-def sampled_tokens(draw, number=2000, temperature=1.0, scale=4.0, noise=0.0) -> list[np.ndarray]:
+def sampled_tokens(draw, number=2000, temperature=1.0, scale=4.0, noise=0.0) -> list[ComparedTokens]:
     """One micro-batch sampled at a temperature that the trainer does not know, from normal logits over 64 words."""
     logits = draw.normal(0, scale, (number, 64))  # [tokens, V]
     engine = (logits + noise * draw.normal(size=logits.shape)) / temperature  # [tokens, V]
@@ -30,11 +30,11 @@ def sampled_tokens(draw, number=2000, temperature=1.0, scale=4.0, noise=0.0) -> 
     entropy = -(np.exp(log_pi) * log_pi).sum(1)  # [tokens]
     words = (np.exp(log_mu).cumsum(1) > draw.random((number, 1))).argmax(1)  # [tokens]
     at = np.arange(number), words
-    return [np.stack([log_pi[at] - log_mu[at], log_mu[at], log_pi[at] + entropy])]
+    return [ComparedTokens(log_pi[at] - log_mu[at], log_mu[at], log_pi[at] + entropy)]
 
 
-def filled(batch, logprobs) -> np.ndarray:
-    return fill_logprob_diff(batch, token_rows(batch, TokenScores(logprobs, torch.zeros_like(logprobs))).numpy())
+def compared(batch, logprobs) -> ComparedTokens:
+    return compare_with_sampler(batch, TokenScores(logprobs, torch.zeros_like(logprobs)).at(batch.loss_positions))
 
 
 def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():
@@ -45,7 +45,7 @@ def test_logprob_diff_is_measured_on_sampled_tokens_and_stored_by_episode():
     logprobs[6] = 100.0  # an environment's token
     logprobs[2] += 0.5
     logprobs[7] -= 0.25
-    values, log_mu, surprise = filled(batch, logprobs)
+    values, log_mu, surprise = compared(batch, logprobs)
     assert (values.max(), values.min()) == (pytest.approx(0.5), pytest.approx(-0.25))
     assert surprise.tolist() == pytest.approx((values + log_mu).tolist())  # an entropy of 0
     assert log_mu.tolist() == batch.sampler_logprobs[batch.loss_mask > 0].tolist()
@@ -66,7 +66,7 @@ def test_tokens_sampled_by_older_weights_are_not_compared():
     logprobs[5] += 7.0  # sampled by version 1
     logprobs[6] += 0.5
     logprobs[9:11] += 9.0  # by version 2
-    diffs = filled(batch, logprobs)[0]
+    diffs = compared(batch, logprobs).diff
     assert len(diffs) == 4
     assert diffs.max() == pytest.approx(0.5)
     assert stale.episode.logprob_diff.max == pytest.approx(0.5)
@@ -78,7 +78,7 @@ def test_nan_counts_as_the_largest_logprob_diff():
     batch = pack([member()], normalizers=COUNTS, multiple=1)
     logprobs = batch.sampler_logprobs + torch.tensor([0, 0, math.nan, 1, 0])
     diffs = LogprobDiffs()
-    diffs.add(filled(batch, logprobs)[0])
+    diffs.add(compared(batch, logprobs).diff)
     assert diffs.largest == math.inf  # survives max() and an all-reduce, as NaN does not
     assert math.isfinite(diffs.total)
     assert math.isnan(batch.members[0].episode.logprob_diff.max)

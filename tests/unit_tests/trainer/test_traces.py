@@ -27,7 +27,7 @@ from torchtitan_rl.algorithm.kl import KL
 from torchtitan_rl.algorithm.mismatch import NoCorrection
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.score import TokenScores
-from torchtitan_rl.trainer.logprob_diff import fill_logprob_diff, token_rows
+from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
 from torchtitan_rl.trainer.minibatches import items_of, num_tokens, plan_microbatches
 from torchtitan_rl.trainer.packing import by_member, completion_values, count_work, pack, token_advantages
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, Trace, TurnRecord, flat
@@ -203,7 +203,8 @@ def test_pack_has_every_sampled_token_once_and_no_label_across_traces(share_prom
         assert log_mu.tolist() == completion.sampled_logprobs.tolist()
     for member, labels in zip(batch.members, completion_values(batch, rows[0]), strict=True):
         assert labels.tolist() == (member.episode.completion.token_ids * member.episode.completion.loss_mask).tolist()
-    fill_logprob_diff(batch, token_rows(batch, TokenScores(batch.sampler_logprobs + 0.25, batch.loss_mask)).numpy())
+    scores = TokenScores(batch.sampler_logprobs + 0.25, batch.loss_mask)
+    compare_with_sampler(batch, scores.at(batch.loss_positions))
     assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
     assert [len(one.logprob_diff.tokens["diff"]) for one in flat(groups)] == [
         one.completion.num_sampled for one in flat(groups)

@@ -1,6 +1,6 @@
 """The teacher of `ExactDistill`: each forward of the policy reads the divergence from it at the head."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,11 +12,11 @@ from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
 from torchtitan_rl.models.divergence import TeacherOutput, chunked_divergence
 from torchtitan_rl.models.score import HeadInput, HeadReader, forget_forwards, run_model
-from torchtitan_rl.trainer.logprob_diff import share_measurements, token_rows
+from torchtitan_rl.trainer.logprob_diff import share_measurements
 from torchtitan_rl.trainer.packing import completion_values
 from torchtitan_rl.trainer.teachers.hints import Hints
 from torchtitan_rl.trainer.trainer import Trainer
-from torchtitan_rl.types import Episode, FloatArray, Group, TrainBatch
+from torchtitan_rl.types import Episode, Group, TrainBatch
 
 
 class ExactTeacher:
@@ -72,12 +72,11 @@ class ExactTeacher:
 
         return divergence
 
-    def keep_columns(self, batch: TrainBatch, columns: FloatArray) -> None:
-        """Give the micro-batch's episodes their part of the `reader`'s columns [2, M], which are on the host now."""
-        for name, values in zip(self.columns, columns, strict=True):
-            for member, of_member in zip(
-                batch.members, completion_values(batch, values), strict=True
-            ):
+    def keep_columns(self, batch: TrainBatch, columns: Mapping[str, Tensor]) -> None:
+        """Give the micro-batch's episodes their part of the `reader`'s columns [M], which are on the host now."""
+        for name, values in columns.items():
+            parts = completion_values(batch, values.float().numpy())  # [L] each
+            for member, of_member in zip(batch.members, parts, strict=True):
                 member.episode.credit.token_columns[name] = of_member
 
     def free(self) -> None:
@@ -94,7 +93,7 @@ class ExactTeacher:
         total = count = 0.0
         for batch in trainer.batcher.microbatches(groups):
             scores = trainer.score(batch, self.reader(batch))  # [T] each
-            self.keep_columns(batch, token_rows(batch, scores)[2:].cpu().numpy())
+            self.keep_columns(batch, scores.at(batch.loss_positions).each(Tensor.cpu).columns)
             total += float((scores.columns[DIVERGENCE] * batch.loss_mask).sum())
             count += float(batch.loss_mask.sum())
             forget_forwards(trainer.model)

@@ -14,7 +14,6 @@ from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import (
     Episode,
     EvaluationPass,
-    FloatArray,
     Group,
     Prompt,
     ScoredCompletion,
@@ -80,22 +79,9 @@ def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, floa
     if not groups:
         return {}
     scored = trainer.episode_logprobs(trainer.model, groups)  # [L] each
-    learned: list[FloatArray] = []
-    for group, logprobs in zip(groups, scored, strict=True):
-        learned.append(logprobs[group.prompt.demonstration.loss_mask])  # [tokens to learn]
-    losses = -np.concatenate(learned)  # [tokens to learn of all]
+    masks = [group.prompt.demonstration.loss_mask for group in groups]  # [L] each
+    losses = -np.concatenate(scored)[np.concatenate(masks)]  # [tokens to learn of all]
     return {HELD_OUT_LOSS: float(losses.mean(dtype=np.float64))}
-
-
-def held_out_teacher(
-    teacher: Companion, sampled: Mapping[EvaluationPass, Sequence[Group[Episode]]]
-) -> dict[str, float]:
-    """Returns what the teacher measures of each pass's samples. Collective."""
-    measured: dict[str, float] = {}
-    for evaluation_pass, groups in sampled.items():
-        for name, value in teacher.measure(groups).items():
-            measured[f"{evaluation_pass.prefix}/{name}"] = value
-    return measured
 
 
 def held_out_measures(
@@ -108,5 +94,7 @@ def held_out_measures(
     teacher says of each pass's samples. Collective."""
     measured = held_out_loss(trainer, prompts)
     if teacher:
-        measured |= held_out_teacher(teacher, sampled)
+        for evaluation_pass, groups in sampled.items():
+            for name, value in teacher.measure(groups).items():
+                measured[f"{evaluation_pass.prefix}/{name}"] = value
     return measured
