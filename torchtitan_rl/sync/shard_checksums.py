@@ -43,26 +43,30 @@ class ShardChecksums:
         self._shards: list[_Shard] = []
         for parameter, rows_of_names in exported:
             self.device = parameter.device
-            shard, offsets, shape = local_shard(parameter), [0] * parameter.ndim, parameter.shape
-            if isinstance(parameter, DTensor) and (chunks := parameter.__create_chunk_list__()):
-                offsets = list(chunks[0].offsets)
-            if is_depthwise(parameter):
-                shard, offsets, shape = shard.squeeze(1), offsets[::2], shape[::2]
-            begin, num_names = len(self.shapes), len(rows_of_names)
-            if len(shape) == 3:  # one matrix for each expert, all with the same places
-                self.shapes |= dict.fromkeys(rows_of_names, tuple(shape[1:]))
-                weights = place_weights(torch.arange(shape[1]))[None]  # [1, rows]
-                begin, num_names = begin + offsets.pop(0), len(shard)
-            else:
-                weights = torch.zeros(num_names, len(parameter), dtype=torch.int64)
-                for number, (name, rows) in enumerate(rows_of_names.items()):
-                    self.shapes[name] = (len(rows), *shape[1:], 1)[:2]
-                    weights[number, rows] = place_weights(torch.arange(len(rows)))
-            first_row, first_column = (*offsets, 0)[:2]
-            weights = weights[:, first_row : first_row + shard.shape[max(0, shard.ndim - 2)]]
-            scale = lora_scale if any(".lora_B." in name for name in rows_of_names) else 1.0
-            names, first = slice(begin, begin + num_names), (first_row, first_column)
-            self._shards.append(_Shard(parameter, names, weights.to(self.device), first, scale))
+            is_b = any(".lora_B." in name for name in rows_of_names)
+            self._add(parameter, rows_of_names, lora_scale if is_b else 1.0)
+
+    def _add(self, parameter: Tensor, rows_of_names: Mapping[str, Tensor], scale: float) -> None:
+        """Add a parameter that is exported under these names, with its rows under each."""
+        shard, offsets, shape = local_shard(parameter), [0] * parameter.ndim, parameter.shape
+        if isinstance(parameter, DTensor) and (chunks := parameter.__create_chunk_list__()):
+            offsets = list(chunks[0].offsets)
+        if parameter.ndim == 3 and shape[1] == 1:  # a depthwise convolution's, [C, 1, K]
+            shard, offsets, shape = shard.squeeze(1), offsets[::2], shape[::2]
+        begin, num_names = len(self.shapes), len(rows_of_names)
+        if len(shape) == 3:  # one matrix for each expert, all with the same places
+            self.shapes |= dict.fromkeys(rows_of_names, tuple(shape[1:]))
+            weights = place_weights(torch.arange(shape[1]))[None]  # [1, rows]
+            begin, num_names = begin + offsets.pop(0), len(shard)
+        else:
+            weights = torch.zeros(num_names, len(parameter), dtype=torch.int64)
+            for number, (name, rows) in enumerate(rows_of_names.items()):
+                self.shapes[name] = (len(rows), *shape[1:], 1)[:2]
+                weights[number, rows] = place_weights(torch.arange(len(rows)))
+        first_row, first_column = (*offsets, 0)[:2]
+        weights = weights[:, first_row : first_row + shard.shape[max(0, shard.ndim - 2)]]
+        names, first = slice(begin, begin + num_names), (first_row, first_column)
+        self._shards.append(_Shard(parameter, names, weights.to(self.device), first, scale))
 
     def checksums(self, dtype: torch.dtype, due: Set[int] | None = None) -> Tensor:
         """Returns this rank's part of each checksum in `dtype`, [names] int64. All ranks' parts sum to the full tensor's.
@@ -93,11 +97,6 @@ def _sums(shard: _Shard, dtype: torch.dtype) -> Tensor:
     if shard.scale != 1.0:
         values = values.to(dtype) * shard.scale
     return checksums(values, shard.weights, first_column=shard.first[1], dtype=dtype)
-
-
-def is_depthwise(weight: Tensor) -> bool:
-    """Whether a weight is a depthwise convolution's, [C, 1, K]."""
-    return weight.ndim == 3 and weight.shape[1] == 1
 
 
 def is_first_replica(parameter: Tensor) -> bool:

@@ -66,10 +66,9 @@ class WeightSync(Configurable):
         self._num_pushes = 0
         self._noise = 0.0
         """`probe.rounding_noise` at the last full check."""
-        self._pushed: int | None = None
-        """The policy version of the last push."""
-        self._proven: int | None = None
-        """The policy version of the last push with a full check."""
+        self._versions: list[int] = []
+        """The policy versions pushed since the last full check, that one first. Step v + 1 samples with version v, and its
+        checkpoint is step v + 1's."""
 
     def push(self, *, policy_version: int) -> int:
         """Copy the policy into the engine. Returns the bytes sent. With LoRA only the first push sends the base. Collective.
@@ -89,14 +88,13 @@ class WeightSync(Configurable):
             policy_version=policy_version,
         )
         in_full = self._num_pushes % interval == 0 if interval else self._num_pushes == 0
-        missing = self._missing(sizes, sends_base=sends_base)
-        self._check_arrival(policy_version, missing, in_full=in_full)
+        self._check_arrival(self._missing(sizes, sends_base=sends_base), in_full=in_full)
         if in_full or ON_CPU:
-            self._check_probe(policy_version, in_full=in_full)
+            self._check_probe(in_full=in_full)
         self._num_pushes += 1
-        self._pushed = policy_version
         if in_full:
-            self._proven = policy_version
+            self._versions = []
+        self._versions.append(policy_version)
         return sum(sizes.values())
 
     def evidence(self) -> str:
@@ -109,7 +107,7 @@ class WeightSync(Configurable):
         faults = self._faults(wrong, {})
         if not faults:
             return "Its weights are the policy's, bit for bit (compared now), so they are not the cause."
-        since = _good_until(self._last_compared(wrong))
+        since = _good_until(self._since_compared(wrong)[0])
         return f"Its weights are not the policy's (compared now): {_first(faults)}. {since}"
 
     def _missing(self, sent: Collection[str], *, sends_base: bool) -> dict[str, str]:
@@ -124,29 +122,32 @@ class WeightSync(Configurable):
                     missing[name] = NO_PLACE
         return missing
 
-    def _check_arrival(
-        self, policy_version: int, missing: dict[str, str], *, in_full: bool
-    ) -> None:
+    def _check_arrival(self, missing: dict[str, str], *, in_full: bool) -> None:
         """Raise on every rank if any rank's engine has other weights."""
         wrong = self._other_values(packed=in_full)
         if faults := self._faults(wrong, missing):
             raise WeightSyncError(
                 f"Weight sync {self._num_pushes} left the engine with other weights than the policy's: {_first(faults)}. "
-                f"{self._drift()}{self._sampled_since(wrong, policy_version)}"
+                f"{self._drift()}{self._sampled_with(wrong)}"
             )
 
     @torch.no_grad()
     def _other_values(self, *, packed: bool) -> list[str]:
-        """Returns the names of the tensors whose checksums differ in any engine. Collective."""
+        """Returns the names of the tensors whose checksums differ in any engine. Collective.
+
+        Args:
+            packed: also compare the matrices that a CPU engine has packed.
+        """
         wrong: list[str] = []
         for policy, engine in self._sides:
-            copies = engine.copies(packed=packed)  # [names]
+            copies = engine.copies(packed=packed)  # [names] in each engine, on its ranks together
             due = set(copies.nonzero().flatten().tolist())
-            sums = copies.new_zeros(1 + self._engine.num_engines, len(copies))
-            sums[0] = policy.checksums(self._engine.dtype, due)
-            sums[1 + self._engine.number] = engine.checksums(packed=packed)
-            dist.all_reduce(sums)
-            differs = (sums[1:] != sums[0] * copies).any(0).tolist()
+            of_policy = policy.checksums(self._engine.dtype, due)  # [names] this rank's part
+            of_engines = copies.new_zeros(self._engine.num_engines, len(copies))
+            of_engines[self._engine.number] = engine.checksums(packed=packed)  # this rank's part
+            dist.all_reduce(of_policy)
+            dist.all_reduce(of_engines)
+            differs = (of_engines != of_policy * copies).any(0).tolist()  # [names]
             wrong += [name for name, other in zip(policy.shapes, differs, strict=True) if other]
         return wrong
 
@@ -156,41 +157,37 @@ class WeightSync(Configurable):
         sentences = [f"{name} {fault}" for name, fault in faults.items()]
         return list(dict.fromkeys(comm.all_gather_lists(sentences)))
 
-    def _check_probe(self, policy_version: int, *, in_full: bool) -> None:
+    def _check_probe(self, *, in_full: bool) -> None:
         """Raise on every rank if any rank's engine computes something else: because of other weights, or another model.
 
         The noise is measured at full checks, and again before a push is refused: it may have grown since.
         """
         exact = self._trainer.token_logprobs(self._probe)  # [L - 1]
         answer = self._engine.logprobs(self._probe)  # [L - 1]
-        if in_full:
-            self._noise = self._rounding_noise(exact)
-        differences = self._disagreements(answer, exact)
-        if differences and not in_full:
-            self._noise = self._rounding_noise(exact)
-            differences = self._disagreements(answer, exact)
-        if not differences:
+        if not in_full and not self._disagreement(answer, exact):
+            return
+        self._noise = rounding_noise(
+            self._trainer.model,
+            lambda: self._trainer.token_logprobs(self._probe),
+            exact,
+            self._coarser,
+        )
+        difference = self._disagreement(answer, exact)
+        if not difference:
             return
         if not in_full:
-            self._check_arrival(policy_version, {}, in_full=True)
+            self._check_arrival({}, in_full=True)
         raise WeightSyncError(
             f"After weight sync {self._num_pushes} the engine's log-probabilities of a fixed sequence differ from the trainer's "
-            f"{differences[0]}, although every weight arrived. They compute different models: check the rotary base, the norm "
+            f"{difference}, although every weight arrived. They compute different models: check the rotary base, the norm "
             "epsilon, windows, logit scales and the order of rows in the checkpoint's conversion."
         )
 
-    def _rounding_noise(self, exact: FloatArray) -> float:
-        """See `probe.rounding_noise`. `exact`: [L - 1]. Collective."""
-        trainer = self._trainer
-        return rounding_noise(
-            trainer.model, lambda: trainer.token_logprobs(self._probe), exact, self._coarser
-        )
-
-    def _disagreements(self, answer: FloatArray, exact: FloatArray) -> list[str]:
-        """Returns by how much the engines of the ranks differ where it is too much. [L - 1] each. Collective."""
+    def _disagreement(self, answer: FloatArray, exact: FloatArray) -> str:
+        """Returns by how much the engine of a rank differs too much; "" if none does. [L - 1] each. Collective."""
         limit = self.config.max_diff
         difference = disagreement(answer, exact, self._noise, self._coarser, limit)
-        return comm.all_gather_lists([difference] if difference else [])
+        return next(iter(comm.all_gather_lists([difference] if difference else [])), "")
 
     def _drift(self) -> str:
         """Says which of the policy's replicas are unequal, with a space at the end; else "". Collective."""
@@ -201,30 +198,32 @@ class WeightSync(Configurable):
             return ""
         return f"The policy's own replicas have drifted apart, the engine is not the cause: {_first(faults)}. "
 
-    def _last_compared(self, wrong: Collection[str]) -> int | None:
-        """Returns the policy version of the last push at which any of these tensors was compared; None: at none."""
+    def _since_compared(self, wrong: Collection[str]) -> list[int]:
+        """Returns the versions pushed since these tensors were last compared, that one first; [] before the first push.
+
+        Packed matrices are compared at full checks, all others at every push.
+        """
         policy, engine = self._sides[0]
         copies_of_names = engine.copies(packed=False).tolist()
-        copies = dict(zip(policy.shapes, copies_of_names, strict=True))
-        if all(copies.get(name) == 0 for name in wrong):
-            return self._proven
-        return self._pushed
+        compared = zip(policy.shapes, copies_of_names, strict=True)
+        packed = {name for name, copies in compared if copies == 0}
+        return self._versions if packed.issuperset(wrong) else self._versions[-1:]
 
-    def _sampled_since(self, wrong: Collection[str], policy_version: int) -> str:
-        """Says what was sampled with the weights that the push of `policy_version` finds wrong."""
-        step = self._last_compared(wrong)
-        if step is not None and step < policy_version - 1:
+    def _sampled_with(self, wrong: Collection[str]) -> str:
+        """Says which steps may have sampled with tensors that a push finds `wrong`."""
+        proven, *unproven = self._since_compared(wrong) or [0]
+        if unproven:
             return (
-                f"{_good_until(step)} Up to now, steps {step + 2} to {policy_version} may have been trained on their samples: "
-                f"--resume {step + 1} or before."
+                f"{_good_until(proven)} Up to now, steps {unproven[0] + 1} to {unproven[-1] + 1} may have been trained on their "
+                f"samples: --resume {proven + 1} or before."
             )
-        if step == self._proven:
+        if len(self._versions) < 2:
             return "Nothing was sampled with them."
         return "Some were right at the push before, so most likely nothing was sampled with them."
 
 
-def _good_until(step: int) -> str:
-    return f"They were last proven after step {step}: checkpoints up to step {step + 1} are good, later ones doubtful."
+def _good_until(version: int) -> str:
+    return f"They were last proven after step {version}: checkpoints up to step {version + 1} are good, later ones doubtful."
 
 
 def _first(faults: list[str]) -> str:
