@@ -40,52 +40,33 @@ def load_function(reference: str, field: str) -> Callable[..., Any]:
 
 def load_class(reference: str, field: str, base: type) -> type:
     """Returns the class. Raises UserError, naming `field`, if there is none or it is no subclass of `base`."""
-    found = _load(reference, field, "class")
-    is_one = isinstance(found, type) and issubclass(found, base)
-    expect(
-        is_one,
-        field,
-        reference,
-        f"a subclass of {base.__module__}.{base.__qualname__}",
-        f"It is {found!r:.80}.",
-    )
-    return found
+    loaded = _load(reference, field, "class")
+    is_subclass = isinstance(loaded, type) and issubclass(loaded, base)
+    expected = f"a subclass of {base.__module__}.{base.__qualname__}"
+    expect(is_subclass, field, reference, expected, f"It is {loaded!r:.80}.")
+    return loaded
 
 
 def _load(reference: str, field: str, kind: Literal["function", "class"]) -> Any:
     place, _, name = reference.rpartition(":")
-    forms = f"path/to/file.py:{kind} or package.module:{kind}"
-    is_file = place.endswith(".py")
-    place = from_caller(place) if is_file else place
-    whole = bool(place and name) and (is_file or re.fullmatch(r"\w+(\.\w+)*", place) is not None)
-    expect(
-        is_file or not Path(from_caller(place)).is_file(),
-        field,
-        reference,
-        forms,
-        f"{place} is no Python file.",
-    )
-    expect(whole, field, reference, forms, f"Name the {kind} after a colon.")
-    expect(
-        not is_file or Path(place).is_file(),
-        field,
-        reference,
-        "a file that exists",
-        f"There is no file {place}.",
-    )
-    module = import_checked(Path(place).resolve() if is_file else place, field)
-    function = getattr(module, name, None)
+    is_file, forms = place.endswith(".py"), f"path/to/file.py:{kind} or package.module:{kind}"
+    is_module = re.fullmatch(r"\w+(\.\w+)*", place) is not None
+    remedy = f"Name the {kind} after a colon."
+    expect((is_file or is_module) and name != "", field, reference, forms, remedy)
+    if is_file:
+        path = Path(from_caller(place))
+        expect(path.is_file(), field, reference, "a file that exists", f"There is no file {path}.")
+        module = import_checked(path.resolve(), field)
+    else:
+        module = import_checked(place, field)
+    loaded = getattr(module, name, None)
     is_kind = inspect.isfunction if kind == "function" else inspect.isclass
-    own = [n for n, f in inspect.getmembers(module, is_kind) if f.__module__ == module.__name__]
-    # A package imports what it has from its modules.
-    known = own or [
-        n for n in dir(module) if n[0] != "_" and f"{module.__name__}.{n}" not in sys.modules
-    ]
+    known = [n for n, f in inspect.getmembers(module, is_kind) if n[0] != "_"]
     remedy = f"{did_you_mean(name, known)}It has {known}."
-    if function is not None and not inspect.ismodule(function):
-        remedy = f"{name} is of the type {type(function).__name__}: write a {kind}."
-    expect(callable(function), field, reference, f"a {kind} of {place}", remedy)
-    return function
+    if loaded is not None:
+        remedy = f"{name} is of the type {type(loaded).__name__}: write a {kind}."
+    expect(callable(loaded), field, reference, f"a {kind} of {place}", remedy)
+    return loaded
 
 
 def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
@@ -96,67 +77,29 @@ def load_reward(reference: str) -> tuple[str, Callable[..., Any]]:
     Raises:
         UserError: naming `grader.rewards`.
     """
-    field_name = "grader.rewards"
-    found = _REWARD.fullmatch(reference)
-    before, equals, _ = reference.partition("=")
-    named = (
-        not equals
-        or before.isidentifier()
-        or not before.replace("-", "").replace(" ", "").isidentifier()
-    )
-    expect(
-        named,
-        field_name,
-        reference,
-        "a name of letters, digits and _ before the =",
-        "Rename it, without spaces.",
-    )
-    if found is None:
-        return reference, load_function(reference, field_name)  # which says what is wrong with it
-    name, function = found["name"] or found["function"], load_function(found["place"], field_name)
-    if found["arguments"] is None:
-        expect(
-            not inspect.isclass(function),
-            field_name,
-            reference,
-            "a function or an object, not a class",
-            "Add ().",
+    field, match = "grader.rewards", _REWARD.fullmatch(reference)
+    if match is None:
+        return reference, load_function(reference, field)  # which says what is wrong with it
+    name, function = match["name"] or match["function"], load_function(match["place"], field)
+    if match["arguments"] is None:
+        is_class = inspect.isclass(function)
+        expected = "a function or an object, not a class"
+        expect(not is_class, field, reference, expected, "Add ().")
+    else:
+        is_reward = (
+            inspect.isfunction(function) and "completions" in inspect.signature(function).parameters
         )
-        return name, _checked(function, reference)
-    is_one = (
-        inspect.isfunction(function) and "completions" in inspect.signature(function).parameters
-    )
-    remedy = f"{found['function']} is one itself: leave out the parentheses."
-    expect(not is_one, field_name, reference, "a call that returns a reward function", remedy)
-    try:
-        call = ast.parse(f"f({found['arguments']})", mode="eval").body
-        keywords = {word.arg: _literal(word.value) for word in call.keywords}
-        made = function(*map(_literal, call.args), **keywords)
-    except Exception as error:
-        raise UserError(
-            f"{field_name} = {reference!r}: expected a call with literal values that {found['function']} takes, but: {error}. "
-            "Correct the arguments."
-        ) from error
-    return name, _checked(made, reference)
-
-
-def _literal(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except ValueError as error:
-        raise ValueError(f"{ast.unparse(node)} is none; a text needs quotes") from error
-
-
-def _checked(function: Any, reference: str) -> Callable[..., Any]:
-    """Returns a reward function. Raises UserError if it cannot be called, or has no parameters that Python can read."""
-    try:
+        remedy = f"{match['function']} is one itself: leave out the parentheses."
+        expected = "a call that returns a reward function"
+        expect(not is_reward, field, reference, expected, remedy)
+        message = f"{field} = {reference!r}: expected a call with literal values that {match['function']} takes, but:"
+        with correctable(message):
+            call = ast.parse(f"f({match['arguments']})", mode="eval").body
+            keywords = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+            function = function(*map(ast.literal_eval, call.args), **keywords)
+    with correctable(f"{field} = {reference!r}: expected a function that Python can inspect, but:"):
         inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"grader.rewards = {reference!r}: expected a Python function, or a call that returns one, but: {error}. Wrap it in a "
-            "function of your own."
-        ) from error
-    return function
+    return name, function
 
 
 def import_checked(place: Path | str, field: str) -> ModuleType:
@@ -223,12 +166,9 @@ def users_line(error: BaseException) -> str:
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Returns the frames of the traceback in the user's code, such as a config, a task or a reward function."""
-    frames = [
-        frame
-        for e in (error, error.__cause__)
-        if e
-        for frame in traceback.extract_tb(e.__traceback__)
-    ]
+    frames = list(traceback.extract_tb(error.__traceback__))
+    if error.__cause__:
+        frames += traceback.extract_tb(error.__cause__.__traceback__)
     return [frame for frame in frames if is_users_file(frame.filename)]
 
 
@@ -262,46 +202,29 @@ def caller_folder() -> str:
 
 
 def from_caller(path: str) -> str:
-    """Resolves a relative path against the folder the user called from, or else against the checkout. Raises UserError if too long."""
-    longest = max(map(len, os.fsencode(path).split(b"/")))
-    expect(
-        longest < 256 and len(path) < 4096,
-        "path",
-        path,
-        "names of at most 255 bytes, 4095 in all",
-        "Shorten it.",
-    )
-    caller, path = (
-        caller_folder(),
-        os.path.expanduser(path),
-    )  # the shell does not expand ~ in --option=~/x
+    """Resolves a relative path against the folder the user called from, or else against the checkout."""
+    caller = caller_folder()
+    path = os.path.expanduser(path)  # the shell does not expand ~ in --option=~/x
     there = Path(caller, path)
-    here = Path(caller).resolve() == Path.cwd() or (
-        os.path.exists(path) and not os.path.exists(there)
-    )
+    in_caller = Path(caller).resolve() == Path.cwd()
+    here = in_caller or (os.path.exists(path) and not os.path.exists(there))
     return path if here else str(there)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a sentence with the known names closest to `name`, or "" if none is close."""
-    known = {one.lower(): one for one in reversed([*known])}
-    close = [known[one] for one in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)]
+    by_lower = {text.lower(): text for text in reversed([*known])}
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.4)
+    close = [by_lower[match] for match in matches]
     return f"Did you mean {' or '.join(close)}? " if close else ""
-
-
-def _key(path: Path) -> str:
-    """The name of a file's module in sys.modules."""
-    return _FILE + hashlib.sha256(str(path).encode()).hexdigest()[:12]
 
 
 def _load_file(path: Path) -> ModuleType:
     """Imports a file as a module, once, so that all functions taken from it share their state."""
-    key = _key(path)
+    key = _FILE + hashlib.sha256(str(path).encode()).hexdigest()[:12]
     if key not in sys.modules:
-        if str(path.parent) not in sys.path:
-            sys.path.append(
-                str(path.parent)
-            )  # modules in the same folder can be imported, as with a script
+        if str(path.parent) not in sys.path:  # as with a script
+            sys.path.append(str(path.parent))
         spec = importlib.util.spec_from_file_location(key, path)
         sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look up their module
         try:

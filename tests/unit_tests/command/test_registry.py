@@ -139,14 +139,3 @@ def test_two_questions_in_one_command_are_refused(capsys):
         with pytest.raises(SystemExit, match="2"):
             parse_args(["--config", "debug", *reversed(pair)])
         assert f"argument {pair[0]}" in capsys.readouterr().err.replace("-h/", "")
-
-
-@pytest.mark.parametrize(
-    "option", ["--dump-folder", "--hf-assets-path", "--teacher", "--resume", "--config", "--task.path"]
-)
-@pytest.mark.parametrize("name", ["a" * 300, "ä" * 150, "a/" * 2100])
-def test_a_path_that_no_file_system_takes_is_wrong_input(option, name, tmp_path):
-    path = f"{tmp_path}/{name}" + ".py:f" * (option == "--config")
-    config = ["--config", "rows"] * (option != "--config")
-    with pytest.raises(UserError, match="path = .*: expected names of at most 255 bytes, 4095 in all. Shorten it."):
-        parse_args([*config, option, path])[1].task.build()
