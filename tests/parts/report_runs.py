@@ -44,7 +44,7 @@ def change_rows(folder: Path, change: Callable[[dict[str, Any]], Any]) -> list[d
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     for row in rows:
         change(row)
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + " \n" for row in rows))
     return rows
 
 

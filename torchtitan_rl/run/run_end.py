@@ -100,7 +100,8 @@ def forget_earlier_end(folder: Path) -> None:
 
 def ensure_report(folder: Path) -> None:
     """Write the run's report if it is missing or older than its end. It needs no torch and runs in a process of its own."""
-    with suppress(OSError, ValueError, RecursionError, subprocess.SubprocessError):
+    # ValueError or AttributeError: a config.json that is no object.
+    with suppress(OSError, ValueError, AttributeError, subprocess.SubprocessError):
         settings = json.loads((folder / "config.json").read_text())
         metrics = settings.get("metrics", {})
         wanted = metrics.get("enabled", True) and metrics.get("report", True)

@@ -3,65 +3,28 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchtitan_rl.observe.line_file import read_lines
+
 Row = dict[str, Any]
 
-FILES = (
-    "metrics.jsonl",
-    "samples.jsonl",
-    "samples.unfinished.jsonl",
-    "end.json",
-)
+FILES = ("metrics.jsonl", "samples.jsonl", "samples.unfinished.jsonl", "end.json")
 """A folder with one of them is a run's."""
 READ_BYTES = 64 * 1024**2
-"""Size of samples.jsonl from which only the rows are read that a run without keep_all_rows has."""
+"""Size of samples.jsonl from which only the rows are kept that a run without keep_all_rows has."""
 LOG_BYTES = 16 * 1024**2
 """Limit for a log. Only the end of a larger log is read."""
 MAX_WARNINGS = 100
 """Largest number of different warnings to show for a run."""
 
-HELD_OUT_SPLIT = "eval_greedy"
-"""The split of the greedy evaluation's rows."""
 _TABLES = (None, "rollout/samples", "evaluation/samples")
 """Tables of episodes: an episode_id is in one of them."""
-
-_CHOSEN = re.compile(rb'"select_reason": "[^"]|"unfinished": true|"split": "eval_greedy"')
-"""Matches the rows that are read of a large file: those that selectors chose, of a step that failed, and of the greedy evaluation."""
 _WARNING = re.compile(r"^(\S+ \S+) (WARNING|ERROR|CRITICAL) (.*)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-
-
-@dataclass(slots=True)
-class Warned:
-    """A warning of a run, and how often it occurred. Warnings that differ only in numbers count as one."""
-
-    text: str
-    level: str
-    first: str
-    """Time of the first occurrence, as written in the log."""
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """How a run ended, as its end.json says.
-
-    Example: End(outcome="failed", error="KeyError: 3", message="Traceback ...", code=1, rank=1, phase="step 3: grade")
-    """
-
-    outcome: str
-    """done, evaluated, stopped, failed, killed or hung."""
-    error: str = ""
-    """The error without its traceback; "" if the message is no traceback."""
-    message: str = ""
-    code: int = 0
-    """The exit code: 128 and the signal's number for a run that a signal stopped."""
-    rank: int | None = None
-    phase: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,24 +40,18 @@ class Run:
     """Ascending, each once."""
     series: dict[str, list[float | None]] = field(default_factory=dict)
     """Values of each metric, one for each of `steps`; None where it has no value."""
-    times: list[float | None] = field(default_factory=list)
-    """Unix time of each of `steps`, seconds."""
+    last_time: float | None = None
+    """Unix time of the last step, seconds."""
     rows: list[Row] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    end: End | None = None
-    """None while the run goes on, and if nothing could write it."""
-    warnings: list[Warned] = field(default_factory=list)
+    end: dict[str, Any] = field(default_factory=dict)
+    """How the run ended, as `run_end.write_end` writes it. Empty while the run goes on, and if nothing could write it."""
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    """The distinct warnings and errors of the logs, the most frequent first: text, level, count, and first, the time of the
+    first one. Those that differ only in numbers count as one."""
     notes: list[str] = field(default_factory=list)
-    """Sentences about data that could not be read properly."""
-    part_note: str = ""
-    """Says which part of a large samples.jsonl was read; "" if all of it was."""
-
-    @property
-    def total_steps(self) -> int | None:
-        """The configured number of steps; None if the config does not say."""
-        total = self.setting("num_steps")
-        return total if isinstance(total, int) else None
+    """Sentences about data that are not there or not all read."""
 
     def setting(self, path: str) -> Any:
         """A field of the config; None if there is none. Example: setting("evaluation.num_prompts") == 256"""
@@ -102,20 +59,6 @@ class Run:
         for name in path.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         return value
-
-    def worked_s(self) -> float | None:
-        """Seconds of training up to the last step, without the time in which the run was stopped; None if fewer than two steps have
-        a time."""
-        timed = [(place, at) for place, at in enumerate(self.times) if at is not None]
-        if len(timed) < 2:
-            return None
-        empty = [None] * len(self.steps)
-        steps, saves = (self.series.get(f"time/{k}", empty) for k in ("step", "checkpoint/save"))
-        total = 0.0
-        for (_, before), (place, at) in zip(timed, timed[1:]):
-            measured = (steps[place] or 0.0) + (saves[place] or 0.0)
-            total += min(at - before, measured) if measured else at - before
-        return total
 
     def points(self, key: str) -> tuple[list[int], list[float]]:
         """(steps, values) of the metric at the steps where it has a value."""
@@ -131,12 +74,15 @@ def load_run(folder: Path) -> Run:
             f"{folder} has neither metrics.jsonl nor samples.jsonl: expected the folder of a run"
         )
     run = Run(name=folder.resolve().name, folder=folder)
-    run.config = _document(folder / "config.json", run.notes)
-    run.environment = _document(folder / "environment.json", run.notes)
-    run.end = _end(folder / "end.json", run.notes)
+    for name in ("config.json", "environment.json", *FILES[:2]):
+        if not (folder / name).is_file():
+            run.notes.append(f"{name} is missing")
+    run.config = _document(folder / "config.json")
+    run.environment = _document(folder / "environment.json")
+    run.end = _document(folder / "end.json")
     _read_metrics(run)
-    run.rows = list(_read_rows(folder / "samples.jsonl", run))
-    run.warnings = list(_read_warnings(sorted((folder / "logs").glob("*.log"))))
+    _read_rows(run)
+    run.warnings = _read_warnings(sorted((folder / "logs").glob("*.log")))
     return run
 
 
@@ -146,106 +92,62 @@ def number(value: Any) -> float | None:
     return value if is_number and math.isfinite(value) else None
 
 
-def _document(path: Path, notes: list[str]) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, Any]:
+    """The file's JSON object; empty if it has none that can be read."""
     try:
         content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        return content if isinstance(content, dict) else {}
-    except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} could not be read: {error}")
-    return {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-def _end(path: Path, notes: list[str]) -> End | None:
-    content = _document(path, notes) if path.exists() else {}
-    if not isinstance(content.get("outcome"), str):
-        return None
-    types = {"outcome": str, "error": str, "message": str, "code": int, "rank": int, "phase": str}
-    return End(**{k: v for k, v in content.items() if k in types and isinstance(v, types[k])})
-
-
-def _objects(run: Run, name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (number of the line, its JSON object) for lines with a step. A note counts the lines that have none."""
-    damaged = 0
-    for place, line in enumerate(lines):
-        try:
-            content = json.loads(line)
-        except (ValueError, RecursionError):
-            content = None
-        if isinstance(content, dict) and isinstance(content.get("step"), int):
-            yield place, content
-        elif line.strip():
-            damaged += 1
-    if damaged:
-        run.notes.append(
-            f"{name}: {damaged} {'line' if damaged == 1 else 'lines'} could not be read"
-        )
-
-
-def _lines(*paths: Path) -> Iterator[bytes]:
-    """The lines of the files that there are, in this order."""
-    for path in paths:
-        if path.is_file():
-            with open(path, "rb") as lines:
-                yield from lines
+def _lines(path: Path, end: bytes) -> Iterator[dict[str, Any]]:
+    return (line for line in read_lines(path, end) if isinstance(line["step"], int))
 
 
 def _read_metrics(run: Run) -> None:
-    path = run.folder / "metrics.jsonl"
-    if not path.is_file():
-        run.notes.append("metrics.jsonl is missing")
-        return
-    by_step = {line["step"]: line for _, line in _objects(run, path.name, _lines(path))}
+    by_step = {line["step"]: line for line in _lines(run.folder / "metrics.jsonl", b"\n")}
     run.steps = sorted(by_step)
-    run.times = [number(by_step[step].get("time")) for step in run.steps]
-    keys = dict.fromkeys(key for step in run.steps for key in by_step[step])
-    for key in keys:
+    if run.steps:
+        run.last_time = number(by_step[run.steps[-1]].get("time"))
+    for key in dict.fromkeys(key for step in run.steps for key in by_step[step]):
         values = [number(by_step[step].get(key)) for step in run.steps]
         if key not in ("step", "time") and any(value is not None for value in values):
             run.series[key] = values
 
 
-def _read_rows(path: Path, run: Run) -> Iterator[Row]:
-    """Yields the stored rows, or a part of a large file's rows. Rows repeated after a resume appear once."""
-    if not path.is_file():
-        run.notes.append("samples.jsonl is missing: no samples are shown")
-        return
-    is_large = path.stat().st_size > READ_BYTES
-    lines = _lines(path, path.with_name("samples.unfinished.jsonl"))
-    if is_large:
-        lines = (line if _CHOSEN.search(line) else b"" for line in lines)
+def _read_rows(run: Run) -> None:
+    """Reads the stored rows, or a part of a large file's rows. Rows repeated after a resume appear once."""
+    path = run.folder / "samples.jsonl"
+    is_large = path.is_file() and path.stat().st_size > READ_BYTES
     latest: dict[str, Row] = {}
-    for place, row in _objects(run, path.name, lines):
-        row["episode_id"] = _identity(row, place)
-        latest[row["episode_id"]] = row
+    for file in (path, path.with_name("samples.unfinished.jsonl")):
+        for place, row in enumerate(_lines(file, b" \n")):
+            chosen = row.get("select_reason") or row.get("unfinished")
+            if not is_large or chosen or row.get("split") == "eval_greedy":
+                row["episode_id"] = _identity(row, place)
+                latest[row["episode_id"]] = row
     if is_large:
-        run.part_note = f"samples.jsonl is large: {len(latest):,} of its rows were read, the selected rows and those of the greedy evaluation"
-    yield from latest.values()
+        run.notes.append(
+            f"samples.jsonl is large: {len(latest):,} of its rows were read, the selected rows and those of the greedy evaluation"
+        )
+    run.rows = list(latest.values())
 
 
 def _identity(row: Row, place: int) -> str:
-    """The row's name in links: it stays the same when the run grows. `place`: the number of the row's line in the file."""
-    name = str(row.get("episode_id", f"line {place}"))
+    """The row's name in links: it stays the same when the run grows. `place`: the row's number in the file."""
+    name = str(row.get("episode_id", f"row {place}"))
     return name if row.get("table") in _TABLES else f"{row['table']}: {name}"
 
 
-def _read_warnings(paths: list[Path]) -> Iterator[Warned]:
-    """The distinct warnings and errors in the logs, the most frequent first."""
-    distinct: dict[str, Warned] = {}
+def _read_warnings(paths: list[Path]) -> list[dict[str, Any]]:
+    distinct: dict[str, dict[str, Any]] = {}
     for path in paths:
-        for line in _log_lines(path):
-            if matched := _WARNING.match(line):
-                time, level, text = matched.groups()
-                new = Warned(text[:2000], level, time, 0)
-                distinct.setdefault(_NUMBER.sub("#", text), new).count += 1
-    yield from sorted(distinct.values(), key=lambda warned: -warned.count)[:MAX_WARNINGS]
-
-
-def _log_lines(path: Path) -> list[str]:
-    try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_BYTES))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
+            lines = file.read().decode("utf-8", "replace").splitlines()
+        for matched in filter(None, map(_WARNING.match, lines)):
+            first, level, text = matched.groups()
+            warning = {"text": text[:2000], "level": level, "first": first, "count": 0}
+            distinct.setdefault(_NUMBER.sub("#", text), warning)["count"] += 1
+    return sorted(distinct.values(), key=lambda warning: -warning["count"])[:MAX_WARNINGS]

@@ -9,7 +9,6 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ LEAST_ROWS_MB = 0.5
 
 _VIEWS = ("overview.js", "samples.js", "sample.js", "prompts.js", "health.js")
 _SCRIPTS = ("base.js", "charts.js", *_VIEWS, "app.js")
-_NOTICE = b"<noscript>This report needs JavaScript."
-"""The text by which a page is known."""
 _LEFT_OUT = frozenset(("run_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 
@@ -40,30 +37,15 @@ def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run
         size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
             They have `LEAST_ROWS_MB` also where scripts and metrics leave less.
 
-    Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of the page;
-    OSError if it cannot be written.
+    Raises: FileNotFoundError for a folder that is not a run; OSError if the page cannot be written.
     """
     run = load_run(folder)
-    page = render(run, size_mb=size_mb)
-    if os.path.lexists(output) and not _is_page(output):
-        raise FileExistsError(
-            f"--output = {str(output)!r}: expected a new file or an earlier report, but it is something else. Name another file."
-        )
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     # A lone surrogate becomes \\udxxx, as in JSON.
-    unfinished.write_bytes(page.encode("utf-8", "backslashreplace"))
+    unfinished.write_bytes(render(run, size_mb=size_mb).encode("utf-8", "backslashreplace"))
     os.replace(unfinished, output)
     return run
-
-
-def _is_page(path: Path) -> bool:
-    """Whether there is a page that this module has written, or an empty file."""
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        begin = file.read(2**17)  # the notice follows the style
-    return not begin or _NOTICE in begin
 
 
 def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
@@ -109,16 +91,13 @@ def _described(run: Run) -> dict[str, Any]:
         "steps": run.steps,
         "about": list(_about(run)),
         "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
-        "series": {
-            key: [_rounded(value) for value in values] for key, values in sorted(run.series.items())
-        },
+        "series": _plain(run.series),
         "ending": _plain(ending(run)),
         "lines": [line._asdict() for line in lines(run)],
-        "notes": _plain(run.notes),
-        "part_note": run.part_note,
-        "warnings": [_plain(asdict(warning)) for warning in run.warnings],
-        "config": {key: _plain(value) for key, value in flat(run.config).items()},
-        "environment": {key: _plain(value) for key, value in flat(run.environment).items()},
+        "notes": run.notes,
+        "warnings": run.warnings,
+        "config": _plain(flat(run.config)),
+        "environment": _plain(flat(run.environment)),
     }
 
 
@@ -161,29 +140,25 @@ def _rows_within(run: Run, budget: float) -> list[Row]:
     groups: dict[tuple[str, ...], list[int]] = {}
     last: dict[Any, int] = {}
     for place, row in enumerate(run.rows):
-        groups.setdefault(_group(row), []).append(place)
+        name = tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
+        groups.setdefault(name, []).append(place)
         last[row.get("split")] = max(last.get(row.get("split"), 0), row["step"])
 
-    def urgency(places: list[int]) -> tuple[bool, bool, bool, int]:
-        members = [run.rows[place] for place in places]
+    def urgency(name: tuple[str, ...]) -> tuple[bool, bool, bool, int]:
+        members = [run.rows[place] for place in groups[name]]
         unfinished = any(row.get("unfinished") for row in members)
         selected = any(row.get("select_reason") for row in members)
         newest = selected and members[0]["step"] == last[members[0].get("split")]
-        digest = zlib.crc32(repr(_group(members[0])).encode())
-        return not unfinished, not newest, not selected, digest
+        return not unfinished, not newest, not selected, zlib.crc32(repr(name).encode())
 
     fitting: dict[int, Row] = {}
-    for places in sorted(groups.values(), key=urgency):
-        members = {place: _shown(run.rows[place]) for place in places}
+    for name in sorted(groups, key=urgency):
+        members = {place: _shown(run.rows[place]) for place in groups[name]}
         budget -= _size(list(members.values()))
         if budget < 0:
             break
         fitting |= members
     return [fitting[place] for place in sorted(fitting)]
-
-
-def _group(row: Row) -> tuple[str, ...]:
-    return tuple(str(row.get(column)) for column in _PROMPT_COLUMNS)
 
 
 def _shown(row: Row) -> Row:
@@ -193,18 +168,13 @@ def _shown(row: Row) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """The value with NaN and infinity, which JSON lacks, as None."""
+    """The value with floats of six digits, and None for NaN and infinity, which JSON lacks; long texts shortened."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, str):
         return head_and_tail(value, CELL_CHARACTERS)
-    return _rounded(value) if isinstance(value, float) else value
-
-
-def _rounded(value: float | None) -> float | None:
-    """The value with six significant digits; None if it is not finite."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -12,10 +12,9 @@ def test_metrics_come_as_series_with_gaps_where_a_step_has_no_value(tmp_path):
     assert run.steps == list(range(9))
     assert run.points("evaluation/accuracy") == ([0, 4, 8], [0.25, 0.5, 0.75])
     assert run.series["reward/mean"][0] is None
-    assert run.total_steps == 8
 
 
-def test_incomplete_and_invalid_lines_are_skipped_and_counted(tmp_path):
+def test_incomplete_and_invalid_lines_are_left_out(tmp_path):
     folder = write_run(tmp_path / "a", steps=3)
     for name in ("metrics.jsonl", "samples.jsonl"):
         with open(folder / name, "a") as file:
@@ -23,7 +22,6 @@ def test_incomplete_and_invalid_lines_are_skipped_and_counted(tmp_path):
     run = load_run(folder)
     assert run.steps == [0, 1, 2, 3]
     assert len(run.rows) == 3 * 16
-    assert [note for note in run.notes if "4 lines could not be read" in note] == run.notes
 
 
 @pytest.mark.parametrize("missing", ["config.json", "environment.json", "samples.jsonl", "metrics.jsonl"])
@@ -36,5 +34,5 @@ def test_missing_file_gives_a_note(tmp_path, missing):
 def test_run_without_a_recorded_end_says_how_far_it_has_come(tmp_path):
     folder = write_run(tmp_path / "a", steps=7, num_steps=50)
     said = ending(load_run(folder))["text"]
-    assert said.startswith("7 of 50 steps in 14 s, the last at 2023")
+    assert said.startswith("7 of 50 steps in 0:00:14, the last at 2023")
     assert "no end is recorded" in said

@@ -69,14 +69,6 @@ def test_samples_beyond_the_size_are_left_out_in_whole_groups_and_counted(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
 
 
-def test_another_file_in_the_place_of_the_page_is_refused_and_stays(tmp_path):
-    folder = write_run(tmp_path / "a")
-    (tmp_path / "r.html").write_text("theirs")
-    with pytest.raises(FileExistsError, match="--output = .*r.html': expected a new file or an earlier report"):
-        write_report(folder, tmp_path / "r.html")
-    assert (tmp_path / "r.html").read_text() == "theirs"
-
-
 def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
     for name, missing in (("a", "samples.jsonl"), ("b", "metrics.jsonl")):
         folder = write_run(tmp_path / name)

@@ -50,8 +50,6 @@ const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])
 
 /** A note that the page has not all samples; null if it has. */
 const moreNote = () => (data.left ? h('p', { class: 'note', 'data-more': '' }, `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`) : null);
-/** A note that only a part of the run's samples was read; null if all were. */
-const partNote = () => (run.part_note ? h('p', { class: 'note' }, run.part_note) : null);
 
 /** The text of a role's last message in a column of messages, else that of another column. */
 function lastOf(row, column, role, otherwise) {
@@ -85,8 +83,8 @@ function searchText(row) {
 // ---- state: stored in the URL, so that a reload (or a link) restores the same view ----
 
 const DEFAULTS = {
-  view: 'overview', log: false, series: '', q: '', split: 'auto', from: '', to: '', low: '', high: '',
-  right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', tab: 'sample', paint: '', columns: [],
+  view: 'overview', series: '', q: '', split: 'auto', from: '', to: '', low: '', high: '',
+  right: '', finish: '', shown: false, sort: '', down: true, page: 0, open: '', tab: 'sample', paint: '',
   tokensOpen: false, kind: '',
 };
 const state = {};

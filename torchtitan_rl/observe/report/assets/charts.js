@@ -27,7 +27,7 @@ function clearCharts() {
  */
 function curveCard(definition) {
   if (!definition.keys.some(([key]) => run.series[key])) return null;
-  const log = state.log || definition.log;
+  const { log } = definition;
   const lift = (values) => (log ? values.map((value) => (value !== null && value > 0 ? value : null)) : values);
   const columns = [run.steps];
   const series = [{}];

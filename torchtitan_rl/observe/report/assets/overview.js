@@ -28,17 +28,16 @@ function overview(main) {
   const charts = h('div', { class: 'grid' });
   const found = h('div', { class: 'grid' });
   const status = h('p', { class: 'note' });
-  const redraw = () => { remember(); clearCharts(); placeCards(charts, [...FIRST, ...run.charts].map(curveCard)); search(); };
   const search = () => { remember(); searchSeries(found, status); };
-  const log = h('input', { type: 'checkbox', checked: state.log, 'data-field': 'log', onchange: (event) => { state.log = event.target.checked; redraw(); } });
   replace(main,
     headline(),
-    h('div', { class: 'bar' }, h('h2', {}, 'Curves'),
-      h('label', { class: 'inline' }, log, 'log scale')),
+    h('div', { class: 'bar' }, h('h2', {}, 'Curves')),
     charts,
-    h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series' }), prefixChips(search)),
+    h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series', list: 'series' }), h('datalist', { id: 'series' }, allKeys().map((key) => h('option', { value: key })))),
     status, found);
-  redraw();
+  clearCharts();
+  placeCards(charts, [...FIRST, ...run.charts].map(curveCard));
+  search();
 }
 
 /** How the run ended, as the first thing to read. */
@@ -70,15 +69,6 @@ function headline() {
 }
 
 const allKeys = lazily(() => Object.keys(run.series).sort());
-
-function prefixChips(search) {
-  const counts = new Map();
-  for (const key of allKeys()) counts.set(key.split('/')[0], (counts.get(key.split('/')[0]) || 0) + 1);
-  return h('span', { class: 'chips' }, [...counts].map(([prefix, count]) => h('button', {
-    class: 'chip quiet',
-    onclick: () => { state.series = `${prefix}/`; document.querySelector('[data-field=series]').value = state.series; search(); },
-  }, `${prefix} ${count}`)));
-}
 
 function searchSeries(container, status) {
   const wanted = state.series.trim().toLowerCase();

@@ -57,7 +57,7 @@ function samples(main) {
     remember();
   };
   const filter = () => refresh(false);
-  replace(main, filters(filter), moreNote(), partNote(), h('div', { class: state.open ? 'split opened' : 'split' }, list, detail));
+  replace(main, filters(filter), moreNote(), h('div', { class: state.open ? 'split opened' : 'split' }, list, detail));
   refresh(true);
   const narrow = matchMedia('(max-width: 900px)').matches;
   if (asked === undefined) replace(detail, h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list')), h('div', { class: 'body' }, missing()));
@@ -89,26 +89,15 @@ function filters(changed) {
     select('Judged', 'right', [['right', 'right'], ['wrong', 'wrong'], ['unknown', 'not judged']]),
     select('End', 'finish', pairs('finish_reason')),
     bounds('Step', ['from', 'to'], changed), bounds('Reward', ['low', 'high'], changed),
-    h('label', { class: 'inline', title: 'only samples that metrics.select chose (with metrics.keep_all_rows, all are stored)' }, shown, 'selected only'), columnPicker(changed),
+    h('label', { class: 'inline', title: 'only samples that metrics.select chose (with metrics.keep_all_rows, all are stored)' }, shown, 'selected only'),
     h('button', { class: 'quiet', onclick: reset }, 'reset'));
-}
-
-function columnPicker(changed) {
-  const others = columnNames.filter((name) => !BASIC.includes(name) && !['episode_id', 'messages', 'conversation', 'tokens'].includes(name));
-  const toggle = (name) => (event) => {
-    state.columns = event.target.checked ? [...state.columns, name] : state.columns.filter((one) => one !== name);
-    changed();
-  };
-  return h('details', { class: 'picker' }, h('summary', {}, 'columns'),
-    h('div', { class: 'menu' }, others.map((name) => h('label', { class: 'inline' },
-      h('input', { type: 'checkbox', checked: state.columns.includes(name), onchange: toggle(name) }), visible(name)))));
 }
 
 function drawList(list, detail) {
   const pages = Math.max(1, Math.ceil(listed.length / PAGE));
   state.page = Math.min(Math.max(0, state.page), pages - 1);
   const shown = listed.slice(state.page * PAGE, (state.page + 1) * PAGE);
-  const names = [...BASIC.slice(0, 6), ...state.columns, 'prompt', 'response'].filter((name) => columnNames.includes(name));
+  const names = [...BASIC].filter((name) => columnNames.includes(name));
   const sortBy = (name) => () => {
     state.down = state.sort === name ? !state.down : !TEXTS.includes(name);
     state.sort = name;

@@ -48,7 +48,7 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
         {"parent": 0, "reason": "", "context": [], "context_tokens": 30, "tokens": 40},
         {"parent": 0, "reason": "message 2 changed", "context": [{"role": "user", "content": "so far: 45"}], "context_tokens": 18, "tokens": 12},
     ]  # fmt: skip
-    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + "\n")
+    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + " \n")
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
     parts = texts(browser, ".body > :is(.assistant, .opening)")
@@ -74,7 +74,7 @@ def long_conversation(tmp_path, turns):
     for i in range(turns):
         result = "error: no such number" if i % 4 == 2 else str(i)
         said += [{"role": "assistant", "content": f"call {i}"}, {"role": "tool", "name": "multiply", "content": result}]
-    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said}) + "\n")
+    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said}) + " \n")
     write_report(folder, tmp_path / "r.html")
     return at(tmp_path / "r.html", view="samples", open="train/1/0/0")
 

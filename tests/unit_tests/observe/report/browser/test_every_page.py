@@ -36,7 +36,7 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
     (folder / "config.json").write_text(json.dumps({HOSTILE: HOSTILE}))
     write_report(folder, tmp_path / "r.html")
     for state in ({"series": "script"}, {"view": "samples"}, {"view": "samples", "tab": "siblings"},
-                  {"view": "samples", "tab": "history", "columns": [f"extra/{HOSTILE}"]}, {"view": "health"}):  # fmt: skip
+                  {"view": "samples", "tab": "history"}, {"view": "health"}):  # fmt: skip
         browser.open(at(tmp_path / "r.html", **state))
         assert browser.run("window.hacked") is None
         assert browser.run("document.querySelectorAll('main img, main svg, main script, main iframe').length") == 0

@@ -12,4 +12,4 @@ def test_the_health_page_lists_warnings(browser, tmp_path):
     browser.open(at(tmp_path / "r.html", view="health"))
     assert "the sink died" in text(browser, "[data-table=warnings]")
     assert text(browser, ".alarm") == "1"
-    assert load_run(folder).warnings[0].level == "ERROR"
+    assert load_run(folder).warnings[0]["level"] == "ERROR"
