@@ -76,9 +76,9 @@ def row_of(
     return {
         "step": step, "run_id": "00000000", "table": "rollout/samples", "episode_id": f"train/{step}/{prompt}/{sample}",
         "policy_version": step - 1, "staleness": 0, "split": "train", "prompt_idx": prompt, "sample_idx": sample,
-        "group_size": siblings, "rank_in_group": sample, "select_reason": "top" if (prompt, sample) == (1, 1) else "",
+        "group_size": siblings, "select_reason": "top" if (prompt, sample) == (1, 1) else "",
         "prompt": f"What is {a} + {b}?\n", "response": response, "expected_answer": str(a + b), "answer": str(answer),
-        "correct": right, "reward": 1.2 if right else -0.8, "score": 1.2 if right else -0.8, "advantage": chance.gauss(0, 1),
+        "correct": right, "reward": 1.2 if right else -0.8, "advantage": chance.gauss(0, 1),
         "in_loss": True, "left_out": None, "prompt_tokens": 9, "response_tokens": 18 + chance.randrange(10),
         "finish_reason": "length" if chance.random() < 0.2 else "stop", "logprob_mean": -0.1, "logprob_diff_mean": 1e-6,
         "logprob_diff_max": 1e-5, "reward/correct": 1.0 if right else -1.0, "reward/format": 0.2,

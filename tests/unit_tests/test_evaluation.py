@@ -70,4 +70,6 @@ def test_results_are_printed_overall_and_by_task_with_wrong_answers(tmp_path, ca
     file = write_results(tmp_path / "evaluation", 40, results)
     assert (file.name, json.loads(file.read_text())) == ("step-40.json", results)
     print_results(results)
-    assert "evaluation/accuracy" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "accuracy 66.7% (" in printed
+    assert "expected answer 46" in printed

@@ -8,7 +8,6 @@ from typing import Any
 from torchtitan_rl import comm
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import progress
-from torchtitan_rl.text import visible
 from torchtitan_rl.types import Episode, Group
 
 NUM_FAILURES = 20
@@ -63,29 +62,17 @@ def print_results_of(run_folder: Path, step: int) -> None:
 
 
 def print_results(results: Mapping[str, Any]) -> None:
-    """Prints the metrics as a table, with 95 % intervals where there are any, and up to five wrong answers."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    """Prints the measures, with 95 % intervals where there are any, and up to five wrong answers."""
+    from torchtitan_rl.observe.panels import (
+        evaluation_measures,
+        metric_table,
+        plain_console,
+        sample_panel,
+    )
 
-    metrics, console = results["metrics"], Console(highlight=False)
-    table = Table("metric", "value", "95 % interval")
-    for name, value in metrics.items():
-        if name.endswith(("_low", "_high")):
-            continue
-        ends = [metrics[key] for key in (f"{name}_low", f"{name}_high") if key in metrics]
-        interval = " to ".join(f"{end:.4f}" for end in ends)
-        table.add_row(escape(name), f"{value:.4f}", interval)
-    console.print(table)
-    failures = Table("the prompt ends", "expected", "answer", "the completion ends")
-    failures.title = "some wrong answers"
+    console = plain_console()
+    console.print(metric_table(evaluation_measures(results["metrics"]), console))
     for failure in next(iter(results["failures"].values()), [])[:5]:
-        texts = (
-            failure["prompt"],
-            failure["expected_answer"],
-            str(failure["answer"]),
-            failure["completion"],
-        )
-        failures.add_row(*(escape(visible(text[-60:])) for text in texts))
-    if failures.row_count:
-        console.print(failures)
+        row = {"response": failure["completion"], **failure, "select_reason": "wrong"}
+        del row["completion"]
+        console.print(sample_panel(row, console))

@@ -30,6 +30,10 @@ PLAIN_WIDTH = 120
 GAP = Text("  ")
 """Between two values of a line."""
 
+EVALUATION_PREFIX = "evaluation/"
+SHARES = ("accuracy", "format_rate", "clipped_fraction")
+"""Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
+
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = (
     "expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out", "turns",
@@ -39,7 +43,7 @@ _BELOW = (
 _HIDDEN_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
     "step", "run_id", "table", "prompt", "response", "messages", "conversation", "traces", "policy_version", "group_size",
-    "episode_id", "rank_in_group", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW,
+    "episode_id", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW,
 }  # fmt: skip
 
 
@@ -127,14 +131,13 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
 
 
 def _numbers(row: Row, console: Console) -> Text:
-    """Names and cells of a row's other columns, without those that add nothing: no value, score = reward, no staleness."""
+    """Names and cells of a row's other columns, without those that add nothing: no value, no staleness."""
     parts: list[Text] = []
     for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
         cell = row[column]
-        repeated = column == "score" and cell == row.get("reward")
         idle = column in _HIDDEN_AT_0 and cell == 0
         empty = cell is None and column not in ("answer", "reward")
-        if not (repeated or idle or empty):
+        if not (idle or empty):
             shown = "none" if cell is None else compact_number(flat_cell(cell))
             parts.append(_named(column.replace("_", " "), shown, console))
     return GAP.join(parts)
@@ -158,3 +161,25 @@ def metric_table(values: Mapping[str, float | str], console: Console) -> Table:
     for group, parts in groups.items():
         table.add_row("", safe(group, console, style="cyan"), GAP.join(parts))
     return table
+
+
+def percent(value: float) -> str:
+    """Formats a share: 0.975 as "97.5%"."""
+    return f"{100 * value:.1f}%"
+
+
+def evaluation_measures(values: dict[str, float]) -> dict[str, float | str]:
+    """The evaluation's measures, shares in percent with their intervals. Example: {"evaluation/accuracy": "61.7% (55.5 to 67.7)"}."""
+    measures: dict[str, float | str] = {}
+    for key, value in values.items():
+        is_end = key.endswith(("_low", "_high")) and key.rpartition("_")[0] in values
+        if not key.startswith(EVALUATION_PREFIX) or key.endswith("/seconds") or is_end:
+            continue
+        measures[key] = value
+        last = key.rpartition("/")[2]
+        if "/extra/" not in key and (last in SHARES or last.startswith(("pass@", "mean@"))):
+            measures[key] = percent(value)
+            if f"{key}_low" in values:
+                low, high = values[f"{key}_low"], values[f"{key}_high"]
+                measures[key] += f" ({100 * low:.1f} to {100 * high:.1f})"
+    return measures

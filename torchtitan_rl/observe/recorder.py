@@ -284,14 +284,9 @@ class Recorder(Configurable):
 
 
 def _run_id(run_folder: Path) -> str:
-    """The run's id, eight hex digits, created by the first rank to arrive and stored in the run folder."""
-    run_folder.mkdir(parents=True, exist_ok=True)
+    """The run's id, eight hex digits, which rank 0 creates and stores in the run folder."""
     path = run_folder / "run_id"
-    try:
-        with open(path, "x") as file:
-            file.write(uuid.uuid4().hex[:8])
-    except FileExistsError:
-        deadline = time.monotonic() + 2.0
-        while path.stat().st_size < 8 and time.monotonic() < deadline:
-            time.sleep(0.01)
+    if not path.exists():
+        run_folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(uuid.uuid4().hex[:8])
     return path.read_text(errors="replace").strip()

@@ -57,14 +57,12 @@ def episode_rows(
     """
     rows = []
     for group in groups:
-        ranks, masses = _ranks(group.samples), _masses(group.samples)
-        for episode, rank, mass in zip(group.samples, ranks, masses, strict=True):
+        for episode, mass in zip(group.samples, _masses(group.samples), strict=True):
             place = {
                 "step": step,
                 "split": split,
                 "staleness": policy_step - episode.completion.oldest_version,
                 "group_size": len(group.samples),
-                "rank_in_group": rank,
             }
             rows.append(_row(group.prompt, episode, place) | mass)
     return rows
@@ -92,17 +90,6 @@ def _masses(episodes: "Sequence[Episode]") -> list[Row]:
         {"q_mass": e.credit.columns.get("q_mass", q), "update_mass_proxy": update}
         for e, q, update in masses
     ]
-
-
-def _ranks(episodes: "Sequence[Episode]") -> list[int | None]:
-    """Each episode's rank in its group by reward: 0 is the best; None if it has no reward."""
-    rewards = [as_score(episode.reward) for episode in episodes]
-    scored = [i for i, reward in enumerate(rewards) if reward is not None]
-    scored.sort(key=lambda i: (-rewards[i], episodes[i].completion.sample_idx))
-    ranks: list[int | None] = [None] * len(episodes)
-    for rank, i in enumerate(scored):
-        ranks[i] = rank
-    return ranks
 
 
 def _conversation(episode: "Episode") -> list[dict[str, Any]]:
@@ -161,7 +148,6 @@ def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
         "prompt_idx": prompt.prompt_idx,
         "sample_idx": completion.sample_idx,
         "group_size": place["group_size"],
-        "rank_in_group": place["rank_in_group"],
         "select_reason": "",
         "prompt": prompt.text,
         "response": completion.text,
@@ -169,7 +155,6 @@ def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
         "answer": scored.answer,
         "correct": scored.correct,
         "reward": scored.reward,
-        "score": scored.reward,
         "advantage": episode.credit.advantage if trained else None,
         "in_loss": trained and episode.in_loss,
         "left_out": episode.credit.left_out,

@@ -12,8 +12,8 @@ from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.types import LogprobDiff
 
 SPECIFIED = [
-    "step", "episode_id", "policy_version", "staleness", "split", "prompt_idx", "sample_idx", "group_size", "rank_in_group",
-    "select_reason", "prompt", "response", "expected_answer", "answer", "correct", "reward", "score", "advantage", "in_loss",
+    "step", "episode_id", "policy_version", "staleness", "split", "prompt_idx", "sample_idx", "group_size",
+    "select_reason", "prompt", "response", "expected_answer", "answer", "correct", "reward", "advantage", "in_loss",
     "left_out", "prompt_tokens", "response_tokens", "carried_tokens", "finish_reason", "logprob_mean", "logprob_diff_mean", "logprob_diff_max",
 ]  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_episode_row_values():
     [row] = rows_of(group(2, one), step=7, policy_step=6)
     assert (row["step"], row["episode_id"], row["policy_version"], row["staleness"]) == (7, "train/7/2/1", 3, 3)
     assert (row["response_tokens"], row["prompt_tokens"], row["logprob_mean"]) == (4, 2, -0.5)
-    assert (row["reward"], row["score"], row["correct"], row["advantage"]) == (0.5, 0.5, False, -1.5)
+    assert (row["reward"], row["correct"], row["advantage"]) == (0.5, False, -1.5)
     assert (row["in_loss"], row["left_out"], row["logprob_diff_max"]) == (False, "truncated", 1e-4)
 
 
@@ -64,12 +64,6 @@ def test_rows_have_the_mass_by_rewards_and_the_share_of_the_update():
     for row in (*rows_of(group(0, sample(0, None))), *rows_of(group(0, sample(0, 1.0)), split="eval_greedy")):
         assert "q_mass" not in row
         assert "update_mass_proxy" not in row
-
-
-def test_rank_in_group_orders_by_reward_and_is_none_without_one():
-    first = group(0, *(sample(s, reward) for s, reward in enumerate([0.1, 0.9, None, math.nan, 0.9])))
-    rows = rows_of(first, group(1, sample(0, 0.5)))
-    assert [row["rank_in_group"] for row in rows] == [2, 0, None, None, 1, 0]
 
 
 def test_a_reward_function_or_an_example_s_column_named_like_a_core_column_cannot_overwrite_it():

@@ -79,7 +79,7 @@ def _progress(run: Run) -> str:
     if not run.steps:
         return "no step was recorded"
     last, total = run.steps[-1], run.setting("num_steps")
-    text = f"{last} of {total} steps" if total and last < total else f"step {last}"
+    text = f"{last} of {total} steps" if total and last < total else f"{last} steps"
     seconds = sum(sum(run.points(f"time/{phase}")[1]) for phase in ("step", "checkpoint/save"))
     if seconds:
         text += f" in {timedelta(seconds=round(seconds))}"

@@ -26,7 +26,6 @@ LEAST_ROWS_MB = 0.5
 
 _VIEWS = ("overview.js", "samples.js", "sample.js", "prompts.js", "health.js")
 _SCRIPTS = ("base.js", "charts.js", *_VIEWS, "app.js")
-_LEFT_OUT = frozenset(("run_id", "score"))
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
 
 
@@ -163,7 +162,7 @@ def _rows_within(run: Run, budget: float) -> list[Row]:
 
 def _shown(row: Row) -> Row:
     """The row's cells that the page shows; cells without a value are left out."""
-    cells = {name: _plain(cell) for name, cell in row.items() if name not in _LEFT_OUT}
+    cells = {name: _plain(cell) for name, cell in row.items() if name != "run_id"}
     return {name: cell for name, cell in cells.items() if cell is not None}
 
 

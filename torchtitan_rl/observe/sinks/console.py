@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from torchtitan_rl.observe.panels import metric_table, plain_console, sample_panel
+from torchtitan_rl.observe.panels import (
+    EVALUATION_PREFIX,
+    evaluation_measures,
+    metric_table,
+    percent,
+    plain_console,
+    sample_panel,
+)
 from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.sinks.base import Sink, SinkContext, StepRecord
 
@@ -39,11 +46,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def percent(value: float) -> str:
-    """Formats a share: 0.975 as "97.5%"."""
-    return f"{100 * value:.1f}%"
-
-
 def six_wide(value: float) -> str:
     """Formats a number in six characters, as "1.169", "-12.35" or "1234.5"."""
     return f"{value:.{3 if abs(value) < 10 else 2 if abs(value) < 100 else 1}f}"
@@ -63,7 +65,6 @@ STEP_LINE = (
     ),
 )
 """In 80 characters, the three of highest priority fit; in 120, all but tok/s."""
-EVALUATION_PREFIX = "evaluation/"
 PANEL_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
@@ -72,8 +73,6 @@ PANEL_METRICS = (
     "obs/overhead_ms", "extra/*",
 )  # fmt: skip
 """About 35 numbers in a typical step, and what reward functions log. Those of an evaluation have their own line."""
-SHARES = ("accuracy", "format_rate", "clipped_fraction")
-"""Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
 MAX_SAMPLES = 6
 """Samples of one table printed in a step."""
 
@@ -105,7 +104,7 @@ class ConsoleSink(Sink):
     def write(self, record: StepRecord) -> None:
         """Prints the step's line, an evaluation's lines, and every `console_every` steps metrics and samples."""
         self._console.print(self._step_line(record), soft_wrap=True)
-        if measures := _measures(record.values):
+        if measures := evaluation_measures(record.values):
             self._console.print(metric_table(measures, self._console))
         every = self.context.config.console_every
         if every <= 0:
@@ -163,20 +162,3 @@ class ConsoleSink(Sink):
         if seconds is None:
             return "-", eta
         return f"{seconds:.1f} s" if seconds < 100 else duration(seconds), eta
-
-
-def _measures(values: dict[str, float]) -> dict[str, float | str]:
-    """The evaluation's measures, shares in percent with their intervals. Example: {"evaluation/accuracy": "61.7% (55.5 to 67.7)"}."""
-    measures: dict[str, float | str] = {}
-    for key, value in values.items():
-        is_end = key.endswith(("_low", "_high")) and key.rpartition("_")[0] in values
-        if not key.startswith(EVALUATION_PREFIX) or key.endswith("/seconds") or is_end:
-            continue
-        measures[key] = value
-        last = key.rpartition("/")[2]
-        if "/extra/" not in key and (last in SHARES or last.startswith(("pass@", "mean@"))):
-            measures[key] = percent(value)
-            if f"{key}_low" in values:
-                low, high = values[f"{key}_low"], values[f"{key}_high"]
-                measures[key] += f" ({100 * low:.1f} to {100 * high:.1f})"
-    return measures

@@ -251,7 +251,7 @@ function breakdown(row) {
 }
 
 function otherColumns(row) {
-  const shown = new Set([...BASIC, 'episode_id', 'messages', 'conversation', 'traces', 'tokens', 'answer', 'expected_answer']);
+  const shown = new Set([...BASIC, 'table', 'prompt_idx', 'sample_idx', 'group_size', 'select_reason', 'advantage', 'left_out', 'episode_id', 'messages', 'conversation', 'traces', 'tokens', 'answer', 'expected_answer']);
   const rest = columnNames.filter((name) => !shown.has(name) && !name.startsWith('reward/') && cell(row, name) !== null && cell(row, name) !== '');
   const lead = (name) => (name.startsWith('extra/') ? 0 : name.startsWith('example/') ? 1 : 2);
   rest.sort((a, b) => lead(a) - lead(b));
