@@ -78,6 +78,7 @@ from torchtitan_rl.generator import start  # noqa: E402
 from torchtitan_rl.generator.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
+from torchtitan_rl.models.families import FAMILIES  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import InProcess  # noqa: E402
@@ -236,7 +237,7 @@ class _Tokenizer:
 
 
 def _folder(spec: object, at: str) -> str:
-    [kind] = [family.model_type for family in models.FAMILIES.values() if family.name == spec.name]
+    [kind] = [family.model_type for family in FAMILIES.values() if family.name == spec.name]
     config = AutoConfig.for_model(kind, max_position_embeddings=4096, **models.hf_architecture(spec.model))
     config.architectures = [ARCHITECTURES[kind]]
     config.save_pretrained(at)

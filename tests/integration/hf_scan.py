@@ -21,7 +21,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tests.parts.hf_decoders import BOUNDS, policy_figures  # noqa: E402
 from tests.parts.only_rank import only_rank  # noqa: E402
 from torchtitan_rl.errors import UserError  # noqa: E402
-from torchtitan_rl.models import FAMILIES, spec_from_folder  # noqa: E402
+from torchtitan_rl.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.models.families import FAMILIES  # noqa: E402
 from torchtitan_rl.models.multimodal import MULTIMODAL  # noqa: E402
 
 SIZES = {

@@ -1,0 +1,387 @@
+"""Conversion between a Hugging Face config.json and the policy's model.
+
+Families in FAMILIES run with torchtitan's modules. Any other dense decoder, and a family's model with a RoPE, windows or biases
+that torchtitan's modules lack, runs with transformers' own: see hf_decoder.py for the model and hf_support.py for what is refused.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, TransformerBlock
+from torchtitan.models.common.attention import GQAttention
+from torchtitan.models.common.config_utils import (
+    get_attention_config,
+    make_ffn_config,
+    make_gqa_config,
+)
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.qwen3 import Qwen3TransformerBlock
+from torchtitan.protocols.model_spec import ModelSpec
+
+from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.models.families import (
+    FAMILIES,
+    QWEN3,
+    QWEN3_MOE,
+    Family,
+    beyond_torchtitan,
+    unlike_vllm,
+)
+from torchtitan_rl.models.hf_decoder import HFDecoder, HFStateDictAdapter, parallelize_hf
+from torchtitan_rl.models.hf_support import Unsupported, examine
+from torchtitan_rl.models.mixture_of_experts import MixtureOfExperts, mixture_entries
+from torchtitan_rl.models.multimodal import MULTIMODAL, text_of
+from torchtitan_rl.text import without_code_advice
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_LINEAR_INIT = {"weight": partial(nn.init.normal_, std=0.02), "bias": nn.init.zeros_}
+_NORM_INIT = {"weight": nn.init.ones_}
+
+_ROPE_SCALING = {
+    "factor": "scaling_factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+}
+"""Llama 3's RoPE scaling: {name in config.json: name in torchtitan}."""
+
+
+def spec_from_folder(folder: Path) -> ModelSpec:
+    """Returns the model that a checkpoint folder's config.json describes.
+
+    Raises:
+        UserError: naming `hf_assets_path`, if config.json cannot be read, contradicts itself or describes an unsupported model.
+    """
+    found = _config_of(folder)
+    architecture = (found.architectures or [found.model_type])[0]
+    family = FAMILIES.get(architecture)
+    if architecture in MULTIMODAL and "text_config" in found.sub_configs:
+        text = text_of(found, folder)
+        return _transformers_spec(folder, text, text.architectures[0], part_of=architecture)
+    if family is None:
+        return _transformers_spec(folder, found, architecture)
+    expect(
+        found.model_type == family.model_type, "hf_assets_path", str(folder),
+        f"one model, but its config.json has architectures {architecture}, by which vLLM goes, and model_type {found.model_type!r}, "
+        f"by which transformers goes ({architecture} is of model_type {family.model_type!r})",
+        "Correct the entry that is wrong.",
+    )  # fmt: skip
+    refused = unlike_vllm(found, family)
+    expect(
+        not refused, "hf_assets_path", str(folder),
+        f"a {architecture} that vLLM computes as transformers does, but its config.json has {', '.join(refused)}",
+        "Use another checkpoint.",
+    )  # fmt: skip
+    if beyond_torchtitan(found):
+        return _transformers_spec(folder, found, architecture)
+    rope = found.rope_parameters
+    return _spec(
+        family,
+        **_sizes(found, folder),
+        rms_norm_eps=found.rms_norm_eps,
+        rope_theta=rope["rope_theta"],
+        rope_scaling=rope if rope["rope_type"] == "llama3" else None,
+        mixture=MixtureOfExperts.of(found) if family is QWEN3_MOE else None,
+    )
+
+
+def _config_of(folder: Path) -> "PretrainedConfig":
+    """Reads config.json with transformers, which fills in missing entries of an older or shorter file."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # many types, for unknown model types and for wrong types of values
+        said = without_code_advice(str(error).strip().split("\n\n")[0]) or type(error).__name__
+        raise UserError(
+            f"hf_assets_path = {str(folder)!r}: transformers cannot read its config.json: {said.rstrip('.')}. Correct it."
+        ) from error
+
+
+def _sizes(found: "PretrainedConfig", folder: Path) -> dict[str, Any]:
+    """Returns a decoder's sizes as arguments of `_spec`. Raises UserError for heads that cannot be."""
+    keys = (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    )
+    keys += ("tie_word_embeddings", "max_position_embeddings")
+    heads = found.num_attention_heads
+    key_value_heads = getattr(found, "num_key_value_heads", None) or heads
+    said = f"heads that num_key_value_heads divides, but its config.json has {heads} heads and num_key_value_heads {key_value_heads}"
+    expect(
+        key_value_heads > 0 and heads % key_value_heads == 0,
+        "hf_assets_path",
+        str(folder),
+        said,
+        "Correct it.",
+    )
+    return {
+        **{key: getattr(found, key) for key in keys},
+        "num_key_value_heads": key_value_heads,
+        "head_dim": getattr(found, "head_dim", None) or found.hidden_size // heads,
+    }
+
+
+def _transformers_spec(
+    folder: Path, found: "PretrainedConfig", architecture: str, part_of: str = ""
+) -> ModelSpec:
+    """Returns any other dense decoder, with transformers' modules: see `HFDecoder.Config.part_of`."""
+    try:
+        examined = examine(found, architecture)
+    except Unsupported as reason:
+        raise UserError(
+            f"hf_assets_path = {str(folder)!r}: expected a dense decoder, but its config.json says {architecture}, and {reason}. "
+            "See docs/models.md."
+        ) from reason
+    family = Family(
+        name=found.model_type,
+        model_type=found.model_type,
+        model=HFDecoder.Config,
+        block=Qwen3TransformerBlock.Config,
+        rope=CosSinRoPE.Config,
+        parallelize=parallelize_hf,
+        adapter=HFStateDictAdapter,
+    )
+    spec = _spec(family, **_sizes(found, folder), rms_norm_eps=0.0, rope_theta=1.0)
+    config = dataclasses.replace(
+        spec.model, hf=found, part_of=part_of, **dataclasses.asdict(examined)
+    )
+    return dataclasses.replace(spec, model=config)
+
+
+def _spec(
+    family: Family,
+    *,
+    vocab_size: int,
+    hidden_size: int,
+    num_hidden_layers: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    head_dim: int,
+    intermediate_size: int,
+    tie_word_embeddings: bool,
+    rms_norm_eps: float,
+    rope_theta: float,
+    max_position_embeddings: int,
+    rope_scaling: Mapping[str, Any] | None = None,
+    mixture: MixtureOfExperts | None = None,
+) -> ModelSpec:
+    """Returns a decoder of the family. The arguments are config.json's entries. `mixture`: of layers that are not dense."""
+    dim = hidden_size
+    rope = _rope(
+        family,
+        dim=head_dim,
+        max_seq_len=max_position_embeddings,
+        theta=float(rope_theta),
+        scaling=rope_scaling,
+    )
+    attention = partial(
+        make_gqa_config,
+        dim=dim,
+        n_heads=num_attention_heads,
+        n_kv_heads=num_key_value_heads,
+        head_dim=head_dim,
+        rope=rope,
+    )
+    make_block = partial(_block, family, attention=attention, ffn_dim=intermediate_size)
+    layers: list[TransformerBlock.Config] = []
+    for number in range(num_hidden_layers):
+        is_dense = mixture is None or number in mixture.dense
+        norms = _norm(dim, rms_norm_eps), _norm(dim, rms_norm_eps), _norm(head_dim, rms_norm_eps)
+        layers.append(make_block(norms=norms, mixture=None if is_dense else mixture))
+    return ModelSpec(
+        name=family.name,
+        flavor=f"{num_hidden_layers}x{dim}",
+        model=family.model(
+            vocab_size=vocab_size,
+            dim=dim,
+            norm=_norm(dim, rms_norm_eps),
+            enable_weight_tying=tie_word_embeddings,
+            tok_embeddings=_embedding(vocab_size, dim, tied=tie_word_embeddings),
+            lm_head=Linear.Config(
+                in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT
+            ),
+            layers=layers,
+        ),
+        parallelize_fn=family.parallelize,
+        pipelining_fn=None,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=family.adapter,
+    )
+
+
+def _embedding(vocab_size: int, dim: int, *, tied: bool) -> Embedding.Config:
+    init = {"weight": skip_param_init} if tied else _LINEAR_INIT
+    return Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim, param_init=init)
+
+
+def _rope(
+    family: Family, *, scaling: Mapping[str, Any] | None, **settings: Any
+) -> CosSinRoPE.Config:
+    """Returns the rotary embedding's config, with Llama's scaling if config.json has one."""
+    rope = family.rope(**settings)
+    if not scaling:
+        return rope
+    settings = {ours: scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
+    return dataclasses.replace(rope, scaling="llama", **settings)
+
+
+def _block(
+    family: Family,
+    *,
+    attention: Callable[..., GQAttention.Config],
+    norms: tuple[RMSNorm.Config, RMSNorm.Config, RMSNorm.Config],
+    ffn_dim: int,
+    mixture: MixtureOfExperts | None,
+) -> TransformerBlock.Config:
+    """Returns the config of one block, with a mixture of experts or a dense feed-forward of width `ffn_dim`.
+
+    `norms`: before the attention, before the feed-forward, and of queries and keys.
+    """
+    attention_norm, ffn_norm, qk_norm = norms
+    attention_config = attention(
+        wqkv_param_init=_LINEAR_INIT,
+        wo_param_init=_LINEAR_INIT,
+        inner_attention=get_attention_config("varlen"),
+        fuse_qkv=True,
+        qk_norm=qk_norm if family.qk_norm else None,
+    )
+    attention_config.qkv_linear.wqkv.bias = family.qkv_bias
+    dim = attention_norm.normalized_shape
+    inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
+    feed_forward = None if mixture else make_ffn_config(dim=dim, hidden_dim=ffn_dim, **inits)
+    return family.block(
+        attention=attention_config,
+        feed_forward=feed_forward,
+        moe=mixture.config(dim) if mixture else None,
+        attention_norm=attention_norm,
+        ffn_norm=ffn_norm,
+    )
+
+
+def _norm(size: int, eps: float) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=size, eps=eps, param_init=_NORM_INIT)
+
+
+def small_qwen3(
+    *,
+    vocab_size: int,
+    dim: int = 256,
+    n_layers: int = 4,
+    n_heads: int = 4,
+    n_kv_heads: int = 2,
+    head_dim: int = 64,
+    hidden_dim: int = 512,
+    max_seq_len: int = 512,
+    rope_theta: float = 10000.0,
+    num_experts: int = 0,
+    top_k: int = 2,
+) -> ModelSpec:
+    """Returns a Qwen3 with tied embeddings and these dimensions; by default 2.4M parameters at a small vocabulary.
+
+    Args:
+        num_experts: with more than 0, each layer has as many experts of `hidden_dim` in place of its MLP.
+        top_k: experts of a token.
+    """
+    entries = {
+        "vocab_size": vocab_size,
+        "hidden_size": dim,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": n_heads,
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": hidden_dim,
+        "max_position_embeddings": max_seq_len,
+        "rope_theta": rope_theta,
+    }
+    mixture = MixtureOfExperts(
+        num_experts=num_experts,
+        num_experts_per_tok=top_k,
+        moe_intermediate_size=hidden_dim,
+        norm_topk_prob=True,
+    )
+    return _spec(
+        QWEN3_MOE if num_experts else QWEN3,
+        **entries,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+        mixture=mixture if num_experts else None,
+    )
+
+
+def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
+    """Returns the Hugging Face config.json entries that describe this model."""
+    if isinstance(config, HFDecoder.Config):
+        return _transformers_entries(config)
+    attention = config.layers[0].attention
+    rope = attention.rope
+    dense = next(
+        (layer.feed_forward for layer in config.layers if layer.feed_forward is not None), None
+    )
+    entries = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads or attention.n_heads,
+        "head_dim": attention.head_dim,
+        **({"intermediate_size": dense.w1.out_features} if dense else {}),
+        "tie_word_embeddings": config.enable_weight_tying,
+        "rms_norm_eps": config.norm.eps,
+        "rope_theta": rope.theta,
+        **mixture_entries(config.layers),
+    }
+    if rope.scaling == "llama":
+        scaling = {theirs: getattr(rope, ours) for theirs, ours in _ROPE_SCALING.items()}
+        entries["rope_scaling"] = {"rope_type": "llama3", **scaling}
+    return entries
+
+
+_NOT_COMPUTED = (
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+)
+"""Entries of config.json that no log-probability depends on."""
+
+
+def _transformers_entries(config: HFDecoder.Config) -> dict[str, Any]:
+    """Returns config.json without entries that affect no computation. Sizes have the usual names."""
+    entries = {key: value for key, value in config.hf.to_dict().items() if key not in _NOT_COMPUTED}
+    attention = config.first_attention
+    sizes = {"num_key_value_heads": attention.n_kv_heads, "head_dim": attention.head_dim}
+    return json.loads(json.dumps(entries | sizes, default=str))
+
+
+def new_hf_model(spec: ModelSpec, **settings: Any) -> "PreTrainedModel":
+    """Returns transformers' model for a spec from this module, with random weights, in torch's default dtype.
+
+    Args:
+        settings: further entries of config.json.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_types = {family.name: family.model_type for family in FAMILIES.values()}
+    entries = {
+        "max_position_embeddings": spec.model.max_seq_len,
+        **hf_architecture(spec.model),
+        **settings,
+    }
+    config = AutoConfig.for_model(**{"model_type": model_types.get(spec.name), **entries})
+    # For short sequences, eager attention is 20 % faster than flash attention on a CPU.
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
