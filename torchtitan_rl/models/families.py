@@ -37,7 +37,7 @@ class Family:
     name: str
     model_type: str
     """The `model_type` in config.json."""
-    model: type[Decoder.Config]
+    model: Callable[..., Decoder.Config]
     block: type[TransformerBlock.Config]
     rope: type[RoPE.Config]
     parallelize: Callable
@@ -110,28 +110,26 @@ FAMILIES = {
 """Model families by the name in config.json's `architectures`."""
 
 
-def beyond_torchtitan(found: "PretrainedConfig") -> list[str]:
+def beyond_torchtitan(config: "PretrainedConfig", family: Family) -> list[str]:
     """Returns the config entries that torchtitan's modules of this family lack. Such a model runs with transformers' layers.
 
-    Example: ["rope_type 'yarn'"]. Empty for other families, which always run with transformers' layers.
+    Example: ["rope_type 'yarn'"]
     """
-    family = next((one for one in FAMILIES.values() if one.model_type == found.model_type), None)
-    if family is None:
-        return []
-    rope_type = found.rope_parameters["rope_type"]
-    return _differing(found, family.native) + [f"rope_type {rope_type!r}"] * (
-        rope_type not in family.rope_types
-    )
+    lacking = _differing(config, family.native)
+    rope_type = config.rope_parameters["rope_type"]
+    if rope_type not in family.rope_types:
+        lacking.append(f"rope_type {rope_type!r}")
+    return lacking
 
 
-def unlike_vllm(found: "PretrainedConfig", family: Family) -> list[str]:
+def unlike_vllm(config: "PretrainedConfig", family: Family) -> list[str]:
     """Returns the entries of a config that vLLM computes otherwise than transformers, or not at all."""
-    refused, rope = _differing(found, family.must_be), found.rope_parameters
-    split = found.hidden_size // found.num_attention_heads
-    head_dim = getattr(found, "head_dim", None) or split
+    refused, rope = _differing(config, family.must_be), config.rope_parameters
+    split = config.hidden_size // config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or split
     if family.heads_split_hidden and head_dim != split:
         refused.append(f"head_dim {head_dim}, but vLLM uses hidden_size / num_attention_heads")
-    if len(set(getattr(found, "layer_types", None) or ())) > 1:
+    if len(set(getattr(config, "layer_types", None) or ())) > 1:
         refused.append("windows in some layers, but vLLM has them in all or none")
     if "rope_type" not in rope:
         refused.append("rope_parameters by type of layer, which vLLM ignores")
@@ -146,7 +144,7 @@ def unlike_vllm(found: "PretrainedConfig", family: Family) -> list[str]:
     return refused
 
 
-def _differing(found: "PretrainedConfig", only: Mapping[str, Any]) -> list[str]:
+def _differing(config: "PretrainedConfig", only: Mapping[str, Any]) -> list[str]:
     """Returns the entries of a config that differ from the given ones. Example: ["mlp_bias True"]"""
-    values = {key: getattr(found, key, expected) for key, expected in only.items()}
+    values = {key: getattr(config, key, expected) for key, expected in only.items()}
     return [f"{key} {value!r}" for key, value in values.items() if value != only[key]]

@@ -4,9 +4,9 @@ Families in FAMILIES run with torchtitan's modules. Any other dense decoder, and
 that torchtitan's modules lack, runs with transformers' own: see hf_decoder.py for the model and hf_support.py for what is refused.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,42 +54,54 @@ _ROPE_SCALING = {
 """Llama 3's RoPE scaling: {name in config.json: name in torchtitan}."""
 
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
+"""Entries of config.json that every decoder has."""
+
+
 def spec_from_folder(folder: Path) -> ModelSpec:
     """Returns the model that a checkpoint folder's config.json describes.
 
     Raises:
         UserError: naming `hf_assets_path`, if config.json cannot be read, contradicts itself or describes an unsupported model.
     """
-    found = _config_of(folder)
-    architecture = (found.architectures or [found.model_type])[0]
+    config = _config_of(folder)
+    architecture = (config.architectures or [config.model_type])[0]
     family = FAMILIES.get(architecture)
-    if architecture in MULTIMODAL and "text_config" in found.sub_configs:
-        text = text_of(found, folder)
+    if architecture in MULTIMODAL and "text_config" in config.sub_configs:
+        text = text_of(config, folder)
         return _transformers_spec(folder, text, text.architectures[0], part_of=architecture)
     if family is None:
-        return _transformers_spec(folder, found, architecture)
+        return _transformers_spec(folder, config, architecture)
     expect(
-        found.model_type == family.model_type, "hf_assets_path", str(folder),
-        f"one model, but its config.json has architectures {architecture}, by which vLLM goes, and model_type {found.model_type!r}, "
+        config.model_type == family.model_type, "hf_assets_path", str(folder),
+        f"one model, but its config.json has architectures {architecture}, by which vLLM goes, and model_type {config.model_type!r}, "
         f"by which transformers goes ({architecture} is of model_type {family.model_type!r})",
         "Correct the entry that is wrong.",
     )  # fmt: skip
-    refused = unlike_vllm(found, family)
+    refused = unlike_vllm(config, family)
     expect(
         not refused, "hf_assets_path", str(folder),
         f"a {architecture} that vLLM computes as transformers does, but its config.json has {', '.join(refused)}",
         "Use another checkpoint.",
     )  # fmt: skip
-    if beyond_torchtitan(found):
-        return _transformers_spec(folder, found, architecture)
-    rope = found.rope_parameters
+    if beyond_torchtitan(config, family):
+        return _transformers_spec(folder, config, architecture)
+    rope = config.rope_parameters
     return _spec(
         family,
-        **_sizes(found, folder),
-        rms_norm_eps=found.rms_norm_eps,
+        **_sizes(config, folder),
+        rms_norm_eps=config.rms_norm_eps,
         rope_theta=rope["rope_theta"],
         rope_scaling=rope if rope["rope_type"] == "llama3" else None,
-        mixture=MixtureOfExperts.of(found) if family is QWEN3_MOE else None,
+        mixture=MixtureOfExperts.of(config) if family is QWEN3_MOE else None,
     )
 
 
@@ -100,64 +112,49 @@ def _config_of(folder: Path) -> "PretrainedConfig":
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # many types, for unknown model types and for wrong types of values
-        said = without_code_advice(str(error).strip().split("\n\n")[0]) or type(error).__name__
+        reason = without_code_advice(str(error).strip().split("\n\n")[0]) or type(error).__name__
         raise UserError(
-            f"hf_assets_path = {str(folder)!r}: transformers cannot read its config.json: {said.rstrip('.')}. Correct it."
+            f"hf_assets_path = {str(folder)!r}: transformers cannot read its config.json: {reason.rstrip('.')}. Correct it."
         ) from error
 
 
-def _sizes(found: "PretrainedConfig", folder: Path) -> dict[str, Any]:
+def _sizes(config: "PretrainedConfig", folder: Path) -> dict[str, Any]:
     """Returns a decoder's sizes as arguments of `_spec`. Raises UserError for heads that cannot be."""
-    keys = (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-    )
-    keys += ("tie_word_embeddings", "max_position_embeddings")
-    heads = found.num_attention_heads
-    key_value_heads = getattr(found, "num_key_value_heads", None) or heads
-    said = f"heads that num_key_value_heads divides, but its config.json has {heads} heads and num_key_value_heads {key_value_heads}"
+    heads = config.num_attention_heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     expect(
-        key_value_heads > 0 and heads % key_value_heads == 0,
-        "hf_assets_path",
-        str(folder),
-        said,
+        key_value_heads > 0 and heads % key_value_heads == 0, "hf_assets_path", str(folder),
+        f"heads that num_key_value_heads divides, but its config.json has {heads} heads and num_key_value_heads {key_value_heads}",
         "Correct it.",
-    )
+    )  # fmt: skip
     return {
-        **{key: getattr(found, key) for key in keys},
+        **{name: getattr(config, name) for name in _SIZES},
         "num_key_value_heads": key_value_heads,
-        "head_dim": getattr(found, "head_dim", None) or found.hidden_size // heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
     }
 
 
 def _transformers_spec(
-    folder: Path, found: "PretrainedConfig", architecture: str, part_of: str = ""
+    folder: Path, config: "PretrainedConfig", architecture: str, part_of: str = ""
 ) -> ModelSpec:
     """Returns any other dense decoder, with transformers' modules: see `HFDecoder.Config.part_of`."""
     try:
-        examined = examine(found, architecture)
+        examined = examine(config, architecture)
     except Unsupported as reason:
         raise UserError(
             f"hf_assets_path = {str(folder)!r}: expected a dense decoder, but its config.json says {architecture}, and {reason}. "
             "See docs/models.md."
         ) from reason
     family = Family(
-        name=found.model_type,
-        model_type=found.model_type,
-        model=HFDecoder.Config,
+        name=config.model_type,
+        model_type=config.model_type,
+        model=partial(HFDecoder.Config, hf=config, part_of=part_of, **asdict(examined)),
         block=Qwen3TransformerBlock.Config,
         rope=CosSinRoPE.Config,
         parallelize=parallelize_hf,
         adapter=HFStateDictAdapter,
     )
-    spec = _spec(family, **_sizes(found, folder), rms_norm_eps=0.0, rope_theta=1.0)
-    config = dataclasses.replace(
-        spec.model, hf=found, part_of=part_of, **dataclasses.asdict(examined)
-    )
-    return dataclasses.replace(spec, model=config)
+    return _spec(family, **_sizes(config, folder), rms_norm_eps=0.0, rope_theta=1.0)
 
 
 def _spec(
@@ -179,13 +176,10 @@ def _spec(
 ) -> ModelSpec:
     """Returns a decoder of the family. The arguments are config.json's entries. `mixture`: of layers that are not dense."""
     dim = hidden_size
-    rope = _rope(
-        family,
-        dim=head_dim,
-        max_seq_len=max_position_embeddings,
-        theta=float(rope_theta),
-        scaling=rope_scaling,
-    )
+    rope = family.rope(dim=head_dim, max_seq_len=max_position_embeddings, theta=float(rope_theta))
+    if rope_scaling:
+        scaling = {ours: rope_scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
+        rope = replace(rope, scaling="llama", **scaling)
     attention = partial(
         make_gqa_config,
         dim=dim,
@@ -200,6 +194,7 @@ def _spec(
         is_dense = mixture is None or number in mixture.dense
         norms = _norm(dim, rms_norm_eps), _norm(dim, rms_norm_eps), _norm(head_dim, rms_norm_eps)
         layers.append(make_block(norms=norms, mixture=None if is_dense else mixture))
+    embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
     return ModelSpec(
         name=family.name,
         flavor=f"{num_hidden_layers}x{dim}",
@@ -208,7 +203,9 @@ def _spec(
             dim=dim,
             norm=_norm(dim, rms_norm_eps),
             enable_weight_tying=tie_word_embeddings,
-            tok_embeddings=_embedding(vocab_size, dim, tied=tie_word_embeddings),
+            tok_embeddings=Embedding.Config(
+                num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
+            ),
             lm_head=Linear.Config(
                 in_features=dim, out_features=vocab_size, param_init=_LINEAR_INIT
             ),
@@ -219,22 +216,6 @@ def _spec(
         post_optimizer_build_fn=None,
         state_dict_adapter=family.adapter,
     )
-
-
-def _embedding(vocab_size: int, dim: int, *, tied: bool) -> Embedding.Config:
-    init = {"weight": skip_param_init} if tied else _LINEAR_INIT
-    return Embedding.Config(num_embeddings=vocab_size, embedding_dim=dim, param_init=init)
-
-
-def _rope(
-    family: Family, *, scaling: Mapping[str, Any] | None, **settings: Any
-) -> CosSinRoPE.Config:
-    """Returns the rotary embedding's config, with Llama's scaling if config.json has one."""
-    rope = family.rope(**settings)
-    if not scaling:
-        return rope
-    settings = {ours: scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
-    return dataclasses.replace(rope, scaling="llama", **settings)
 
 
 def _block(
@@ -326,9 +307,8 @@ def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
         return _transformers_entries(config)
     attention = config.layers[0].attention
     rope = attention.rope
-    dense = next(
-        (layer.feed_forward for layer in config.layers if layer.feed_forward is not None), None
-    )
+    dense = [layer.feed_forward for layer in config.layers if layer.feed_forward is not None]
+    width = {"intermediate_size": dense[0].w1.out_features} if dense else {}
     entries = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.dim,
@@ -336,7 +316,7 @@ def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
         "num_attention_heads": attention.n_heads,
         "num_key_value_heads": attention.n_kv_heads or attention.n_heads,
         "head_dim": attention.head_dim,
-        **({"intermediate_size": dense.w1.out_features} if dense else {}),
+        **width,
         "tie_word_embeddings": config.enable_weight_tying,
         "rms_norm_eps": config.norm.eps,
         "rope_theta": rope.theta,
