@@ -51,8 +51,8 @@ class LineFile:
         with open(self._path, "rb") as lines:
             for line in lines:
                 offset += len(line)
-                found = _STEP.match(line)
-                if found and int(found[1]) < step:
+                step_of_line = _STEP.match(line)
+                if step_of_line and int(step_of_line[1]) < step:
                     kept = offset
         os.ftruncate(self._file, kept)
         self.size = kept
@@ -113,8 +113,8 @@ def _whole_size(path: Path, end: bytes) -> int:
             start = max(0, position - block)
             file.seek(start)
             tail = file.read(position - start) + tail[: len(end) - 1]
-            found = tail.rfind(end)
-            if found >= 0:
-                return start + found + len(end)
+            place = tail.rfind(end)
+            if place >= 0:
+                return start + place + len(end)
             position = start
     return 0

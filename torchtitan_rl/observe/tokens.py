@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
 from torchtitan_rl.trainer.packing import token_advantages
 
@@ -31,9 +29,8 @@ class TokenPayload:
         self.episode = episode
         self.trained = trained
 
-    def __repr__(
-        self,
-    ) -> str:  # without an address, so that rows with equal cells compare equal as text
+    def __repr__(self) -> str:
+        """Without an address, so that rows with equal cells are equal as text."""
         return "TokenPayload"
 
     def written(self, decode: Decode) -> dict[str, Any] | None:
@@ -45,75 +42,46 @@ class TokenPayload:
         episode, completion = self.episode, self.episode.completion
         if len(completion.token_ids) > MOST_TOKENS:
             return None
-        mask = completion.loss_mask  # [L]
-        found: dict[str, Any] = {
-            "text": pieces(completion.token_ids.tolist(), decode),
-        }
+        mask, credit = completion.loss_mask, episode.credit  # [L]
+        tokens: dict[str, Any] = {"text": pieces(completion.token_ids.tolist(), decode)}
         if not is_demonstration(episode, self.trained):
-            found["logprob"] = _spread(completion.sampled_logprobs, mask, 3)
+            tokens["logprob"] = _spread(completion.sampled_logprobs, mask, 3)
         if completion.token_versions is not None:
-            found["age"] = (
-                completion.policy_version - completion.token_versions
-            ).tolist()  # in updates
-        for name, values in (
-            episode.logprob_diff.tokens if episode.logprob_diff else {}
-        ).items():  # [num_sampled] each
+            ages = completion.policy_version - completion.token_versions  # [L] in updates
+            tokens["age"] = ages.tolist()
+        differences = episode.logprob_diff.tokens if episode.logprob_diff else {}
+        for name, values in differences.items():  # [num_sampled] each
             if len(values) == completion.num_sampled:
-                found[name] = _spread(values, mask, 2 if name == "diff" else 3)
-        for name, values in episode.credit.token_columns.items():  # [L] each
+                tokens[name] = _spread(values, mask, 2 if name == "diff" else 3)
+        for name, values in credit.token_columns.items():  # [L] each
             if name == TEACHER_TOKEN:
-                said = [decode([int(token)]) for token in values.tolist()]
-                found[name] = [
-                    text if mine else None for text, mine in zip(said, mask.tolist(), strict=True)
-                ]
+                texts = (
+                    decode([int(token)]) if mine else None for token, mine in zip(values, mask)
+                )
+                tokens[name] = list(texts)
             else:
-                found[name] = _spread(values[mask], mask, 3)
+                tokens[name] = _spread(values[mask], mask, 3)
         if self.trained and episode.in_loss:
-            credit = episode.credit
-            shared = credit.turn_advantages is None and credit.token_advantages is None
-            found["advantage"] = (
-                float(f"{credit.advantage:.4g}")
-                if shared
-                else _spread(token_advantages(episode)[mask], mask, 4)
-            )
-        return found
+            tokens["advantage"] = float(f"{credit.advantage:.4g}")
+            if credit.turn_advantages is not None or credit.token_advantages is not None:
+                tokens["advantage"] = _spread(token_advantages(episode)[mask], mask, 4)
+        return tokens
 
 
 def with_special_tokens(row: dict[str, Any], decode: Decode) -> dict[str, Any]:
-    """The row with the special tokens inside its response and its turns, which the texts of rewards leave out.
+    """The row of a completion in one turn with the special tokens inside its response, which the texts of rewards leave out.
 
-    Example: "4<|im_start|>user" in place of "4user". A turn's own end token stays left out.
+    Example: "4<|im_start|>user" in place of "4user". A special token at its end stays left out.
     """
     payload = row.get(TOKENS)
     if not isinstance(payload, TokenPayload) or is_demonstration(payload.episode, payload.trained):
         return row
     completion = payload.episode.completion
-    if len(completion.traces) > 1:  # their order is not that of the turns
+    if completion.turns or "response" not in row:
         return row
-    parts = completion.turns or [completion]
-    sampled = completion.token_ids[completion.loss_mask]
-    ends = np.cumsum([turn.num_tokens for turn in completion.turns])
-    turns = np.split(sampled, ends)[: len(ends)] if completion.turns else [sampled]
-    texts = [
-        _visible(turn.tolist(), part.text, decode) for turn, part in zip(turns, parts, strict=True)
-    ]
-    if texts == [part.text for part in parts]:
-        return row
-    found = {"response": "\n".join(texts)}
-    if "conversation" in row:
-        found["conversation"] = said = list(row["conversation"])
-        place = 0
-        for turn, text in zip(completion.turns, texts, strict=True):
-            said[place] = {**said[place], "content": text}
-            place += 1 + len(turn.messages)
-    return row | {column: cell for column, cell in found.items() if column in row}
-
-
-def _visible(token_ids: list[int], text: str, decode: Decode) -> str:
-    """The text with its special tokens if there are any besides one at its end."""
-    whole = decode(token_ids)
-    ended = whole == text + decode(token_ids[-1:])
-    return text if ended else whole
+    whole = decode(completion.token_ids.tolist())
+    ended = whole == completion.text + decode(completion.token_ids[-1:].tolist())
+    return row if ended else {**row, "response": whole}
 
 
 def is_demonstration(episode: "Episode", trained: bool) -> bool:
@@ -141,18 +109,15 @@ def _spread(sampled: "FloatArray", mask: "BoolArray", digits: int) -> list[float
 
 def pieces(ids: list[int], decode: Decode) -> list[str]:
     """The text that each token adds. The last token of a multi-token character gets the whole character."""
-    found: list[str] = []
+    texts: list[str] = []
     waiting: list[int] = []
-    for token in ids:
+    for place, token in enumerate(ids, start=1):
         waiting.append(token)
         text = decode(waiting)
-        if (
-            text.endswith("\ufffd")
-            and len(waiting) < _LONGEST_CHARACTER
-            and len(found) + 1 < len(ids)
-        ):
-            found.append("")
-            continue
-        found.append(text)
-        waiting = []
-    return found
+        unfinished = text.endswith("\ufffd") and len(waiting) < _LONGEST_CHARACTER
+        if unfinished and place < len(ids):
+            texts.append("")
+        else:
+            texts.append(text)
+            waiting = []
+    return texts

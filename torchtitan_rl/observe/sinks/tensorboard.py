@@ -11,15 +11,7 @@ from torchtitan_rl.text import head_and_tail
 MAX_CELL_CHARACTERS = 4000
 """Longer cells are shortened to head and tail. The local store has the full text."""
 
-READ_FIRST = (
-    "prompt",
-    "response",
-    "conversation",
-    "expected_answer",
-    "answer",
-    "reward",
-    "advantage",
-)
+READ_FIRST = ("prompt", "response", "expected_answer", "answer", "reward", "advantage")
 """The first lines of a sample table."""
 
 
@@ -86,30 +78,8 @@ def _markdown(rows: list[Row]) -> str:
 
 
 def _cell(cell: Any) -> str:
-    """One cell, escaped for markdown and HTML. Messages of a conversation begin with their role, each on its own line."""
-    if isinstance(cell, list) and cell and all(isinstance(m, dict) and "role" in m for m in cell):
-        most = max(200, MAX_CELL_CHARACTERS // len(cell))
-        return "<br>".join(
-            f"<strong>{_escaped(_speaker(m), most)}</strong> {_escaped(m.get('content'), most)}"
-            for m in cell
-        )
-    return _escaped(cell, MAX_CELL_CHARACTERS)
-
-
-def _speaker(message: dict[str, Any]) -> str:
-    """A message's role and name, and its numbers. Example: "assistant (advantage 0.25, tool_calls 1):"."""
-    logged = message.get("logged") or {}
-    numbers = {name: message.get(name) for name in ("reward", "advantage")}
-    numbers |= {name: value for name, value in logged.items() if value}
-    facts = ", ".join(
-        f"{name} {compact_number(flat_cell(v))}" for name, v in numbers.items() if v is not None
-    )
-    who = " ".join(filter(None, (str(message["role"]), message.get("name"))))
-    return f"{who} ({facts}):" if facts else f"{who}:"
-
-
-def _escaped(cell: Any, most: int) -> str:
-    text = head_and_tail(utf8(compact_number(flat_cell(cell))), most)
+    """One cell, escaped for markdown and HTML."""
+    text = head_and_tail(utf8(compact_number(flat_cell(cell))), MAX_CELL_CHARACTERS)
     text = html.escape(text).replace("\x00", "\\x00")
     text = "".join(f"&#{ord(c)};" if c in "|*_`[]\\~#" else c for c in text)
     return text.replace("\r", "").replace("\n", "<br>")
