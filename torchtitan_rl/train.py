@@ -240,7 +240,7 @@ def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> N
 
 def write_run_report(config: "RunConfig", run_folder: Path) -> None:
     """Write report.html to a run's folder at its end, on rank 0. Logs a warning if that fails."""
-    if os.environ["RANK"] != "0" or not (config.metrics.enabled and config.metrics.report):
+    if os.environ["RANK"] != "0" or not config.metrics.report:
         return
     path = run_folder / REPORT
     try:

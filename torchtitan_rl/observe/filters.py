@@ -43,18 +43,16 @@ class Filter:
 
 
 def sink_filters(entries: Sequence[str], sinks: Collection[str]) -> dict[str, Filter]:
-    """The filter of each sink that has one. Raises UserError for an entry without patterns or of an unknown sink."""
-    filters: dict[str, Filter] = {}
+    """The filter of each sink. Raises UserError for an entry without patterns or of an unknown sink."""
+    patterns: dict[str, list[str]] = {}
     for entry in entries:
-        sink, _, patterns = entry.rpartition("=")
-        expected = f"sink=pattern,pattern, once for a sink of this run: {', '.join(sinks)}"
-        remedy = "Example: wandb=!*/samples,!*/p05"
+        sink, _, text = entry.rpartition("=")
         expect(
-            sink in sinks and sink not in filters and all(patterns.split(",")),
+            sink in sinks and sink not in patterns and all(text.split(",")),
             "metrics.filters",
             entry,
-            expected,
-            remedy,
+            f"sink=pattern,pattern, once for a sink of this run: {', '.join(sinks)}",
+            "Example: wandb=!*/samples,!*/p05",
         )
-        filters[sink] = Filter(patterns.split(","))
-    return filters
+        patterns[sink] = text.split(",")
+    return {sink: Filter(patterns.get(sink, ["*"])) for sink in sinks}

@@ -49,9 +49,6 @@ class Recorder(Configurable):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Configurable.Config):
-        enabled: bool = True
-        """Record metrics and sample tables."""
-
         sinks: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
         """Outputs: console, jsonl, tensorboard, wandb, trackio, or your own class as path/to/file.py:Class. The local store
         (samples.jsonl) is always written."""
@@ -124,16 +121,11 @@ class Recorder(Configurable):
         classes = chosen_sinks(config.sinks)
         self._filters = sink_filters(config.filters, classes)
         num_traces = config.max_traces_per_step if "trackio" in classes else 0
-        self._selection = Selection(
-            config.select, config.keep_all_rows, num_traces, self._with_special_tokens
-        )
+        complete = functools.partial(with_special_tokens, decode=decode)
+        self._selection = Selection(config.select, config.keep_all_rows, num_traces, complete)
         self.collector = Collector(self._selection, config.leave_out_columns)
         self.sinks: dict[str, SinkThread] = {}
         """The running sinks by name, on rank 0."""
-        self._stop_listening: Callable[[], None] = lambda: None
-        if not config.enabled:
-            logger.warning("metrics are off (metrics.enabled): recorded values are dropped")
-            return
         if rank == 0:
             context = SinkContext(
                 config=config,
@@ -145,10 +137,8 @@ class Recorder(Configurable):
                 decode=decode,
             )
             for name, sink in classes.items():
-                its_context = context
-                if name in self._filters:
-                    its_context = replace(context, takes=self._filters[name].takes)
-                build = functools.partial(sink, its_context)
+                takes = self._filters[name].takes
+                build = functools.partial(sink, replace(context, takes=takes))
                 self.sinks[name] = SinkThread(name, build, QUEUE_SIZE)
         self._stop_listening = events.listen(self.collector)
         atexit.register(self.close)
@@ -168,7 +158,7 @@ class Recorder(Configurable):
             gathered = self._or_after_error(
                 "gathering", lambda: self._gather(collection), [collection]
             )
-        if not self.config.enabled or gathered is None or self._rank != 0:
+        if gathered is None or self._rank != 0:
             return {}
         waited_s = time.perf_counter() - drained
         return self._or_after_error(
@@ -190,10 +180,9 @@ class Recorder(Configurable):
 
         Of several failing ranks, the first one writes: it has the samples that made it fail.
         """
-        if self.config.enabled:
-            self._or_after_error(
-                "writing a failed step's samples", lambda: self._write_first(step.rows()), None
-            )
+        self._or_after_error(
+            "writing a failed step's samples", lambda: self._write_first(step.rows()), None
+        )
 
     def close(self) -> None:
         """Finishes the waiting writes, in at most 30 s for all sinks, and closes the sinks.
@@ -241,13 +230,8 @@ class Recorder(Configurable):
             distributions=collection.distributions(),
         )
         for name, sink_thread in self.sinks.items():
-            part = self._filters[name].part(record) if name in self._filters else record
-            sink_thread.submit(part)
+            sink_thread.submit(self._filters[name].part(record))
         return dict(values)
-
-    def _with_special_tokens(self, row: Row) -> Row:
-        """A row that a selector has chosen, with its special tokens."""
-        return with_special_tokens(row, self._decode) if self._decode else row
 
     def _write_first(self, rows: list[Row]) -> None:
         """Writes the rows of a step that failed, unless another rank has written its own."""
@@ -257,11 +241,9 @@ class Recorder(Configurable):
         path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
         file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
         budget = min(self.config.store_bytes, UNFINISHED_BYTES)
-        store_filter = self._filters.get("local")
         for row in self.collector.plain_rows(rows):
             # Step 0: a filter that takes every n-th step takes a step that failed.
-            stored = store_filter is None or store_filter.takes(row["table"], 0)
-            if stored and file.size < budget:
+            if self._filters["local"].takes(row["table"], 0) and file.size < budget:
                 row = with_written_tokens(row, self._decode)
                 file.append(row["step"], [{**row, "run_id": run_id}])
         file.close()

@@ -68,16 +68,17 @@ class TokenPayload:
         return tokens
 
 
-def with_special_tokens(row: dict[str, Any], decode: Decode) -> dict[str, Any]:
+def with_special_tokens(row: dict[str, Any], decode: Decode | None) -> dict[str, Any]:
     """The row of a completion in one turn with the special tokens inside its response, which the texts of rewards leave out.
 
     Example: "4<|im_start|>user" in place of "4user". A special token at its end stays left out.
     """
     payload = row.get(TOKENS)
-    if not isinstance(payload, TokenPayload) or is_demonstration(payload.episode, payload.trained):
+    if decode is None or not isinstance(payload, TokenPayload):
         return row
     completion = payload.episode.completion
-    if completion.turns or "response" not in row:
+    is_sampled = not is_demonstration(payload.episode, payload.trained)
+    if not is_sampled or completion.turns or "response" not in row:
         return row
     whole = decode(completion.token_ids.tolist())
     ended = whole == completion.text + decode(completion.token_ids[-1:].tolist())

@@ -103,8 +103,7 @@ def ensure_report(folder: Path) -> None:
     # ValueError or AttributeError: a config.json that is no object.
     with suppress(OSError, ValueError, AttributeError, subprocess.SubprocessError):
         settings = json.loads((folder / "config.json").read_text())
-        metrics = settings.get("metrics", {})
-        wanted = metrics.get("enabled", True) and metrics.get("report", True)
+        wanted = settings.get("metrics", {}).get("report", True)
         report, end = folder / REPORT, folder / END
         if wanted and not (report.exists() and report.stat().st_mtime >= end.stat().st_mtime):
             command = [

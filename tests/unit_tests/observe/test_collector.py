@@ -93,18 +93,6 @@ def test_names_that_every_line_of_the_files_has_are_the_files_own(recorder, tmp_
     assert (row["table"], row["step"], row["run_id"]) == ("my/table", 3, (tmp_path / "run_id").read_text())
 
 
-def test_with_metrics_off_there_is_one_warning_no_file_and_the_gather_is_still_called(recorder, caplog, tmp_path):
-    calls = []
-    run = recorder(enabled=False, gather=lambda collection: calls.append(1) or [collection])
-    for _ in range(3):
-        record_metric("x", 1.0)
-    assert run.flush(1) == {}
-    run.close()
-    assert caplog.text.count("metrics are off") == 1
-    assert calls == [1]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_unprintable_keys_and_values_never_raise(recorder):
     class Hostile:
         def __repr__(self):

@@ -21,7 +21,7 @@ def run(tmp_path, monkeypatch):
     """A run's folder and the config that asks for a report."""
     monkeypatch.setenv("RANK", "0")
     folder = write_run(tmp_path / "a", steps=5, num_steps=10)
-    return folder, SimpleNamespace(metrics=SimpleNamespace(enabled=True, report=True))
+    return folder, SimpleNamespace(metrics=SimpleNamespace(report=True))
 
 
 def end_of(folder: Path) -> dict:
