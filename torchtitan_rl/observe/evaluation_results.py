@@ -1,6 +1,7 @@
 """Evaluation results: metrics and wrong answers, written to a JSON file and printed as a table."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,39 +11,50 @@ from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.events import progress
 from torchtitan_rl.types import Episode, Group
 
+logger = logging.getLogger(__name__)
+
 NUM_FAILURES = 20
 """Wrong answers stored for each pass."""
 
 
 def failures_of(groups: Sequence[Group[Episode]]) -> list[dict[str, Any]]:
     """The wrong answers of an evaluation's pass as plain values, at most NUM_FAILURES."""
-    failures = []
-    for group in groups:
-        for episode in group.samples:
-            if episode.scored.correct is False and len(failures) < NUM_FAILURES:
-                failure = {
-                    "prompt": group.prompt.text,
-                    "expected_answer": group.prompt.expected_answer,
-                    "answer": episode.scored.answer,
-                    "completion": episode.completion.text,
-                    "finish_reason": episode.completion.finish_reason,
-                }
-                failures.append(failure)
-    return failures
+    failures = [
+        {
+            "prompt": group.prompt.text,
+            "expected_answer": group.prompt.expected_answer,
+            "answer": episode.scored.answer,
+            "completion": episode.completion.text,
+            "finish_reason": episode.completion.finish_reason,
+        }
+        for group in groups
+        for episode in group.samples
+        if episode.scored.correct is False
+    ]
+    return failures[:NUM_FAILURES]
 
 
-def write_results(folder: Path, step: int, results: Mapping[str, Any]) -> Path:
-    """Writes `folder`/step-N.json, all of it or nothing, and returns its path. Equal results give equal files."""
-    file = folder / f"step-{step}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+def write_results(run_folder: Path, step: int, results: Mapping[str, Any]) -> None:
+    """Writes evaluation/step-N.json of the run's folder, all of it or nothing. Equal results give equal files.
+
+    A full disk does not end the run: the metrics are also in the step's record.
+    """
+    file = results_file(run_folder, step)
     unfinished = file.with_suffix(".writing")
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    except OSError:
+        unfinished.replace(file)
+    except OSError as error:
         for rest in (unfinished, file):  # an earlier evaluation's file would pass for this one's
             rest.unlink(missing_ok=True)
-        raise
-    return unfinished.replace(file)
+        logger.warning(
+            f"evaluation/{file.name} is not written: {error}; the run continues without it"
+        )
+
+
+def results_file(run_folder: Path, step: int) -> Path:
+    return run_folder / "evaluation" / f"step-{step}.json"
 
 
 def print_results_of(run_folder: Path, step: int) -> None:
@@ -52,7 +64,7 @@ def print_results_of(run_folder: Path, step: int) -> None:
         TrainingStopped: if they were not written, as on a full disk.
     """
     if comm.is_rank_0():
-        file = run_folder / "evaluation" / f"step-{step}.json"
+        file = results_file(run_folder, step)
         if not file.exists():
             raise TrainingStopped(
                 f"the evaluation's results could not be written to {file}. Make room and start it again."

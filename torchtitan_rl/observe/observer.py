@@ -4,7 +4,6 @@ Every rank holds the same groups. Metrics are equal on every rank; all ranks rec
 used. Rows and distributions are divided: each rank records those of its own share of the groups.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
     from torchtitan_rl.state import RunState
     from torchtitan_rl.trainer.optimizer import UpdateReport
 
-logger = logging.getLogger(__name__)
-
 
 class RunObserver:
     """The `Observer` of a training run."""
@@ -75,7 +72,7 @@ class RunObserver:
         self._algorithm = algorithm
         self._prompts = prompts
         self._token_flops = token_flops
-        self._folder = run_folder / "evaluation"
+        self._run_folder = run_folder
         self._idle_notice = IdleNotice()
         self._unfinished = UnfinishedStep()
 
@@ -125,17 +122,9 @@ class RunObserver:
         record_metrics({name: same_everywhere(value) for name, value in measured.items()})
         metrics |= measured
         if comm.is_rank_0():
-            self.write_evaluation(state.step, {"metrics": metrics, "failures": failures})
+            results = {"metrics": metrics, "failures": failures}
+            write_results(self._run_folder, state.step, results)
         return metrics
-
-    def write_evaluation(self, step: int, results: Mapping[str, Any]) -> None:
-        """Write the results' file. A disk that is full does not end the run: the metrics are also in the step's record."""
-        try:
-            write_results(self._folder, step, results)
-        except OSError as error:
-            logger.warning(
-                f"evaluation/step-{step}.json is not written: {error}; the run continues without it"
-            )
 
     def flush(self, step: int) -> None:
         self.recorder.flush(step)

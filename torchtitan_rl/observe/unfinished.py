@@ -67,20 +67,17 @@ class UnfinishedStep:
 
 def _drafted(group: Group) -> Group[Episode]:
     """The group with an episode for each sample, whatever it has already: not in the loss as long as the algorithm has not seen it."""
-    samples = [
-        ScoredCompletion(completion=s, reward=None) if isinstance(s, Completion) else s
-        for s in group.samples
-    ]
-    unseen = Credit(left_out=REASON)
-    episodes = [
-        Episode(scored=s, credit=unseen) if isinstance(s, ScoredCompletion) else s for s in samples
-    ]
+    episodes = []
+    for sample in group.samples:
+        if isinstance(sample, Completion):
+            sample = ScoredCompletion(completion=sample, reward=None)
+        if isinstance(sample, ScoredCompletion):
+            sample = Episode(scored=sample, credit=Credit(left_out=REASON))
+        episodes.append(sample)
     return Group(prompt=group.prompt, samples=episodes)
 
 
 def _difference(row: Row) -> float:
     """The largest difference of a sample's log-probabilities, 0 if it is not known; NaN counts as the largest of all."""
-    most = row["logprob_diff_max"]
-    if most is None:
-        return 0.0
-    return float("inf") if math.isnan(most) else most
+    most = row["logprob_diff_max"] or 0.0
+    return math.inf if math.isnan(most) else most

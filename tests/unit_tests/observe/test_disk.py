@@ -7,8 +7,8 @@ import pytest
 
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe import record_metric
+from torchtitan_rl.observe.evaluation_results import write_results
 from torchtitan_rl.observe.line_file import read_lines
-from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.run.run_folder import RunFolder
 
 
@@ -62,10 +62,9 @@ def test_a_disk_that_is_full_at_the_end_loses_the_waiting_steps_in_one_line(reco
 
 
 def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path, caplog):
-    observer = RunObserver(None, algorithm=None, prompts=None, token_flops=None, run_folder=tmp_path)
-    observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
+    write_results(tmp_path, 4, {"metrics": {"evaluation/accuracy": 0.5}, "failures": {}})
     with no_space_over(10):
-        observer.write_evaluation(4, {"metrics": {"evaluation/accuracy": 0.7}, "failures": {}})
+        write_results(tmp_path, 4, {"metrics": {"evaluation/accuracy": 0.7}, "failures": {}})
     assert "evaluation/step-4.json is not written: [Errno 27] File too large; the run continues" in caplog.text
     assert list((tmp_path / "evaluation").iterdir()) == []
 
