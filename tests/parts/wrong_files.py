@@ -320,7 +320,7 @@ def ROWS(row: Callable[..., Any]) -> list[Any]:  # noqa: N802
             _stored_twice),
         row("an output head that is stored and not the embedding, with tie_word_embeddings true",
             "lm_head.weight is not model.embed_tokens.weight, although config.json has tie_word_embeddings true", _with_tensors(_other_head)),
-        row("a chat template without the user's message", "template writes, but it leaves out the user message.", _template("Hello")),
+        row("a chat template without the user's message", "a prompt of which the chat template leaves out the user message.", _template("Hello")),
         row("a tokenizer larger than the model", "vocab_size 100, but it has token id 259", _tokenizer(vocab_size=100, eos="<eos>")),
         row("a tokenizer without an end", "a tokenizer with an eos_token", _tokenizer(vocab_size=320, eos=None)),
         row("grader.rewards of a file that is not there", "expected a file that exists", _grader(rewards=["no.py:f"])),

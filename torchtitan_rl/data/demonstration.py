@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 _TOKENS = re.compile(r"(?:<[^\s<>]+>|\s)+")
 
 
-class TemplateRewritesError(ValueError):
-    """The chat template renders earlier turns differently once later ones follow: the tokens to learn are not those it would see."""
-
-
-class TurnBeginsOtherwiseError(ValueError):
-    """The turn to learn does not begin as the prompt opens it."""
-
-
 def plain_segments(demonstration: Sequence[Message], end: str) -> list[tuple[str, bool]]:
     """Returns the text of a completion without a chat template as one segment to learn, with its end token."""
     if len(demonstration) != 1 or demonstration[0].keys() & {*REASONING, "tool_calls"}:
@@ -47,9 +39,8 @@ def chat_segments(
         render: renders messages with the chat template; takes `add_generation_prompt`.
 
     Raises:
-        TurnBeginsOtherwiseError: if an assistant's message is not rendered as the prompt opens it.
-        TemplateRewritesError: if a message changes the text before it.
-        ValueError: if the template adds an empty block of thinking before the thinking in a message's content.
+        ValueError: if an assistant's message is not rendered as the prompt opens it, a message changes the text before it, or
+            the template adds an empty block of thinking before the thinking in a message's content.
     """
     history, written = list(messages), opened
     segments: list[tuple[str, bool]] = []
@@ -67,9 +58,13 @@ def chat_segments(
             if not whole.startswith(written):
                 before = render(history[:-1], add_generation_prompt=False)
                 if learned and not header and whole.startswith(before):
-                    raise TurnBeginsOtherwiseError(written[len(before) :])
-                raise TemplateRewritesError(
-                    f"{written[-60:]!r} before the turn of role {message['role']!r}"
+                    raise ValueError(
+                        f"its turn does not begin as the prompt ends, with {written[len(before) :]!r}: pass "
+                        "--prompts.enable-thinking for rows with thinking, and leave it out for others"
+                    )
+                raise ValueError(
+                    f"the chat template changes its earlier turns before the role {message['role']!r} "
+                    "(task.demonstrations last has one turn)"
                 )
             segment, written = whole[len(written) :], whole
             inside = message["content"].count(END_OF_THINKING)

@@ -13,8 +13,6 @@ from torchtitan.config import Configurable
 
 from torchtitan_rl.data.chat_messages import Message, Tools, left_out
 from torchtitan_rl.data.demonstration import (
-    TemplateRewritesError,
-    TurnBeginsOtherwiseError,
     chat_segments,
     plain_segments,
     tokenized,
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
 class Refused(UserError):
     """An example that cannot be a prompt, for example because the chat template rejects its system message."""
 
-    def __init__(self, message: str, fault: str) -> None:
-        """`fault`: the reason, worded to follow "3 rows"."""
-        super().__init__(message)
+    def __init__(self, text: Any, fault: str) -> None:
+        """`fault`: the reason, worded to follow "a prompt" and "3 rows"."""
+        super().__init__(f"prompt = {text!r:.200}: a prompt {fault}.")
         self.fault = fault
 
 
@@ -154,14 +152,6 @@ class PromptRenderer(Configurable):
         prompts = self.prompts(examples)
         return [None if isinstance(p, Prompt) else getattr(p, "fault", odd) for p in prompts]
 
-    def check_represents(self, text: str) -> None:
-        """Raises UserError unless decoding the tokens of `text`, or of its beginning, gives it again."""
-        text = text[:10_000]
-        token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        self._check_represents(
-            text, token_ids, self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
-        )
-
     def _checked_text(self, example: Example) -> "_Rendered | UserError":
         """Returns the example's text, or the error that is known before it is tokenized."""
         rendered = self._rendered(example)
@@ -171,9 +161,9 @@ class PromptRenderer(Configurable):
         for text in texts:
             if special := self._special.search(text):
                 return Refused(
-                    f"prompt = {text[:200]!r}: expected text without {special[0]!r}, which the tokenizer reads as a "
-                    "special token. Remove it, or pass --prompts.special-tokens allow if the prompts contain a chat format.",
-                    "with the name of a special token in their text (prompts.special_tokens)",
+                    text,
+                    f"with {special[0]!r} in its text, which the tokenizer reads as a special token "
+                    "(--prompts.special-tokens allow keeps such, as prompts in a chat format)",
                 )
         return rendered
 
@@ -182,15 +172,13 @@ class PromptRenderer(Configurable):
             self._tools[example.task] or not (example.messages and self._template)
         ):
             return Refused(
-                f"Example.tools = {example.tools!r:.200}: expected none, as the task has tools of its own or no chat template "
-                "renders them. Leave them out, or rename the column.",
+                example.text or example.messages,
                 "with tools, which only a chat template can render, for a task that has none of its own",
             )
         if not (example.messages and self._template):
             return _Rendered(example, None, self._plain_text(example))
         messages = self._with_preface(example.messages)
-        roles = [message["role"] for message in messages]
-        problem, fault = "", "that the chat template rejects"
+        shown = messages[-1].get("content")
         try:
             text = self._chat_text(messages, self._tools_of(example))
             following = example.demonstration or ()
@@ -198,20 +186,10 @@ class PromptRenderer(Configurable):
             lost = left_out(
                 render, [*messages, *following], self._tools_of(example), self._template
             )
-            if lost:
-                problem, fault = (
-                    f"it leaves out {lost}",
-                    f"of which the chat template leaves out {lost}",
-                )
         except (TemplateError, TypeError) as error:
-            problem = f"for the roles {roles} it raises: {error}"
-        if problem:
-            return Refused(
-                f"prompt = {messages[-1].get('content')!r:.200}: expected messages that the tokenizer's chat "
-                f"template writes, but {problem}. Correct the messages (a system message's text can be in the user's, thinking "
-                "in a field that the template reads), or pass --prompts.no-apply-chat-template.",
-                fault,
-            )
+            return Refused(shown, f"that the chat template rejects: {error}")
+        if lost:
+            return Refused(shown, f"of which the chat template leaves out {lost}")
         return _Rendered(example, messages, text)
 
     def _tools_of(self, example: Example) -> Tools | None:
@@ -311,22 +289,12 @@ class PromptRenderer(Configurable):
                 render = partial(self._chat_text, tools=self._tools_of(example))
                 segments = chat_segments(text, messages, answer, render)
             completion = tokenized(segments, self.tokenizer, end_token_ids=self._end_token_ids)
-        except TurnBeginsOtherwiseError as error:
-            raise _not_learnable(
-                f"whose turn does not begin as the prompt ends, with {str(error)!r}: pass --prompts.enable-thinking "
-                "for rows with thinking, and leave it out for others"
-            ) from error
-        except TemplateRewritesError as error:
-            raise _not_learnable(
-                "whose earlier turns the chat template changes (task.demonstrations last has one turn)"
-            ) from error
         except (ValueError, TypeError, TemplateError) as error:
-            raise _not_learnable(f"whose demonstration cannot be learned: {error}") from error
+            fault = f"whose demonstration cannot be learned: {error}"
+            raise Refused(text, fault) from error
         longest = self._max_completion_tokens
         if len(completion.token_ids) > longest:
-            raise _not_learnable(
-                f"whose demonstration is longer than sampling.max_tokens {longest}"
-            )
+            raise Refused(text, f"whose demonstration is longer than sampling.max_tokens {longest}")
         return completion
 
     def _check(self, text: str, token_ids: list[int], decoded: str) -> None:
@@ -336,14 +304,7 @@ class PromptRenderer(Configurable):
             "Leave such examples out in the task.",
         )  # fmt: skip
         if len(token_ids) > longest:
-            raise TooLong(
-                f"prompts.max_prompt_tokens = {longest}: expected at least {len(token_ids)}, the number of tokens of "
-                f"{shown!r}. Raise it together with generator.max_model_len, or leave such examples out in the task.",
-                f"longer than prompts.max_prompt_tokens {longest}",
-            )
-        self._check_represents(text, token_ids, decoded)
-
-    def _check_represents(self, text: str, token_ids: list[int], decoded: str) -> None:
+            raise TooLong(shown, f"longer than prompts.max_prompt_tokens {longest}")
         unknown = self.tokenizer.unk_token_id in token_ids  # None is no token
         # Some tokenizers add <bos> or a space before the first word, which is harmless.
         expect(
@@ -371,12 +332,6 @@ class _Rendered(NamedTuple):
     messages: list[Message] | None
     """None for a plain-text prompt."""
     text: str
-
-
-def _not_learnable(fault: str) -> Refused:
-    return Refused(
-        f"demonstrations: there are examples {fault}. Correct them, or leave them out.", fault
-    )
 
 
 def _is_chat(rendered: _Rendered | UserError) -> bool | None:

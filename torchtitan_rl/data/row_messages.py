@@ -37,16 +37,11 @@ def check_has_no_media(row: Row) -> None:
 def prompt_messages(records: list[Any]) -> list[Message]:
     """Returns checked chat messages. Raises RowError for an invalid message or if the last turn is not the user's."""
     messages = read_messages(records)
-    if not messages:
-        raise RowError("no message of the user's before the assistant's turn")
-    if messages[-1]["role"] == "system":
-        raise RowError("a system message last, in place of the user's turn")
-    if messages[-1]["role"] == "assistant":
+    is_question = messages and messages[-1]["role"] not in ("system", "assistant")
+    if not is_question or not messages[-1]["content"].strip():
         raise RowError(
-            "messages do not end with the user's turn (task.demonstrations last, as in the config sft, learns the assistant's)"
+            "messages that do not end with the user's turn (task.demonstrations last, as in the config sft, learns the assistant's)"
         )
-    if not messages[-1]["content"].strip():
-        raise RowError("a last message without text")
     return messages
 
 

@@ -19,7 +19,7 @@ from torchtitan_rl.data.row_messages import (
 )
 from torchtitan_rl.data.table import Row, RowError, Table
 from torchtitan_rl.data.task import RESERVED_COLUMNS, Example, Task
-from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.errors import expect
 from torchtitan_rl.text import strings
 
 PROMPT_COLUMNS = (
@@ -42,10 +42,6 @@ NUM_SHOWN = 10
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class UnreadableAnswer(RowError):
-    """The answer of a row is not what the task reads."""
-
-
 class RowReader:
     """Reads the rows of one table as examples."""
 
@@ -62,7 +58,7 @@ class RowReader:
             answer_columns: columns that may have the answer.
 
         Raises:
-            UserError: with the numbers of rows that cannot be read, or naming a setting of the columns.
+            UserError: naming a setting of the columns.
         """
         self.table = table
         self._config = config
@@ -167,10 +163,6 @@ class RowReader:
     def _completion_column(self) -> str:
         """Returns the configured column of the completion, else the first usual one; "" without demonstrations."""
         if not self.demonstrates:
-            expect(
-                not self._config.completion_column, "task.completion_column", self._config.completion_column,
-                "none without task.demonstrations", "Set task.demonstrations to last or all.",
-            )  # fmt: skip
             return ""
         usual = [*COMPLETION_COLUMNS, "chosen"]
         if self.prompt_column == "instruction":
@@ -310,7 +302,7 @@ class RowReader:
         answers = [self._one_answer(each) for each in values]
         accepted = dict.fromkeys(filter(None, answers))
         if None in answers and not accepted:
-            raise UnreadableAnswer(f"no answer that can be read in {self.answer_column!r}")
+            raise RowError(f"no answer that can be read in {self.answer_column!r}")
         return OR.join(accepted)
 
     def _one_answer(self, value: Any) -> str | None:
@@ -353,17 +345,6 @@ def value_at(row: Row, name: str) -> Any:
             return inside
         value = {str(place): item for place, item in enumerate(value)}
     return value_at(value, inner) if isinstance(value, dict) and inner else None
-
-
-def refuse(table: Table, faults: dict[str, list[str]]) -> None:
-    """Raises UserError with the numbers of the rows that have each fault, if there are any."""
-    if faults:
-        listed = "; ".join(f"{row_numbers(numbers)}: {fault}" for fault, numbers in faults.items())
-        count = sum(map(len, faults.values()))
-        what = " task.template," if "task.template" in listed else ""
-        raise UserError(
-            f"task.path: {table.name} has {row_count(count)} that cannot be used. {listed}. Correct{what} or delete them."
-        )
 
 
 def row_count(num: int) -> str:

@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtitan_rl.data.row_reader import (
-    RowReader,
-    UnreadableAnswer,
-    refuse,
-    row_count,
-    row_numbers,
-)
+from torchtitan_rl.data.row_reader import RowReader, row_count, row_numbers
 from torchtitan_rl.data.table import BATCH, RowError
 from torchtitan_rl.data.task import Example
 
@@ -25,7 +19,7 @@ class RowSet:
     """Rows of one table as examples. It holds only row indices and reads a row from the table on access."""
 
     def __init__(self, reader: RowReader) -> None:
-        """Reads every row once. Raises UserError with the numbers of the invalid rows. Those whose answer cannot be read are left out."""
+        """Reads every row once. Those that cannot be examples are left out."""
         self.reader = reader
         self.table = reader.table
         self.left_out: dict[str, list[str]] = defaultdict(list)
@@ -82,7 +76,6 @@ class RowSet:
     def _scan(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         """Returns (indices, hashes of the prompts) of the rows to keep."""
         reader = self.reader
-        faults: dict[str, list[str]] = defaultdict(list)
         kept: dict[int, tuple[int, int]] = {}
         """The hash of prompt and demonstration: the index of the first row that has it, and its prompt's hash."""
         repeated = "with the prompt of an earlier row"
@@ -91,11 +84,8 @@ class RowSet:
         for index, (number, row) in enumerate(self.table.numbered_rows()):
             try:
                 example = reader.example(row)
-            except UnreadableAnswer as error:
-                self.left_out[str(error)].append(number)
-                continue
             except RowError as error:
-                faults[str(error)].append(number)
+                self.left_out[str(error)].append(number)
                 continue
             key = _key(example.text, example.messages, example.tools, example.demonstration)
             if reader.demonstrates and not example.demonstration:
@@ -106,7 +96,6 @@ class RowSet:
                 self.left_out[repeated].append(number)
             else:
                 kept[key] = index, _key(example.text, example.messages, example.tools)
-        refuse(self.table, faults)
         indices = [index for index, _ in kept.values()]
         keys = [key for _, key in kept.values()]
         return np.array(indices, dtype=np.int64), np.array(keys, dtype=np.uint64)

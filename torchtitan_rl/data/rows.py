@@ -34,8 +34,7 @@ _REMEDY = "Correct the rows that are left out, or what they name, or add rows wi
 class Rows(Task):
     """Examples from the rows of a table, reshuffled in each epoch.
 
-    Invalid rows are an error before training, with their row numbers. Rows with repeated prompts, missing answers or
-    held-out prompts are left out and listed.
+    Rows that cannot be read, with repeated prompts, without answers or with held-out prompts are left out and listed.
     """
 
     answer_columns: ClassVar[tuple[str, ...]] = ANSWER_COLUMNS
@@ -217,14 +216,11 @@ class Rows(Task):
             parts[name] = self._part(
                 load_table(path, subset=config.subset, split=split, field=field)
             )
-            answers = "an answer column, as the training rows have one"
+            has_answers = bool(parts[name].reader.answer_column)
             expect(
-                bool(parts[name].reader.answer_column) or not self.has_answers,
-                field,
-                path,
-                answers,
-                "Name it like theirs.",
-            )
+                has_answers or not self.has_answers, field, path,
+                "an answer column, as the training rows have one", "Name it like theirs.",
+            )  # fmt: skip
             self._train.leave_out_where(
                 np.isin(self._train.keys, parts[name].keys), "also held out"
             )

@@ -175,7 +175,6 @@ class PromptStream(OwnConfig):
         examples = [self._example(index) for index in range(_NUM_CHECKED)]
         unfit: list[UserError] = []
         for example in examples + self.task.held_out_examples(1):
-            self._renderer.check_represents(example.expected_answer)
             try:
                 self._renderer.prompt(example)
             except Refused as error:

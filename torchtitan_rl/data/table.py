@@ -36,7 +36,7 @@ _REMEDY = f"Pass a file ({', '.join(FORMATS)}; texts also with {', '.join(COMPRE
 
 
 class RowError(ValueError):
-    """The reason why a row is invalid, worded to follow "rows 3, 7: "."""
+    """The reason why a row cannot be an example, worded to follow "3 rows"."""
 
 
 @dataclass(frozen=True)

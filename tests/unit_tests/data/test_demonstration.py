@@ -30,11 +30,6 @@ THOUGHT = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 @pytest.fixture
 def tokenizer():
     return make_small_tokenizer(["What is 2 + 2?\nIt is 4."] * 4, vocab_size=320, chat=True)
@@ -75,9 +70,7 @@ def test_a_completion_is_learned_with_its_end_token(stream, tokenizer):
         assert ("<|assistant|>" in prompt.text) is chat
 
 
-@pytest.mark.parametrize(
-    ("template", "end", "num"), [("phi3", "<|end|>", 1), ("phi3", "<|end|>", 2), ("qwen3", "<|im_end|>", 1)]
-)
+@pytest.mark.parametrize(("template", "end", "num"), [("phi3", "<|end|>", 2), ("qwen3", "<|im_end|>", 1)])
 def test_a_turn_is_learned_up_to_the_token_by_which_the_template_ends_it(stream, tokenizer, template, end, num):
     """Phi-3's writes a line break and <|endoftext|> after the last. The tokenizer's own end is <|endoftext|>."""
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", end]})
@@ -125,20 +118,17 @@ def test_answers_of_two_tools_are_read_as_the_template_writes_them(stream, token
 
 def test_a_template_that_changes_earlier_turns_is_refused_for_all_turns_only(stream, tokenizer):
     tokenizer.chat_template = FORGETFUL
-    with pytest.raises(UserError, match="there are examples whose earlier turns the chat template changes"):
+    with pytest.raises(UserError, match="cannot be learned: the chat template changes its earlier turns"):
         stream([{"messages": THOUGHT}], demonstrations="all")
     last = stream([{"messages": THOUGHT}]).at(0)
     assert learned(tokenizer, last.demonstration) == ["<think>...</think>It is 6.<|endoftext|>"]
 
 
-@pytest.mark.parametrize(
-    "row", [{"messages": [USER, THOUGHT[1]]}, {"prompt": USER["content"], "chosen": [THOUGHT[1]]}], ids=["messages", "chosen"]
-)  # fmt: skip
-def test_rows_with_thinking_are_told_of_the_template_s_switch(stream, tokenizer, row):
+def test_rows_with_thinking_are_told_of_the_template_s_switch(stream, tokenizer):
     tokenizer.chat_template = (files("trl") / "chat_templates" / "qwen3.jinja").read_text()
-    told = "does not begin as the prompt ends.*: for rows with thinking pass --prompts.enable-thinking"
+    told = "does not begin as the prompt ends.*: pass --prompts.enable-thinking for rows with thinking"
     with pytest.raises(UserError, match=told):
-        stream([row])
+        stream([{"messages": [USER, THOUGHT[1]]}])
 
 
 def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
@@ -158,7 +148,7 @@ def test_rows_that_cannot_be_learned_are_left_out_and_listed(stream, capsys):
         "2 without a completion (rows 2, 3)",
         "1 equal to an earlier row (row 7)",
         "1 whose demonstration is longer than sampling.max_tokens 20 (row 4)",
-        "1 with the name of a special token in their text (prompts.special_tokens) (row 5)",
+        "1 with '<|endoftext|>' in its text, which the tokenizer reads as a special token",
     ):
         assert part in told
 

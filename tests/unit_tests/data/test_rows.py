@@ -1,8 +1,8 @@
 """rows: which rows become examples, in which order, and what is said of the others."""
 
 import json
+import re
 
-import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
@@ -12,11 +12,6 @@ from torchtitan_rl.data.tasks import Rows
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.build_grader import build_grader
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 def lines(*rows) -> bytes:
@@ -72,26 +67,17 @@ def test_a_byte_order_mark_blank_lines_and_lines_in_json_change_nothing(build, n
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 ADD = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 TWO = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
 
 
 @pytest.mark.parametrize(
     ("row", "demonstrated", "answer", "told_of_it"),
     [
-        ({"conversations": SHAREGPT, "id": 7}, TWO[1:], "", "data.parquet: prompt conversations"),
-        ({"messages": TWO, "tools": json.dumps([ADD])}, TWO[1:], "", "prompt messages"),
         ({"messages": TWO, "tools": " "}, TWO[1:], "", "prompt messages"),
-        ({"instruction": "1 + 1?", "input": "", "output": "2"}, TWO[1:], "", "prompt instruction, completion output"),
         ({"chosen": TWO, "rejected": TWO}, TWO[1:], "", "chosen; not in the prompt: rejected"),
         (
             {"prompt": TWO[:1], "reward_model": {"ground_truth": "2", "style": "rule"}, "extra_info": {"index": 1}}, [], "2",
             "prompt prompt, answer reward_model.ground_truth; not in the prompt: extra_info",
         ),
-        (
-            {"prompt": "1 + 1?", "verification_info": '{"ground_truth": "2"}'}, [], "2",
-            "answer verification_info.ground_truth",
-        ),
-        ({"question": "1 + 1?", "answer": "", "info": '{"answer": 2}'}, [], "2", "answer info.answer"),
         ({"question": "1 + 1?", "ground_truth": "2", "info": '{"answer": 3}'}, [], "2", "not in the prompt: info"),
         ({"question": "1 + 1?", "answer": '{"ground_truth": "2"}'}, [], "2", "answer answer.ground_truth"),
         ({"question": "1 + 1?", "answer": "2", "input": "x"}, [], "2", "answer answer; not in the prompt: input"),
@@ -99,7 +85,6 @@ SHAREGPT = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
         ({"question": "1 + 1?", "answer": "It is #### 2"}, [], "It is #### 2", ""),
         ({"question": "1 + 1?", "answer": ["2", "two", "", "2"]}, [], "2\nor\ntwo", "answer answer"),
         ({"question": "1 + 1?", "answer": [{"answer": 2}, {"answer": 3}]}, [], "2\nor\n3", "answer answer.answer"),
-        ({"problem": "1 + 1?", "answer": "2", "messages": TWO}, [], "2", "not in the prompt: messages"),
         ({"prompt": "1 + 1?", "messages": TWO, "prompt_id": "a"}, TWO[1:], "", "not in the prompt: prompt, prompt_id"),
         (
             {"prompt": "1 + 1?", "answer": "2", "finish_reasons": ["stop"]}, [], "2",
@@ -154,16 +139,9 @@ def test_a_column_of_media_that_is_empty_or_a_name_is_kept(build):
     [
         ({"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": "Be brief."}, ["Be brief."]),
         (
-            {"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": None, "history": [["a", "b"]]},
-            ["a", "b"],
-        ),
-        (
             {"instruction": "Add.", "input": "1 + 1?", "output": "2", "system": "Be brief.", "history": [["a", "b"]]},
             ["Be brief.", "a", "b"],
         ),
-        ({"conversations": SHAREGPT, "system": "Be brief."}, ["Be brief."]),
-        ({"question": "1 + 1?", "chosen": "2", "rejected": None, "system": "Be brief."}, ["Be brief."]),
-        ({"messages": TWO, "system": "Be brief."}, ["Be brief."]),
         ({"messages": [{"role": "system", "content": "Be brief."}, *TWO], "system": "Be brief."}, ["Be brief."]),
         ({"prompt": "1 + 1?", "response": "2", "system_prompt": "Be brief."}, ["Be brief."]),
         ({"instruction": "Add.", "context": "1 + 1?", "response": "2"}, []),
@@ -189,7 +167,7 @@ def test_a_dotted_column_name_is_a_column_or_a_place_inside_one(build):
     assert texts(build([{"a.b": f"{i}?"} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
     assert texts(build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.b"), 1)[0] in ("0?", "1?")
     assert texts(build([{"a": ["x", f"{i}?"]} for i in range(2)], prompt_column="a.1"), 1)[0] in ("0?", "1?")
-    with pytest.raises(UserError, match="rows 1, 2: no 'a.c'"):
+    with pytest.raises(UserError, match=r"2 no 'a.c' \(rows 1, 2\)"):
         build([{"a": {"b": f"{i}?"}} for i in range(2)], prompt_column="a.c")
 
 
@@ -197,7 +175,6 @@ def test_a_dotted_column_name_is_a_column_or_a_place_inside_one(build):
     ("config", "names", "read"),
     [
         ({}, ["train/0.jsonl", "test/0.jsonl"], "0"),
-        ({}, ["gsm8k_train.jsonl", "gsm8k_test.jsonl"], "0"),
         ({}, ["data/train-0.jsonl", ".cache/train.jsonl", "data/.ipynb_checkpoints/train-0.jsonl"], "0"),
         ({}, ["a.jsonl", "trains/b.jsonl"], "01"),
         ({"subset": "main"}, ["main/train.jsonl", "socratic/train.jsonl"], "0"),
@@ -262,18 +239,6 @@ def test_messages_become_the_prompt_and_other_columns_reach_reward_functions(bui
     assert {"level": None, "source": {"page": 1}} in columns
 
 
-def test_a_template_makes_the_prompt_of_columns(build):
-    rows = [{"question": f"{i} + 1?", "context": "Add."} for i in range(2)]
-    [example] = build(rows, template="{context}\nQuestion: {question}\nAnswer:").held_out_examples(1)
-    assert example.text in [f"Add.\nQuestion: {i} + 1?\nAnswer:" for i in range(2)]
-
-
-@pytest.mark.parametrize(("given", "text"), [(7, "7"), (7.0, "7"), (0.5, "0.5"), ("x", "x"), ("007", "007")])
-def test_answers_may_be_numbers_or_text(build, given, text):
-    [example] = build([{"prompt": "a", "answer": given}, {"prompt": "b", "answer": given}]).held_out_examples(1)
-    assert example.expected_answer == text
-
-
 def test_rows_without_answers_have_no_default_reward_or_correctness(build):
     task = build([{"prompt": "a"}, {"prompt": "b"}])
     with pytest.raises(UserError, match="grader.rewards = .*a reward function, as the task has none"):
@@ -312,54 +277,46 @@ def test_named_held_out_tables_are_excluded_from_training(build, tmp_path, capsy
     ("row", "fault"),
     [
         ({"answer": 3}, "no 'prompt'"),
-        ({"prompt": " \n"}, "no 'prompt'"),
         ({"prompt": 3}, "'prompt' is neither text nor a list of messages"),
         ({"prompt": '[{"role": "user"}]'}, "'prompt' is text that lists messages; write a list"),
         ({"prompt": "half \ud800"}, "characters that UTF-8 cannot encode"),
         ({"prompt": "a", "answer": [["b"]]}, "'answer' is neither text nor a number; a dotted name, such as answer.value"),
         ({"prompt": TWO[:1], "images": ["a.png"]}, "something in 'images', but policies read text alone"),
-        ({"prompt": TWO[:1], "image": {"bytes": "x", "path": "a"}}, "something in 'image', but"),
-        ({"prompt": ["a"]}, "a message without a role"),
         ({"prompt": [{"from": "bot", "value": "2"}]}, "the role 'bot', which is none of"),
-        ({"prompt": [{"role": "user"}]}, "a message whose content is not text"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image'; expected parts of type 'text'"),
-        ({"prompt": [{"role": "user", "content": ["2"]}]}, "a part of type 'str'; expected parts of type 'text'"),
         ({"prompt": [{"role": "assistant", "content": "", "tool_calls": ["add"]}]}, "tool_calls is no list of functions with names"),
         ({"prompt": [{"role": "assistant", "tool_calls": [{"name": "add", "arguments": "a=1"}]}]},
          "a call of 'add' whose arguments are no JSON object"),
         ({"prompt": [{"role": "assistant", "content": "2", "function_call": {"name": "add"}}]}, "function_call.*; write tool_calls"),
         ({"prompt": [{"role": "assistant", "content": "2", "weight": 0}]}, "with weight 0, which would be learned.*; leave weight out"),
-        ({"prompt": [{"role": "assistant", "content": "a"}]}, "messages do not end with the user"),
-        ({"prompt": [{"role": "system", "content": "a"}]}, "a system message last, in place of"),
+        ({"prompt": [{"role": "system", "content": "a"}]}, "messages that do not end with the user"),
     ],
 )  # fmt: skip
-def test_a_row_that_cannot_be_read_is_an_error_with_its_number(build, row, fault):
-    third = row if isinstance(row, bytes) else json.dumps(row).encode()
-    with pytest.raises(UserError, match=f"data.jsonl has 1 row that cannot be used. row 3: .*{fault}"):
-        build(lines(*sums(2)) + b"\n" + third)
+def test_a_row_that_cannot_be_read_is_left_out_with_its_number(build, capsys, row, fault):
+    out = told(build(lines(*sums(2), row)), capsys)
+    assert re.search(rf"1 row for training; left out: 1 .*{fault}.* \(row 3\)", out)
 
 
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
         ({"instruction": "a", "output": "b", "history": "c"}, "'history' is no list of pairs"),
-        ({"instruction": "a", "output": "b", "system": 7}, "a message whose content is not text"),
         ({"conversations": [{"role": "system", "content": "a"}, *TWO], "system": "b"}, "'conversations' and another in 'system'"),
         ({"messages": [*TWO, TWO[1]]}, "two messages of the assistant's in a row, .*; join them"),
         ({"messages": TWO, "videos": "a.mp4"}, "something in 'videos', but policies read text alone"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["data.jsonl", "data.parquet"])
-def test_a_demonstration_that_cannot_be_read_is_refused_by_name(tmp_path, name, row, fault):
+def test_a_demonstration_that_cannot_be_read_is_left_out_with_its_number(tmp_path, name, row, fault):
     save(tmp_path / name, [row])
-    with pytest.raises(UserError, match=f"row 1: .*{fault}"):
+    with pytest.raises(UserError, match=rf"left out: 1 .*{fault}.* \(row 1\)"):
         Rows.Config(path=str(tmp_path / name), demonstrations="last").build()
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", lines(*[{"prompt": i, "answer": 1} for i in range(30)]), "30 rows .* rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...: "),
+        ("a.jsonl", lines(*[{"prompt": i, "answer": 1} for i in range(30)]), "0 rows .* left out: 30 .* .rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...."),
         ("a.jsonl", b"\n \n", "task.path = .*expected at least one row, but it is empty"),
         ("a.jsonl", lines({"text": "a"}), r"task.prompt_column = '': expected the column .* but it has \['text'\]"),
         ("a.jsonl", lines(*sums(1)), "task.path = .*expected rows for training and held-out rows"),
@@ -383,19 +340,15 @@ def test_a_file_without_rows_to_train_on_is_an_error_with_a_remedy(build, name, 
 def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, tmp_path):
     with pytest.raises(UserError, match="task.path = 'nowhere.jsonl': expected a file or folder that exists"):
         Rows.Config(path="nowhere.jsonl").build()
-    with pytest.raises(UserError, match=r"expected a file or folder that exists\. There is none\. "):
-        Rows.Config(path=str(tmp_path / "nowhere.jsonl")).build()
-    with pytest.raises(UserError, match="expected one of .jsonl"):
-        build(b"a", "a.txt")
     with pytest.raises(
         UserError, match=r"task.answer_column = 'label': expected a column .*It has \['prompt', 'answer'\]"
     ):
         build(sums(2), answer_column="label")
-    with pytest.raises(UserError, match="rows 1, 2: no column 'query' for task.template. Correct task.template, or"):
+    with pytest.raises(UserError, match="left out: 2 no column 'query' for task.template .rows 1, 2."):
         build(sums(2), template="{query}")
     with pytest.raises(UserError, match=r"holds the prompt, but it has \['chosen', 'rejected'\]"):
         build(lines({"chosen": "1 + 1 is 2", "rejected": "3"}), demonstrations="last")  # text without a prompt
-    with pytest.raises(UserError, match="rows 1, 2: task.template cannot be filled: Single '{' encountered"):
+    with pytest.raises(UserError, match="left out: 2 task.template cannot be filled: Single '{' encountered"):
         build(sums(2), template="{")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
@@ -439,24 +392,5 @@ def test_messages_refused_by_the_chat_template_are_skipped_and_reported(build, c
     )
     tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
-    assert "3 that the chat template rejects (rows 10, 11, 12)" in capsys.readouterr().out
+    assert "3 that the chat template rejects: no system (rows 10, 11, 12)" in capsys.readouterr().out
     assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
-
-
-def test_row_stream_is_equal_on_every_rank_and_resumes_within_an_epoch(build):
-    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300)
-
-    def stream():
-        return PromptStream.Config(read_ahead=8).build(task=build(sums(20)), tokenizer=tokenizer, seed=3)
-
-    one, other, resumed = stream(), stream(), stream()
-    for _ in range(3):
-        assert [p.text for p in one.next_batch(9)] == [p.text for p in other.next_batch(9)]
-    resumed.load_state_dict(one.state_dict())
-    assert [p.text for p in resumed.next_batch(20)] == [p.text for p in other.next_batch(20)]
-
-
-def test_rows_are_memory_mapped(build):
-    task = build(sums(1000))
-    assert isinstance(task._train.kept, np.ndarray)
-    assert task._train.table._data.cache_files

@@ -145,27 +145,13 @@ def test_a_hint_ends_the_question_and_names_no_special_token(tokenizer, chat):
     assert (hinted.prompt_idx, hinted.expected_answer) == (prompt.prompt_idx, prompt.expected_answer)
 
 
-def test_fewer_held_out_prompts_than_evaluations_ask_for_are_told(tokenizer, capsys):
-    class Few(SumDigits):
-        def held_out_examples(self, num):
-            return super().held_out_examples(min(num, 3))
-
-    assert len(stream(tokenizer, task=Few(SumDigits.Config(max_integers=2, instruction=""))).held_out(5)) == 3
-    assert (
-        "evaluations have 3 prompts, not evaluation.num_prompts 5: the task holds out no more"
-        in capsys.readouterr().out
-    )
-
-
 def test_a_system_message_that_the_template_leaves_out_is_an_error_with_the_remedy(tokenizer):
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
     )
     tokenizer.chat_template += "{% if add_generation_prompt %}<assistant>{% endif %}"
     stream(tokenizer).next_batch(1)
-    with pytest.raises(
-        UserError, match="chat template writes, but it leaves out the system message. Correct the messages"
-    ):
+    with pytest.raises(UserError, match="of which the chat template leaves out the system message"):
         stream(tokenizer, system_prompt="Be brief.")
 
 
@@ -195,7 +181,7 @@ def test_special_token_text_in_a_prompt_is_refused_or_allowed(tokenizer, chat):
     tokenizer.chat_template = CHAT_TEMPLATE if chat else None
     text = "Is <|endoftext|> one?"
     task = _with(text=text, messages=[{"role": "user", "content": text}])
-    with pytest.raises(UserError, match=r"without '<\|endoftext\|>', .* pass --prompts.special-tokens allow"):
+    with pytest.raises(UserError, match=r"with '<\|endoftext\|>' in its text, .*--prompts.special-tokens allow"):
         stream(tokenizer, task=task)
     [prompt] = stream(tokenizer, task=task, special_tokens="allow").next_batch(1)
     assert tokenizer.eos_token_id in prompt.token_ids

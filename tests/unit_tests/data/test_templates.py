@@ -122,12 +122,12 @@ def written(case: str) -> Iterator[str]:
 def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(template, thinks):
     if template.startswith(VISION):
         with suppress(TypeError, TemplateError):  # of the template's own
-            assert all(re.search("it leaves out|it raises", str(found)) for _, _, found in renderings(template, thinks))
+            assert all(re.search("leaves out|rejects", str(found)) for _, _, found in renderings(template, thinks))
         return
     for case, expected, found in renderings(template, thinks):
         if isinstance(found, UserError):
             assert re.search(
-                "it leaves out (the|reasoning_content)|it raises|does not begin as the prompt ends|adds an empty block",
+                "leaves out (the|reasoning_content)|rejects|does not begin as the prompt ends|adds an empty block",
                 str(found),
             )
             assert case not in ("prompt: plain", "prompt: several turns")
@@ -144,12 +144,9 @@ def test_published_template_is_rendered_as_by_transformers_or_refused_by_name(te
         ("glm4moe", {"developer"}),
         ("gptoss", {"thinking"}),
         ("llama3", {"thinking", "calls", "tools"}),
-        ("llama3_1", {"thinking"}),
         ("llama3_2", {"thinking"}),
         ("phi3", {"developer", "thinking", "calls", "tools"}),
-        ("qwen2_5", {"developer", "thinking"}),
         ("qwen3", {"developer"}),
-        ("qwen3_5_think", {"developer"}),
         ("qwen3_instruct_2507", {"developer", "thinking"}),
     ],
 )
@@ -163,43 +160,23 @@ def test_each_kind_of_message_is_rendered_or_refused_for_rl_and_sft(template, re
 @pytest.mark.parametrize(
     ("template", "case", "right"),
     [
-        ("qwen3.jinja", "demonstration: thinking", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
         ("qwen3.jinja", "demonstration: thinking in content", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
-        ("qwen3.jinja", "demonstration: end of thinking in content", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
         (
             "qwen3_8.jinja",
             "demonstration: end of thinking in content",
             "the template adds an empty block before its thinking",
         ),
         ("qwen3.jinja", "prompt: calls with thinking", "<think>\nI call.\n</think>\n\n<tool_call>\n"),
-        ("qwen3.jinja", "prompt: calls", '{"name": "add", "arguments": {"a": "3 and 3"}}\n</tool_call><|im_end|>'),
         ("qwen3.jinja", "demonstration: call with tools", '"arguments": {"a": "3 and 3"}}\n</tool_call><|im_end|>'),
         ("qwen3.jinja", "prompt: plain with tools", "<tools>\n" + json.dumps(TOOLS[0])),
-        ("qwen3.jinja", "prompt: developer", "it leaves out the developer message"),
+        ("qwen3.jinja", "prompt: developer", "leaves out the developer message"),
         ("llama3_1.jinja", "prompt: calls", '{"name": "add", "parameters": {"a": "3 and 3"}}'),
-        ("llama3_1.jinja", "prompt: calls with content", "it leaves out the assistant message"),
-        ("llama3_1.jinja", "demonstration: thinking", "it leaves out reasoning_content of the assistant message"),
-        ("phi3.jinja", "prompt: calls with content", "it leaves out the tool_calls of the assistant message"),
-        ("phi3.jinja", "prompt: plain with tools", "it leaves out the tools"),
+        ("llama3_1.jinja", "demonstration: thinking", "leaves out reasoning_content of the assistant message"),
+        ("phi3.jinja", "prompt: calls with content", "leaves out the tool_calls of the assistant message"),
+        ("phi3.jinja", "prompt: plain with tools", "leaves out the tools"),
     ],
 )
 def test_thinking_calls_and_tools_are_written_or_named(template, case, right):
     thinks = "enable_thinking" in tokenizer_of(template).chat_template
     [found] = [found for name, _, found in renderings(template, thinks) if name == case]
     assert right in str(found)
-
-
-def test_the_thinking_of_38_rows_is_learned():
-    """228 of the 564 tokens are "I add." and its line breaks, where the template would write an empty block."""
-    made = chat_tokenizer()
-    made.add_special_tokens({"additional_special_tokens": ["<|im_end|>", "<think>", "</think>"]})
-    made.chat_template = tokenizer_of("qwen3.jinja").chat_template
-    config = PromptRenderer.Config(enable_thinking=True)
-    renderer = config.build(task=SumDigits.Config().build(), tokenizer=made, end_token_ids=[made.vocab["<|im_end|>"]])
-
-    def num_learned(**thinking: str) -> int:
-        turns = [[{"role": "assistant", "content": f"{i + 3}", **thinking}] for i in range(1, 39)]
-        shown = [Example(text="", expected_answer="", messages=[ASKED], demonstration=turn) for turn in turns]
-        return sum(int(prompt.demonstration.loss_mask.sum()) for prompt in renderer.prompts(shown))
-
-    assert (num_learned(reasoning_content="I add."), num_learned()) == (564, 336)

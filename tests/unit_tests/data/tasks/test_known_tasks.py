@@ -15,11 +15,6 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.types import Prompt
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-
-
 def folder_of(path, **splits):
     for split, rows in splits.items():
         (path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
