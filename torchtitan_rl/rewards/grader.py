@@ -221,7 +221,7 @@ def _with_reward(
         breakdown[scorer.name] = score
         if score is not None and scorer.weight != 0:
             weighted.append(scorer.weight * score)
-        for column, values in result.extras.items():
+        for column, values in result.log.extras.items():
             extra[f"{scorer.name}/{column}"] = values[place]
         if place in result.errors:
             extra[f"error/{scorer.name}"] = result.errors[place]

@@ -44,7 +44,6 @@ class Judge:
         question: str = QUESTION,
         mark: str = r"[Mm]ark:\s*(-?\d+(?:\.\d+)?)(?!\w|[.,]\d)",
         highest: float = 10.0,
-        api_key_variable: str = "OPENAI_API_KEY",
         concurrency: int = 32,
         timeout_seconds: float = 30.0,
         retries: int = 3,
@@ -70,7 +69,7 @@ class Judge:
         if re.compile(mark).groups < 1:
             raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         self.base_url, self.model, self.question = base_url, model, question
-        self.mark, self.highest, self.api_key_variable = re.compile(mark), highest, api_key_variable
+        self.mark, self.highest = re.compile(mark), highest
         self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries
         self.max_tokens, self.budget = max_tokens, budget
         self._cache = Path(cache) if cache else None
@@ -146,7 +145,7 @@ class Judge:
 
         async with AsyncOpenAI(
             base_url=self.base_url,
-            api_key=os.environ.get(self.api_key_variable, "none"),
+            api_key=os.environ.get("OPENAI_API_KEY", "none"),
             timeout=self.timeout_seconds,
             max_retries=self.retries,
         ) as client:

@@ -51,8 +51,8 @@ class CallReports:
         """Warn of a call's failure. Raises RewardError if its policy is "raise"."""
         scorer, result = call.scorer, call.result
         name = scorer.name
-        if result.log_error:
-            self._warn_once(f"log of {name}", f"{result.log_error} This logging is dropped.")
+        if result.log.error:
+            self._warn_once(f"log of {name}", f"{result.log.error} This logging is dropped.")
         if not result.errors:
             return
         index, message = next(iter(result.errors.items()))
@@ -91,9 +91,9 @@ def call_metrics(call: RewardCall) -> Iterator[tuple[str, Metric]]:
     Each logged name has the number of the call's completions as its weight in total.
     """
     name, result = call.scorer.name, call.result
-    yield from result.recorded
-    times = Counter(metric for metric, _ in result.metrics)
-    for metric, value in result.metrics:
+    yield from result.log.recorded
+    times = Counter(metric for metric, _ in result.log.metrics)
+    for metric, value in result.log.metrics:
         if math.isfinite(value):
             weight = len(result.scores) / times[metric]
             yield f"extra/{name}/{metric}", Metric(value, weight=weight)

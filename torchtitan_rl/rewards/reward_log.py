@@ -15,7 +15,7 @@ class RewardLog(Listener):
     It never raises, because logging must not decide about training: a wrong value is dropped.
     """
 
-    def __init__(self, function: str, size: int) -> None:
+    def __init__(self, function: str = "", size: int = 0) -> None:
         self.extras: dict[str, list[Any]] = {}
         """{column: one value for each completion}"""
         self.metrics: list[tuple[str, float]] = []

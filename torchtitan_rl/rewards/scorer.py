@@ -13,7 +13,7 @@ from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.rewards.reward_log import RewardLog
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.text import head_and_tail
-from torchtitan_rl.types import Completion, Group, Metric, flat
+from torchtitan_rl.types import Completion, Group, flat
 
 ERROR_CHARACTERS = 2000
 """Maximum length of a stored exception text. Some exceptions quote their whole input."""
@@ -37,14 +37,8 @@ class ScorerResult:
     """{index of the completion: error message}"""
     cause: Literal["function", "time limit", "killed"] = "function"
     """What the errors are due to; "killed": the worker was, from outside."""
-    extras: dict[str, list[Any]] = field(default_factory=dict)
-    """{column logged by the function: one value for each completion}"""
-    metrics: list[tuple[str, float]] = field(default_factory=list)
-    """(name, value) logged by the function"""
-    recorded: list[tuple[str, Metric]] = field(default_factory=list)
-    """(key, value) that the call gave to `record_metric`, also if it failed afterwards"""
-    log_error: str = ""
-    """Reason why the call's logging was dropped; "" if it was kept."""
+    log: RewardLog = field(default_factory=RewardLog)
+    """What the call logged and recorded, also if it failed afterwards."""
     seconds: float = 0.0
 
     @classmethod
@@ -99,8 +93,7 @@ class Scorer(ABC):
     def completed(result: ScorerResult, log: RewardLog, began: float) -> ScorerResult:
         """The result with what its call has logged, and its seconds since `began`."""
         log.drop_incomplete()
-        result.extras, result.metrics, result.log_error = log.extras, log.metrics, log.error
-        result.recorded = log.recorded
+        result.log = log
         result.seconds = time.perf_counter() - began
         return result
 

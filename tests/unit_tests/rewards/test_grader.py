@@ -90,12 +90,6 @@ def test_callable_objects_partials_and_coroutines_are_reward_functions():
     assert scored[0].reward_breakdown == {"Judge": 1.0, "scaled": 4.0, "slow_judge": 0.5, "AsyncJudge": 0.25}
 
 
-def test_reward_weights_apply_to_the_sum_and_not_to_the_breakdown():
-    scored = score(grader(constant(1.0, "right"), length, weights={"length": -0.1}), "abcd")
-    assert scored[0].reward == pytest.approx(0.6)
-    assert scored[0].reward_breakdown == {"right": 1.0, "length": 4.0}
-
-
 def test_watching_function_gives_no_reward_where_the_others_gave_none():
     def hard(completions, **_):
         return [3.0, 2.0, None, 4.0]

@@ -13,15 +13,6 @@ from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.build_grader import build_grader
 
 
-def test_logged_columns_stay_with_their_completions():
-    def counts(completions, log_extra, **_):
-        log_extra("characters", [len(text) for text in completions])
-        return [0.0] * len(completions)
-
-    scored = score(grader(counts), "ab", "c")
-    assert [s.extra for s in scored] == [{"counts/characters": 2}, {"counts/characters": 1}]
-
-
 def test_logged_metrics_are_returned_as_mean_and_count():
     def accurate(completions, log_metric, **_):
         for text in completions:
@@ -73,17 +64,6 @@ def test_invalid_logging_is_dropped_and_the_scores_stay(build, bad, caplog):
     assert scored[0].extra == {"careless/good": "x"}
     assert logged(graded) == {"extra/careless/calls": (1.0, "mean", 2)}
     assert "'careless' called log_metric('bad', ...)" in caplog.text
-
-
-def test_logged_metric_is_weighted_by_group_size():
-    def share(completions, log_metric, **_):
-        log_metric("right", sum(text == "right" for text in completions) / len(completions))
-        return [0.0] * len(completions)
-
-    graded = grader(share)
-    score(graded, "right", "right", "right", "wrong")
-    score(graded, "wrong", "wrong")
-    assert logged(graded) == {"extra/share/right": (0.5, "mean", 6)}
 
 
 def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():
