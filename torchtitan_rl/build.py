@@ -32,7 +32,6 @@ from torchtitan_rl.data.task import Task
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
-from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf_decoder import longest_window
@@ -330,7 +329,6 @@ def _build_generator(
             sampling=config.sampling,
             seed=config.seed,
             environments=environments,
-            stats=EngineStats(),
             lora_options=lora_options(lora.config) if lora else None,
             lora_request=lora_request() if lora else None,
             records_kept=records_kept,

@@ -41,12 +41,9 @@ from torchtitan_rl.configs.toys.sum_digits import SumDigits  # noqa: E402
 from torchtitan_rl.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
 from torchtitan_rl.environments.factory import Conversations  # noqa: E402
-from torchtitan_rl.generator import (
-    SamplingConfig,
-    sampling_round,  # noqa: E402
-)
 from torchtitan_rl.generator import generator as generators  # noqa: E402
 from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.types import Prompt, flat  # noqa: E402
 
 TURNS = 4
@@ -152,9 +149,9 @@ def make_generator(folder: Path, *, max_model_len: int = 512):
 
 LOOPS = {
     "lock-step": (lock_step, Talk),
-    "continuous": (sampling_round.roll_out, Talk),
-    "agents": (sampling_round.roll_out, AgentTalk),
-    "agents apart": (sampling_round.roll_out, AgentTalkApart),
+    "continuous": (generators.roll_out, Talk),
+    "agents": (generators.roll_out, AgentTalk),
+    "agents apart": (generators.roll_out, AgentTalkApart),
 }
 
 
@@ -170,7 +167,7 @@ class Played(NamedTuple):
 
 def play(name: str, generator, tokenizer, prompts: list[Prompt], most_seconds: float) -> Played:
     """Plays all conversations with one of the loops."""
-    sampling_round.roll_out, task = LOOPS[name]
+    generators.roll_out, task = LOOPS[name]
     generator.environments = Conversations.Config().build(
         members={"": task(most_seconds)},
         tokenizer=tokenizer,

@@ -75,7 +75,6 @@ from tests.gpu_rehearsal.shipped import shipped  # noqa: E402
 from torchtitan_rl import comm, models  # noqa: E402
 from torchtitan_rl.command.registry import config_functions  # noqa: E402
 from torchtitan_rl.generator import start  # noqa: E402
-from torchtitan_rl.generator.engine_stats import EngineStats  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
 from torchtitan_rl.models.families import FAMILIES  # noqa: E402
@@ -246,7 +245,7 @@ def _folder(spec: object, at: str) -> str:
 
 def _generator(at: str) -> Generator:
     config = Generator.Config(dtype="bfloat16", max_model_len=256, max_num_seqs=32)
-    sampling, made = SamplingConfig(n=8, max_tokens=LONGEST), {"tokenizer": _Tokenizer(), "stats": EngineStats()}
+    sampling, made = SamplingConfig(n=8, max_tokens=LONGEST), {"tokenizer": _Tokenizer()}
     return start.start_generator(config, hf_assets_path=_folder(SPEC, at), sampling=sampling, seed=3, **made)
 
 
@@ -278,7 +277,7 @@ def rehearse_steps(at: str, steps: int = 3) -> list[str]:
                 want = _completion(group.prompt.token_ids.tolist(), worker.version)
                 if sample.token_ids.tolist() != want or len(sample.sampler_logprobs) != len(want):
                     faults.append(f"step {step}, prompt {group.prompt.prompt_idx}: not the worker's completion")
-        preempted += generator.stats.metrics([])["generator/preemptions"].value
+        preempted += generator.stats.metrics()["generator/preemptions"].value
         generator.sleep()
     if not preempted:
         faults.append("no sequence was preempted: the rehearsal does not cover it")

@@ -11,7 +11,6 @@ from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.conversation import Sampled
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.factory import Conversations
-from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.sampling import SamplingConfig
@@ -93,7 +92,6 @@ def engine(folder: Path, made, **sampling) -> Iterator[Generator]:
     with only_rank():
         generator = start_generator(
             Generator.Config(dtype="float32", max_model_len=256, sleep=False),
-            stats=EngineStats(),
             hf_assets_path=str(folder),
             tokenizer=made,
             sampling=SamplingConfig(**{"n": 4, "max_tokens": 48, **sampling}),

@@ -1,4 +1,4 @@
-"""Metrics of the engine's work: cache hits, preemptions, the longest request, the tail."""
+"""Metrics of the engine's work: cache hits, preemptions, the tail."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from torchtitan_rl.types import Metric
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 
@@ -37,22 +36,15 @@ class EngineStats:
         self._steps.append((time.perf_counter(), scheduler_stats.num_running_reqs))
 
     def log(self) -> None:
-        """Asked for by the engine every few seconds: nothing is printed."""
+        """Called by the engine every few seconds. Nothing is printed."""
 
     def record_sleep_state(self, *state: int) -> None:
         """Ignored: nothing here reads it."""
 
-    def metrics(self, outputs: Sequence["RequestOutput"]) -> dict[str, Metric]:
-        """`generator/...` of this replica since it began.
-
-        Args:
-            outputs: the requests that have ended, one for each turn of a completion.
-        """
-        times = [output.metrics for output in outputs]
-        longest_s = max((time.last_token_ts - time.queued_ts for time in times), default=0.0)
+    def metrics(self) -> dict[str, Metric]:
+        """`generator/...` of this replica since it began."""
         metrics = {
             "generator/preemptions": Metric(self._preemptions, "sum"),
-            "generator/longest_request_s": Metric(longest_s, "max"),
             "generator/tail_s": Metric(tail_seconds(self._steps), "max"),
         }
         if self._queries:

@@ -2,7 +2,10 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
@@ -12,13 +15,12 @@ from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.conversation import Conversation
+from torchtitan_rl.events import record_metrics
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.engine_stats import EngineStats
-from torchtitan_rl.generator.patches import Float32Head
-from torchtitan_rl.generator.sampling_round import SamplingRound
-from torchtitan_rl.generator.turn_engine import (
-    TurnEngine,
-)
+from torchtitan_rl.generator.patches import Float32Head, num_cached_blocks, stop_engine
+from torchtitan_rl.generator.rollout import roll_out
+from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
 
@@ -84,7 +86,7 @@ class Generator(Configurable):
         sleeps: bool = False,
         environments: "Conversations | None" = None,
         make_grammar: Callable[..., str] | None = None,
-        stats: EngineStats | None = None,
+        stats: EngineStats,
         lora_request: "LoRARequest | None" = None,
         records: "Callable[[RequestOutput, str], RecordArray | None] | None" = None,
         wide_head: Float32Head | None = None,
@@ -100,7 +102,7 @@ class Generator(Configurable):
             sleeps: whether the engine can sleep.
             environments: makes the environments that answer the policy; None if every completion is one turn.
             make_grammar: see `FittedEnvironment.fit`.
-            stats: records the engine's statistics; None records nothing.
+            stats: gets the engine's statistics.
             lora_request: names the LoRA adapter that all requests use; None: the engine has none.
             records: returns what the engine recorded of a request, by its output and the engine's name of it; None: it records
                 nothing.
@@ -113,7 +115,7 @@ class Generator(Configurable):
         self.sampling = sampling
         self.seed = seed
         self.environments = environments
-        self._make_grammar = make_grammar
+        self.make_grammar = make_grammar
         self.end_token_ids = end_token_ids
         self._hidden_token_ids = hidden_token_ids
         self.policy_version = -1
@@ -150,7 +152,7 @@ class Generator(Configurable):
         round: int = 0,
         sampling_config: SamplingConfig | None = None,
         seeded: bool = False,
-    ) -> SamplingRound:
+    ) -> "SamplingRound":
         """Returns what `generate` with these arguments samples, before its first token. Sample it before the next
         call.
 
@@ -166,10 +168,11 @@ class Generator(Configurable):
                 "The generator was called before the first weight sync: the engine's weights are empty."
             )
 
-        def seed_of(*parts: int) -> int:
-            return _stable_seed(self.seed, step, round, *parts)
-
-        self._seed(seed_of(self.replica))
+        seed_of = partial(_stable_seed, self.seed, step, round)
+        # What the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw alike.
+        torch.manual_seed(seed_of(self.replica))
+        np.random.seed(seed_of(self.replica) % 2**32)
+        self.stats.begin()
         mine = prompts[self.replica :: self.num_replicas]
         groups = [
             self._conversations(
@@ -177,30 +180,13 @@ class Generator(Configurable):
             )
             for prompt in mine
         ]
-        return SamplingRound(
-            mine,
-            groups,
-            self._turn_engine(seed_of),
-            environments=self.environments,
-            make_grammar=self._make_grammar,
-            stats=self.stats,
-            share=self.share,
-            is_first=self.rank_in_replica == 0,
-            policy_version=self.policy_version,
-            seeded=seeded,
-        )
-
-    def _turn_engine(self, seed_of: Callable[..., int]) -> TurnEngine:
-        """Returns the engine of one call, whose statistics begin now."""
-        if self.stats is not None:
-            self.stats.begin()
 
         def seed_of_turn(conversation: Conversation) -> int:
             return seed_of(
                 conversation.prompt.prompt_idx, conversation.sample_idx, *conversation.turn_key
             )
 
-        return TurnEngine(
+        engine = TurnEngine(
             self.llm,
             self.tokenizer,
             self.end_token_ids,
@@ -209,12 +195,7 @@ class Generator(Configurable):
             lora_request=self.lora_request,
             records=self.records,
         )
-
-    def _seed(self, number: int) -> None:
-        """Seed what the engine draws from: torch's RNG on a CPU, numpy's on a GPU. All ranks of a replica must draw
-        alike."""
-        torch.manual_seed(number)
-        np.random.seed(number % 2**32)
+        return SamplingRound(self, mine, groups, engine, seeded=seeded)
 
     def _conversations(
         self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]
@@ -290,7 +271,7 @@ class Generator(Configurable):
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
-        if not self.llm.reset_prefix_cache() or self.num_cached_blocks():
+        if not self.llm.reset_prefix_cache() or num_cached_blocks(self.llm):
             raise RuntimeError(
                 "vLLM kept its prefix cache after a weight sync: completions would mix old and new weights."
             )
@@ -308,14 +289,71 @@ class Generator(Configurable):
         self._wake_weights()
         return self.llm.apply_model(function)[0]
 
-    def num_cached_blocks(self) -> int:
-        """Returns the number of KV cache blocks that the prefix cache can reuse."""
-        manager = self.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
-        return len(manager.block_pool.cached_block_hash_to_block)
-
     def close(self) -> None:
         """Stop the engine. Must run before the process group is destroyed, or vLLM's teardown raises."""
-        self.llm.llm_engine.engine_core.shutdown()
+        stop_engine(self.llm)
+
+
+class SamplingRound:
+    """The conversations of one `Generator.generate` call. `whole_groups` samples them, and `cut` ends that early."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        prompts: Sequence[Prompt],
+        groups: list[list[Conversation]],
+        engine: TurnEngine,
+        *,
+        seeded: bool,
+    ) -> None:
+        self.prompts = prompts
+        self.groups = groups
+        """Each prompt's conversations. A conversation that has tokens already goes on after them."""
+        self._conversations = list(chain.from_iterable(groups))
+        self._generator, self._engine, self._seeded = generator, engine, seeded
+
+    def whole_groups(self) -> Iterator[Group[Completion]]:
+        """Sample all conversations. Yields each group when its last conversation has ended."""
+        if not self.groups:
+            return
+        generator, factory = self._generator, self._generator.environments
+        is_first = generator.rank_in_replica == 0  # calls the environments and records statistics
+        pool = nullcontext()
+        if factory is not None and is_first:
+            pool = closing(factory.start(self._conversations, generator.make_grammar))
+        try:
+            with closing(self._engine), pool as environments:
+                ended = roll_out(
+                    self._conversations,
+                    self._engine,
+                    environments,
+                    generator.share,
+                    wait_for_answers=factory is not None and factory.wait_for_answers,
+                    seeded=self._seeded,
+                )
+                yield from self._as_they_end(ended)
+        finally:
+            if is_first:
+                record_metrics(generator.stats.metrics())
+
+    def cut(self) -> None:
+        """Take every unfinished turn out of the engine. The conversations keep the tokens sampled so far."""
+        for turn in self._engine.take_back():
+            self._conversations[turn.conversation_idx].append_turn(turn)
+
+    def _as_they_end(self, ended: Iterator[int]) -> Iterator[Group[Completion]]:
+        groups = [group for group in self.groups for _ in group]  # of each conversation
+        unfinished = {id(group): len(group) for group in self.groups}
+        for conversation_idx in ended:
+            group = groups[conversation_idx]
+            unfinished[id(group)] -= 1
+            if unfinished[id(group)] == 0:
+                # A failed reset leaves a prompt without the environment's first messages.
+                prompts = [conversation.prompt for conversation in group]
+                prompt = max(prompts, key=lambda prompt: len(prompt.token_ids))
+                version = self._generator.policy_version
+                samples = [conversation.completion(version) for conversation in group]
+                yield Group(prompt=prompt, samples=samples)
 
 
 def _stable_seed(*parts: int) -> int:

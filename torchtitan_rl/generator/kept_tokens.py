@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchtitan_rl.generator.patches import batch_rows, model_runner, replace_sample
 from torchtitan_rl.types import NO_RECORD, RecordArray
 
 if TYPE_CHECKING:
@@ -20,32 +21,18 @@ class KeptTokens:
     """
 
     def __init__(self, llm: "LLM") -> None:
-        [self._runner] = llm.collective_rpc(lambda worker: worker.model_runner)
+        self._runner = model_runner(llm)
         self._rows: dict[str, dict[int, RecordArray]] = {}
         """[ceil(V / 8)] by the engine's name of a request and the place of the token read; none where all were kept."""
-        self._sample = self._runner.sampler.sample
-        self._runner.sampler.sample = self._recorded
+        self._sample = replace_sample(self._runner, self._recorded)
 
     def _recorded(self, logits: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """vLLM's `Sampler.sample` of a batch, logits [N, V], with the kept tokens recorded."""
         sampled, processed = self._sample(logits, *args, **options)
         if processed is None:  # a greedy batch without log-probabilities: the probe's
             return sampled, None
-        if hasattr(self._runner, "req_states"):  # a GPU's runner, for which this is not measured
-            _, _, indices, places, *_ = args
-            states = self._runner.req_states
-            requests, names = (
-                states.req_id_to_index,
-                [states.index_to_req_id[index] for index in indices],
-            )
-        else:
-            batch = self._runner.input_batch
-            requests, names, places = (
-                self._runner.requests,
-                batch.req_ids,
-                batch.num_tokens_no_spec - 1,
-            )
-        for aborted in self._rows.keys() - requests.keys():
+        requests, names, places = batch_rows(self._runner, args)
+        for aborted in self._rows.keys() - requests:
             del self._rows[aborted]
         rows = (processed.amin(1) == -torch.inf).nonzero()[:, 0].tolist()
         kept = processed[rows] > -torch.inf  # [rows, V]
@@ -65,7 +52,7 @@ class KeptTokens:
         [turn] = output.outputs
         count = len(output.prompt_token_ids) + len(turn.token_ids) - 1
         width = len(next(iter(rows.values())))
-        found = np.full((count, width), NO_RECORD, np.uint8)
+        records = np.full((count, width), NO_RECORD, np.uint8)
         for place, bits in rows.items():
-            found[place : place + 1] = bits  # a GPU's engine may be a token ahead
-        return found
+            records[place : place + 1] = bits  # a GPU's engine may be a token ahead
+        return records

@@ -1,25 +1,134 @@
-"""What replaces vLLM's own parts in an engine: its tokenizer and statistics, a CPU's output head, the packing of experts."""
+"""The private names of vLLM that this package uses: what it reads of an engine, and what it replaces in one.
+
+`tests/unit_tests/test_private_names.py` lists them, and says in a sentence which one a new version of vLLM has moved.
+"""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from vllm import LLM
+    from vllm import LLM, RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+def stop_engine(llm: "LLM") -> None:
+    """Stop the engine. vLLM itself does so when Python collects it, after the process group is gone."""
+    llm.llm_engine.engine_core.shutdown()
+
+
+def num_cached_blocks(llm: "LLM") -> int:
+    """Returns the number of KV cache blocks that the prefix cache can reuse."""
+    manager = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
+    return len(manager.block_pool.cached_block_hash_to_block)
+
+
+def unfinished_outputs(engine: "LLMEngine") -> "list[RequestOutput]":
+    """Returns the outputs of all requests that have not ended, with the tokens so far. vLLM aborts without them."""
+    from vllm.v1.engine import FinishReason
+
+    states = list(engine.output_processor.request_states.values())
+    return [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
+
+
+def model_runner(llm: "LLM") -> Any:
+    """Returns what computes the batches of this rank's engine, for the functions below."""
+    [runner] = llm.collective_rpc(lambda worker: worker.model_runner)
+    return runner
+
+
+def replace_sample(runner: Any, sample: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the function that samples a batch from its logits [N, V]. Returns the one before."""
+    before, runner.sampler.sample = runner.sampler.sample, sample
+    return before
+
+
+def batch_rows(
+    runner: Any, sampled: Sequence[Any]
+) -> tuple[Collection[str], Sequence[str], Sequence[int]]:
+    """Returns the engine's names of all requests, and the name and the place of the token read of each row of the batch.
+
+    Args:
+        sampled: the arguments of the sampler after the logits.
+    """
+    if not hasattr(runner, "req_states"):
+        batch = runner.input_batch
+        return runner.requests.keys(), batch.req_ids, batch.num_tokens_no_spec - 1
+    _, _, indices, places, *_ = sampled  # a GPU's runner, for which this is not measured
+    states = runner.req_states
+    names = [states.index_to_req_id[index] for index in indices]
+    return states.req_id_to_index.keys(), names, places
+
+
+def cache_blocks(runner: Any, name: str) -> list[int] | None:
+    """Returns the KV cache blocks of a CPU engine's request; None if it is not in the batch, and they may be another's."""
+    if name not in runner.input_batch.req_id_to_index:
+        return None
+    [blocks] = runner.requests[name].block_ids
+    return blocks
+
+
+def capture_experts(llm: "LLM", capturer: Any) -> None:
+    """Let a CPU engine's routers say what they chose. vLLM itself returns it from a GPU engine alone.
+
+    Args:
+        capturer: its `capture(layer_id, topk_ids)` gets the experts of the tokens in one layer's forward, [tokens, K].
+    """
+    from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
+        bind_routed_experts_capturer,
+    )
+
+    llm.apply_model(partial(bind_routed_experts_capturer, capturer=capturer))
+
+
+def forward_slots() -> Tensor:
+    """Returns the KV cache slots of the tokens in a CPU engine's forward, [tokens]."""
+    from vllm.forward_context import get_forward_context
+
+    return next(iter(get_forward_context().slot_mapping.values()))  # all layers have the same
+
+
+def experts_isa(layer: nn.Module) -> str | None:
+    """Returns the name of the form in which a CPU engine packs a layer's experts; None on a GPU."""
+    return getattr(layer.quant_method.moe_kernel.fused_experts, "isa", None)
+
+
+def pack_experts(matrix: Tensor, isa: str) -> Tensor:
+    """Pack a matrix [rows, columns] as a CPU engine packs an expert's."""
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    return cpu_prepack_moe_weight(matrix[None], isa)
+
+
+def pack_convolution(matrix: Tensor) -> Tensor:
+    """Pack a matrix [rows, columns] as a CPU engine packs a depthwise convolution's."""
+    from vllm._custom_ops import causal_conv1d_weight_pack
+
+    return causal_conv1d_weight_pack(matrix)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the engine's layers with adapters, by their paths."""
+    return model.lora_manager.modules
+
+
+def adapter_buffers(layer: nn.Module, number: int) -> tuple[Tensor, Tensor]:
+    """Returns A [R, D] and B [size, R] of slice `number` of an adapted layer, of the only adapter."""
+    return layer.lora_a_stacked[number][0, 0], layer.lora_b_stacked[number][0, 0]
 
 
 def replace_engine_parts(llm: "LLM", tokenizer: Any, stats: Any) -> None:
     """Replace an engine's tokenizer, which finds stop texts (SamplingConfig.stop), and its statistics.
 
     Args:
-        stats: replaces vLLM's Prometheus histograms (see generator/engine_stats.py). None: no statistics.
+        stats: replaces vLLM's Prometheus histograms (see generator/engine_stats.py).
     """
     llm.llm_engine.output_processor.tokenizer = tokenizer
-    if stats is not None:
-        llm.llm_engine.logger_manager = stats
+    llm.llm_engine.logger_manager = stats
 
 
 def replace_grammar_backend(llm: "LLM", backend: Any) -> None:

@@ -1,12 +1,17 @@
 """Which experts the engine chose for each token that it read, for `generator.router_replay`."""
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchtitan_rl.generator.patches import (
+    cache_blocks,
+    capture_experts,
+    forward_slots,
+    model_runner,
+)
 from torchtitan_rl.types import NO_RECORD, RecordArray
 
 if TYPE_CHECKING:
@@ -28,10 +33,6 @@ class SlotRecords:
     """
 
     def __init__(self, llm: "LLM") -> None:
-        from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
-            bind_routed_experts_capturer,
-        )
-
         engine = llm.llm_engine
         model, cache = engine.model_config, engine.vllm_config.cache_config
         shape = model.get_total_num_hidden_layers(), model.get_num_experts_per_tok()
@@ -39,15 +40,12 @@ class SlotRecords:
         self._slots = torch.full(
             (cache.num_gpu_blocks * cache.block_size, *shape), NO_RECORD, dtype=torch.uint8
         )  # [slots, layers, K]
-        [self._runner] = llm.collective_rpc(lambda worker: worker.model_runner)
-        llm.apply_model(partial(bind_routed_experts_capturer, capturer=self))
+        self._runner = model_runner(llm)
+        capture_experts(llm, self)
 
     def capture(self, layer_id: int, topk_ids: Tensor) -> None:
         """Keep the experts of the tokens in one layer's forward, [tokens, K]. vLLM's routers call it."""
-        from vllm.forward_context import get_forward_context
-
-        of_layers = get_forward_context().slot_mapping.values()  # [tokens] each, all alike
-        self._slots[next(iter(of_layers)), layer_id] = topk_ids.to(torch.uint8)
+        self._slots[forward_slots(), layer_id] = topk_ids.to(torch.uint8)
 
     def of(self, output: "RequestOutput", name: str) -> RecordArray:
         """Returns the experts of the tokens that the request `name` has read, all but its last: [tokens, layers * K].
@@ -57,9 +55,9 @@ class SlotRecords:
         """
         [turn] = output.outputs
         count = len(output.prompt_token_ids) + len(turn.token_ids) - 1
-        if name not in self._runner.input_batch.req_id_to_index:
-            count = 0
-        [blocks] = self._runner.requests[name].block_ids if count else [[]]
+        blocks = cache_blocks(self._runner, name)
+        if blocks is None:
+            blocks, count = [], 0
         begins = torch.tensor(blocks, dtype=torch.int64) * self._block_size  # [blocks]
         slots = begins[:, None] + torch.arange(self._block_size)  # [blocks, block size]
         slots = slots.flatten()[:count]  # [count]

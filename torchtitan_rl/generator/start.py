@@ -6,17 +6,17 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import torch.distributed as dist
 
 from torchtitan_rl.data.end_tokens import end_token_ids, hidden_token_ids
 from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.kept_tokens import KeptTokens
 from torchtitan_rl.generator.patches import Float32Head, repack_experts, replace_engine_parts
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
     from torchtitan_rl.environments.factory import Conversations
-    from torchtitan_rl.generator.engine_stats import EngineStats
     from torchtitan_rl.sampling import SamplingConfig
 
 CPU_BLOCK_TOKENS = 32
@@ -37,6 +36,16 @@ CPU_BLOCK_TOKENS = 32
 
 NEED_TORCHVISION = ("Qwen3_5ForCausalLM",)
 """Architectures of text whose module in vLLM imports torchvision, for images."""
+
+TORCHVISION = (
+    "torchvision",
+    "torchvision.io",
+    "torchvision.transforms",
+    "torchvision.transforms.functional",
+    "torchvision.transforms.v2",
+    "torchvision.transforms.v2.functional",
+)
+"""What it imports of it."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of PyTorch's GPU allocator. The first one that is set wins."""
@@ -50,7 +59,6 @@ def start_generator(
     sampling: "SamplingConfig",
     seed: int,
     environments: "Conversations | None" = None,
-    stats: "EngineStats | None" = None,
     lora_options: Mapping[str, Any] | None = None,
     lora_request: "LoRARequest | None" = None,
     records_kept: bool = False,
@@ -60,15 +68,13 @@ def start_generator(
 
     Args:
         hf_assets_path: the folder whose config.json describes the model.
-        sampling, environments, stats, lora_request: see `Generator`.
+        sampling, environments, lora_request: see `Generator`.
         lora_options: further keyword arguments of `vllm.LLM`, if the policy has a LoRA adapter.
         records_kept: record the tokens that the sampler keeps, for completions to learn from.
         tool_call_parser: of the environments' conversations. With records, their agents may ask for grammars.
     """
     options = engine_options(config) | dict(lora_options or {})
-    llm = _start_engine(
-        config, hf_assets_path, seed=seed, disable_log_stats=stats is None, **options
-    )
+    llm, stats = _start_engine(config, hf_assets_path, seed=seed, **options), EngineStats()
     replace_engine_parts(llm, tokenizer, stats)
     wide_head = records = make_grammar = None
     if ON_CPU and config.dtype == "bfloat16":
@@ -108,20 +114,24 @@ def _start_engine(config: Generator.Config, hf_assets_path: str, **options: Any)
     siblings = range(replica * degree, (replica + 1) * degree)
     unlink_shared_memory(siblings, rank_in_replica)  # left by a killed run
     is_hybrid = import_engine_model(hf_assets_path)
-    with without_preloads():
-        llm = LLM(
-            model=hf_assets_path,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype=config.dtype,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            tensor_parallel_size=degree,
-            distributed_executor_backend="external_launcher",
-            logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
-            enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
-            **options,
-        )
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    llm = LLM(
+        model=hf_assets_path,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        tensor_parallel_size=degree,
+        distributed_executor_backend="external_launcher",
+        logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
+        enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
+        disable_log_stats=False,
+        **options,
+    )
+    # A CPU engine names two libraries in it for worker processes, which it does not have here. Programs that rewards and
+    # tools start would load them too.
+    os.environ["LD_PRELOAD"] = preloaded
     unlink_shared_memory(siblings, rank_in_replica)
     return llm
 
@@ -175,9 +185,8 @@ def unlink_shared_memory(ranks: Sequence[int], rank_in_replica: int) -> None:
 def import_engine_model(hf_assets_path: str) -> bool:
     """Import the engine's model class here. Returns whether it is a hybrid, with layers that carry a state.
 
-    vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to leave CUDA alone.
-
-    The trainer has initialized CUDA already. vLLM itself refuses an architecture that it does not know.
+    vLLM would do it in a process that imports vLLM again, 10 s of a CPU, to leave CUDA alone. The trainer has initialized
+    CUDA already.
     """
     from vllm import ModelRegistry
 
@@ -193,61 +202,19 @@ def import_engine_model(hf_assets_path: str) -> bool:
     return is_hybrid
 
 
-class _Anything(ModuleType):
-    """A module of any name, with any attribute."""
-
-    __path__: tuple[str, ...] = ()
-
-    def __getattr__(self, name: str) -> "_Anything":
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything(name)
-
-
-class _StandIn(MetaPathFinder, Loader):
-    """Finds torchvision and all below it."""
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        own = name.partition(".")[0] == "torchvision"
-        return ModuleSpec(name, self, is_package=True) if own else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Anything(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
 @contextmanager
 def torchvision_stand_in() -> Iterator[None]:
     """Within the context, torchvision can be imported if it is not installed. Nothing in it works. PyPI's build needs CUDA."""
     if find_spec("torchvision") is not None:
         yield
         return
-    finder = _StandIn()
-    sys.meta_path.append(finder)
+    for name in TORCHVISION:
+        sys.modules[name] = MagicMock(__spec__=ModuleSpec(name, None))
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        for name in TORCHVISION:
             del sys.modules[name]
-
-
-@contextmanager
-def without_preloads() -> Iterator[None]:
-    """Restore LD_PRELOAD afterwards. A CPU engine names two libraries in it for worker processes, which it does not
-    have here.
-
-    Programs that rewards and tools start would load them too.
-    """
-    before = os.environ.get("LD_PRELOAD")
-    try:
-        yield
-    finally:
-        os.environ.pop("LD_PRELOAD", None)
-        if before is not None:
-            os.environ["LD_PRELOAD"] = before
 
 
 def expandable_segments() -> bool:

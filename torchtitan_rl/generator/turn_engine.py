@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.events import advanced
+from torchtitan_rl.generator.patches import unfinished_outputs
 from torchtitan_rl.types import RecordArray
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ class TurnEngine:
         self._records = records
         self._under_way: dict[str, Conversation] = {}
         self._names: dict[str, str] = {}
-        self.outputs: list[RequestOutput] = []
-        """vLLM's outputs of all turns that have ended or were taken back, for the engine's statistics."""
 
     @property
     def busy(self) -> bool:
@@ -84,20 +83,14 @@ class TurnEngine:
         """Sample a token of every turn in the batch. Returns the turns that ended."""
         ended = self._engine.step()
         advanced()
-        self.outputs += ended
         return [self._sampled(output) for output in ended]
 
     def take_back(self) -> list[Sampled]:
         """End every unfinished turn. Returns the tokens sampled so far, without a finish_reason."""
-        from vllm.v1.engine import FinishReason
-
-        states = list(self._engine.output_processor.request_states.values())
-        cut = [state.make_request_output([], None, FinishReason.ABORT, None) for state in states]
-        self.outputs += cut
-        turns: list[Sampled] = []
-        for output in cut:
-            turn = self._sampled(output, ends=("abort",))
-            turns.append(turn._replace(finish_reason=None))
+        cut = unfinished_outputs(self._engine)
+        turns = [
+            self._sampled(output, ends=("abort",))._replace(finish_reason=None) for output in cut
+        ]
         self._engine.abort_request([output.request_id for output in cut])
         self._engine.step()  # a GPU's engine is a batch ahead; nobody gets its tokens, but it must end before a sleep
         return turns

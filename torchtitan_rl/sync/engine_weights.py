@@ -11,6 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchtitan_rl.generator.patches import (
+    adapted_layers,
+    adapter_buffers,
+    experts_isa,
+    pack_convolution,
+    pack_experts,
+)
 from torchtitan_rl.sync.checksum import INTEGERS, checksums, place_weights
 
 Shapes = Mapping[str, tuple[int, int]]
@@ -133,12 +140,11 @@ def find_base(weights: EngineWeights, model: nn.Module, unused: nn.Module | None
 def find_adapter(weights: EngineWeights, model: nn.Module) -> None:
     """Add A and B of every adapted layer of an engine's `model`. A slice of a fused layer without an adapter has none."""
     fused = getattr(model, "packed_modules_mapping", {})
-    for path, layer in model.lora_manager.modules.items():
+    for path, layer in adapted_layers(model).items():
         parent, _, last = path.rpartition(".")
         for number, part in enumerate(fused.get(last, [last])):
-            for letter, stack in (("A", layer.lora_a_stacked), ("B", layer.lora_b_stacked)):
+            for letter, matrix in zip("AB", adapter_buffers(layer, number), strict=True):
                 name = f"{parent}.{part}.lora_{letter}.weight"
-                matrix = stack[number][0, 0]  # of the only adapter
                 if name in weights.shapes:
                     height, width = matrix.shape
                     weights.add(lambda matrix=matrix: matrix, {name: height}, width)
@@ -146,7 +152,7 @@ def find_adapter(weights: EngineWeights, model: nn.Module) -> None:
 
 def _add_experts(weights: EngineWeights, layer: nn.Module, prefix: str) -> None:
     """Add a layer's experts. Each rank has a share of every expert; on a CPU it is padded."""
-    isa = getattr(layer.quant_method.moe_kernel.fused_experts, "isa", None)  # of a CPU's kernel
+    isa = experts_isa(layer)
     for parameter, projections in EXPERTS.items():
         num_experts, rows, _ = getattr(layer, parameter).shape
         names = [
@@ -190,17 +196,13 @@ def _unpacked_linear(layer: nn.Module, columns: int, dtype: torch.dtype) -> Tens
 
 def _unpacked_convolution(layer: nn.Module, rows: int, columns: int) -> Tensor:
     """Returns a depthwise convolution's matrix [rows, columns]."""
-    from vllm._custom_ops import causal_conv1d_weight_pack
-
-    return unpacked(layer.weight, rows, columns, causal_conv1d_weight_pack)[0]
+    return unpacked(layer.weight, rows, columns, pack_convolution)[0]
 
 
 def _unpacked_experts(layer: nn.Module, parameter: str, isa: str) -> Tensor:
     """Returns the matrices of a layer's experts [E, rows, columns]."""
-    from vllm._custom_ops import cpu_prepack_moe_weight
-
     packed = getattr(layer, parameter)
-    return unpacked(packed, *packed.shape[1:], lambda one: cpu_prepack_moe_weight(one[None], isa))
+    return unpacked(packed, *packed.shape[1:], partial(pack_experts, isa=isa))
 
 
 def unpacked(packed: Tensor, rows: int, columns: int, pack: Callable[[Tensor], Tensor]) -> Tensor:

@@ -257,7 +257,7 @@ def test_turn_reuses_all_full_cache_blocks_before_it(generator, made):
     before = sum(
         (block + 10 + length) // block * block for length in first_turns
     )  # whole blocks before the second turns
-    hit_rate = generator.stats.metrics([])["generator/prefix_cache_hit_rate"]
+    hit_rate = generator.stats.metrics()["generator/prefix_cache_hit_rate"]
     assert hit_rate.value * hit_rate.weight == pytest.approx(before)
 
 

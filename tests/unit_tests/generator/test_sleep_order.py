@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from torchtitan_rl.generator import generator as generators
 from torchtitan_rl.generator.generator import Generator
 
 
@@ -32,11 +33,15 @@ class RecordingEngine:
         return not self.kept_cache
 
 
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch):
+    monkeypatch.setattr(generators, "num_cached_blocks", lambda llm: 0)
+
+
 def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
     made._sleeps, made._asleep, made.policy_version, made.lora_request = sleeps, False, -1, None
-    made.num_cached_blocks = lambda: 0
     made.wide_head = made.before_reload = None
     return made
 

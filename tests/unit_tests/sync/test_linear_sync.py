@@ -9,6 +9,7 @@ from tests.parts.hf_decoders import save_hf_family
 from tests.parts.tiny import sampled
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import ON_CPU
+from torchtitan_rl.generator.patches import num_cached_blocks
 from torchtitan_rl.sync.engine_weights import unpacked
 from torchtitan_rl.sync.in_process import OTHER_VALUES
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSyncError
@@ -81,7 +82,7 @@ def test_no_state_is_left_of_sequences_before_a_push(pair):
     pair.restore()
     pair.sync()
     np.testing.assert_array_equal(engine_logprobs(pair), first)
-    assert pair.generator.num_cached_blocks() == 0
+    assert num_cached_blocks(pair.generator.llm) == 0
 
 
 def test_undefined_state_caches_change_nothing(pair):

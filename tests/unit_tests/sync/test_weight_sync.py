@@ -9,7 +9,6 @@ from tests.integration.parity import SEQUENCES, TokenizerStandIn
 from tests.parts.pushes import Policy
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
-from torchtitan_rl.generator.engine_stats import EngineStats
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
@@ -44,7 +43,6 @@ class Pair:
         settings = {"dtype": "float32", "max_model_len": 384, "sleep": False} | generator
         self.generator = start_generator(
             Generator.Config(**settings),
-            stats=EngineStats(),
             hf_assets_path=self.folder,
             tokenizer=tokenizer or TokenizerStandIn(),
             sampling=SamplingConfig(n=4, max_tokens=8),
@@ -359,7 +357,7 @@ def test_sampling_is_repeatable_by_seed_step_and_round(pair):
 
 def test_engine_metrics_have_cache_hits_and_tail_time(pair) -> None:
     sampled(pair.generator, PROMPTS)
-    metrics = pair.generator.stats.metrics([])
+    metrics = pair.generator.stats.metrics()
     assert metrics["generator/preemptions"].value == 0
     assert 0 <= metrics["generator/prefix_cache_hit_rate"].value < 1
     assert metrics["generator/prefix_cache_hit_rate"].weight == 4 * sum(map(len, SEQUENCES))

@@ -50,7 +50,7 @@ def pair(one_rank, tmp_path_factory):
     engine_grammars.MOST_SPACES = 1  # a random policy would use them
     pair = Pair(tmp_path_factory.mktemp("pair"), saved, records_kept=True, tokenizer=chat_tokenizer())
     pair.grammars = Grammars(pair.generator.llm, pair.generator.tokenizer, "auto")
-    pair.generator._make_grammar = pair.grammars.of
+    pair.generator.make_grammar = pair.grammars.of
     yield pair
     pair.generator.close()
 
