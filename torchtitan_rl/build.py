@@ -39,7 +39,6 @@ from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
-from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.rewards.build_grader import build_grader, find_scorers
 from torchtitan_rl.run.auto_dtype import choose_dtypes, describe_choice
 from torchtitan_rl.run.checkpointer import Checkpointer
@@ -452,22 +451,6 @@ def build_run(
     )
 
 
-def build_recorder(
-    config: "RunConfig", tokenizer: "PreTrainedTokenizerBase", run_folder: Path
-) -> Recorder:
-    """Build what writes metrics and tables to the sinks."""
-    code, _ = repositories([CHECKOUT, caller_folder()])
-    return config.metrics.build(
-        run_folder=run_folder,
-        run_name=run_folder.name,
-        run_config={"code": code, **without_secrets(described(config))},
-        total_steps=config.num_steps,
-        rank=dist.get_rank(),
-        gather=_gather if dist.get_world_size() > 1 else None,
-        decode=tokenizer.decode,
-    )
-
-
 def _gather(value: Any) -> list[Any] | None:
     """Returns every rank's value on rank 0, None on other ranks."""
     values = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -476,8 +459,18 @@ def _gather(value: Any) -> list[Any] | None:
 
 
 def _build_observer(config: "RunConfig", parts: Parts, run_folder: Path) -> RunObserver:
+    code, _ = repositories([CHECKOUT, caller_folder()])
+    recorder = config.metrics.build(
+        run_folder=run_folder,
+        run_name=run_folder.name,
+        run_config={"code": code, **without_secrets(described(config))},
+        total_steps=config.num_steps,
+        rank=dist.get_rank(),
+        gather=_gather if dist.get_world_size() > 1 else None,
+        decode=parts.tokenizer.decode,
+    )
     return RunObserver(
-        build_recorder(config, parts.tokenizer, run_folder),
+        recorder,
         algorithm=parts.algorithm,
         prompts=parts.prompts,
         token_flops=TokenFlops.of(config.model_spec.model, parts.trainer.model),

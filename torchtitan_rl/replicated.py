@@ -16,8 +16,8 @@ from torchtitan_rl import comm
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.types import Episode, Group, Prompt
 
-SHOWN_FIELDS, SHOWN_CHARACTERS = 5, 200
-"""Most fields of the config that an error names, and characters of a value."""
+SHOWN_FIELDS, SHOWN_CHARACTERS, SHOWN_RANKS = 5, 200, 8
+"""Most fields of the config that an error names, characters of a value, and values and ranks."""
 
 COMPARED = ("the prompts", "the completions", "the rewards", "the advantages")
 """Numbers that each call compares. As many in every call, so that ranks in different parts of a step are reported and do not hang."""
@@ -34,32 +34,33 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
     if all(isinstance(value, Prompt) for value in values):
         prompts = ((p.prompt_idx, p.text, p.task, p.expected_answer, p.token_ids) for p in values)
         return {"the prompts": _checksum(prompts)}
-    groups = values
-    episodes = [(group.prompt.prompt_idx, episode) for group in groups for episode in group.samples]
-    written = [
-        (i, e.completion.sample_idx, e.completion.policy_version, e.completion) for i, e in episodes
-    ]
-    credits = [e.credit for _, e in episodes]
-    return {
-        "the completions": _checksum(
-            (*names, c.token_ids, c.loss_mask, c.sampler_logprobs) for *names, c in written
-        ),
-        "the rewards": _checksum((i, e.reward, e.scored.turn_rewards) for i, e in episodes),
-        "the advantages": _checksum(
-            (
-                *(
-                    c.left_out,
-                    c.shaped_reward,
-                    c.advantage,
-                    c.turn_advantages,
-                    c.token_advantages,
-                    c.columns,
-                ),
-                *c.token_columns.values(),
+    written: list[tuple[Any, ...]] = []
+    rewards: list[tuple[Any, ...]] = []
+    credits: list[tuple[Any, ...]] = []
+    for group in values:
+        index = group.prompt.prompt_idx
+        for episode in group.samples:
+            c, credit = episode.completion, episode.credit
+            written.append(
+                (
+                    index,
+                    c.sample_idx,
+                    c.policy_version,
+                    c.token_ids,
+                    c.loss_mask,
+                    c.sampler_logprobs,
+                )
             )
-            for c in credits
-        ),
-    }
+            rewards.append((index, episode.reward, episode.scored.turn_rewards))
+            plain = (credit.left_out, credit.shaped_reward, credit.advantage, credit.columns)
+            arrays = (
+                credit.turn_advantages,
+                credit.token_advantages,
+                *credit.token_columns.values(),
+            )
+            credits.append((*plain, *arrays))
+    named = {"the completions": written, "the rewards": rewards, "the advantages": credits}
+    return {name: _checksum(rows) for name, rows in named.items()}
 
 
 def _check(step: int, values: Mapping[str, int]) -> None:
@@ -69,11 +70,9 @@ def _check(step: int, values: Mapping[str, int]) -> None:
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     if torch.equal(highest[0], -highest[1]):
         return
-    of_ranks = comm.all_gather_lists([dict(values)])
-    name = next(name for name in values if len({of_rank[name] for of_rank in of_ranks}) > 1)
-    where = " and on ".join(
-        ranks for ranks, _ in _by_value([of_rank[name] for of_rank in of_ranks])
-    )
+    by_rank = comm.all_gather_lists([dict(values)])
+    name = next(name for name in values if len({numbers[name] for numbers in by_rank}) > 1)
+    where = " and on ".join(_by_value([numbers[name] for numbers in by_rank]).values())
     raise TrainingStopped(
         f"step {step}: {name} differ between the ranks: they are not the same on {where}. Every rank must compute the same from "
         "the config, the seed and the step alone. Look for random numbers without the given seed, the time, RANK or files that "
@@ -85,51 +84,47 @@ def check_config(fields: Mapping[str, Any]) -> None:
     """Raise UserError, on every rank, unless all ranks have the same config, given as its fields by dotted name. Collective."""
     if dist.get_world_size() == 1:
         return
-    checksum = _checksum(sorted((name, repr(value)) for name, value in fields.items()))
-    of_ranks = comm.all_gather_lists([checksum])
-    if len(set(of_ranks)) == 1:
+    texts = {name: repr(value) for name, value in fields.items()}
+    checksums = comm.all_gather_lists([_checksum(sorted(texts.items()))])
+    if len(set(checksums)) == 1:
         return
-    texts = comm.all_gather_lists([{name: repr(value) for name, value in fields.items()}])
-    names = [
-        name
-        for name in dict.fromkeys(n for text in texts for n in text)
-        if len({t.get(name) for t in texts}) > 1
-    ]
-    differing = [f"{name} is {_values_by_rank(name, texts)}" for name in names[:SHOWN_FIELDS]]
-    more = f"; and {len(names) - SHOWN_FIELDS} fields more" if len(names) > SHOWN_FIELDS else ""
+    by_rank = comm.all_gather_lists([texts])
+    differing: list[str] = []
+    for name in dict.fromkeys(name for texts in by_rank for name in texts):
+        ranks = _by_value([texts.get(name, "missing") for texts in by_rank])
+        if len(ranks) > 1:
+            each = [f"{value[:SHOWN_CHARACTERS]} on {where}" for value, where in ranks.items()]
+            differing.append(f"{name} is {', '.join(each)}")
+    more = (
+        f"; and {len(differing) - SHOWN_FIELDS} fields more"
+        if len(differing) > SHOWN_FIELDS
+        else ""
+    )
     raise UserError(
-        f"config: it differs between the ranks: {'; '.join(differing)}{more}. Start every node with the same command, files and "
+        f"config: it differs between the ranks: {'; '.join(differing[:SHOWN_FIELDS])}{more}. Start every node with the same command, files and "
         "environment, and let no config function use RANK, the time or random numbers."
     )
 
 
-def _values_by_rank(name: str, texts: Sequence[Mapping[str, str]]) -> str:
-    """Example: "0 on ranks 0, 2, 1 on rank 1"."""
-    found = _by_value([text.get(name, "missing") for text in texts])
-    return ", ".join(f"{value[:SHOWN_CHARACTERS]} on {ranks}" for ranks, value in found)
-
-
-def _by_value(values: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The ranks that have each value, as text. Example: ["a", "b", "a"] -> [("ranks 0, 2", "a"), ("rank 1", "b")]"""
+def _by_value(values: Sequence[Any]) -> dict[Any, str]:
+    """The ranks that have each value, in words. Example: ["a", "b", "a"] -> {"a": "ranks 0, 2", "b": "rank 1"}"""
     ranks: dict[Any, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
-    return [(f"rank{'s' * (len(r) > 1)} {_some(r)}", value) for value, r in list(ranks.items())[:8]]
-
-
-def _some(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (
-        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    )
+    words: dict[Any, str] = {}
+    for value, members in list(ranks.items())[:SHOWN_RANKS]:
+        shown = ", ".join(map(str, members[:SHOWN_RANKS]))
+        more = f" and {len(members) - SHOWN_RANKS} more" if len(members) > SHOWN_RANKS else ""
+        words[value] = f"{'ranks' if len(members) > 1 else 'rank'} {shown}{more}"
+    return words
 
 
 def _checksum(rows: Iterable[Sequence[Any]]) -> int:
     """CRC-32 of rows of plain values and arrays, in order."""
-    found = 0
+    checksum = 0
     for row in rows:
         for array in (cell for cell in row if isinstance(cell, np.ndarray)):
-            found = zlib.crc32(np.ascontiguousarray(array), found)
-        found = zlib.crc32(
-            repr([cell for cell in row if not isinstance(cell, np.ndarray)]).encode(), found
-        )
-    return found
+            checksum = zlib.crc32(np.ascontiguousarray(array), checksum)
+        plain = [cell for cell in row if not isinstance(cell, np.ndarray)]
+        checksum = zlib.crc32(repr(plain).encode(), checksum)
+    return checksum

@@ -2,7 +2,7 @@
 functions' workers."""
 
 from contextlib import closing
-from itertools import cycle, groupby
+from itertools import cycle, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,11 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     config, task, algorithm = resolved.config, resolved.task, resolved.algorithm
     tokenizer = load_tokenizer(config.hf_assets_path)
     if config.teacher:
-        _show("teacher", _teacher(config))
+        spec = teacher_spec(config)
+        _show(
+            "teacher",
+            f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary",
+        )
     _show("run folder", _run_folder(config, config_fields(config, algorithm)))
     _show("layout", _layout(config, world_size))
     _show("memory", "\n".join(filter(None, [resolved.dtype_choice, resolved.memory])))
@@ -94,12 +98,6 @@ def _learned(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
         lines.append(f"{'learned' if learned else 'read   '} {shown}")
     lines.append(f"{_plural(int(learns.sum()), 'token')} to learn of {len(ids)}")
     return "\n".join(lines)
-
-
-def _teacher(config: "RunConfig") -> str:
-    """The teacher's model, which has been checked, as text."""
-    spec = teacher_spec(config)
-    return f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary"
 
 
 def _run_folder(config: "RunConfig", fields: dict[str, Any]) -> str:
@@ -154,44 +152,34 @@ def _rewards(
         except Exception:  # the grader says it below, or leaves it out, as grader.on_failure asks
             return False
 
-    closing = dict(THINKING_TAGS).get(
-        opened_thinking(prompt.text), ""
-    )  # an answer follows the thinking
-    forms = [
-        closing + form for form in _FORMS if judged(closing + form.format(prompt.expected_answer))
-    ]
-    form = forms[0] if forms else closing + "{}"
-    others = [form.format(other.expected_answer[:ANSWER_CHARACTERS]) for other in prompts[1:]]
-    other = next((text for text in others if not judged(text)), form.format("wrong"))
-    answers = {
-        "right": form.format(prompt.expected_answer[:ANSWER_CHARACTERS]),
-        "wrong": other,
-        "empty": "",
-    }
+    # An answer follows the thinking.
+    begin = dict(THINKING_TAGS).get(opened_thinking(prompt.text), "")
+    forms = [begin + form for form in _FORMS]
+    accepted = [form for form in forms if judged(form.format(prompt.expected_answer))]
+    form = accepted[0] if accepted else forms[0]
+    expected = [form.format(each.expected_answer[:ANSWER_CHARACTERS]) for each in prompts]
+    wrong = next((text for text in expected[1:] if not judged(text)), form.format("wrong"))
+    answers = {"right": expected[0], "wrong": wrong, "empty": ""}
     size = max(config.sampling.n, len(answers))  # as in a run: a function may count on it
-    samples = [
-        _completion(i, text, tokenizer) for i, text in zip(range(size), cycle(answers.values()))
-    ]
+    texts = islice(cycle(answers.values()), size)
+    samples = [_completion(i, text, tokenizer) for i, text in enumerate(texts)]
     try:
         [group] = grader.grade([Group(prompt=prompt, samples=samples)])
     except RewardError as error:
         raise UserError(str(error)) from error
-    lines, (right, wrong, *_) = (
-        [_line(kind, scored) for kind, scored in zip(answers, group.samples)],
-        group.samples,
-    )
-    found = (
-        ""
-        if forms
-        else "\n(this task accepts no known form of the expected answer: the first line is a guess)"
-    )
-    if "environment_reward" in grader.reward_names:
-        found += "\n(environment_reward needs a whole conversation, which a dry run does not play)"
-    elif (
-        right.correct and None not in (right.reward, wrong.reward) and right.reward <= wrong.reward
-    ):
-        found += "\n(the right answer gets no more than the wrong one: is a sign or a comparison the wrong way round?)"
-    return "\n".join(lines) + found
+    lines = [_line(kind, scored) for kind, scored in zip(answers, group.samples)]
+    if not accepted:
+        lines.append(
+            "(this task accepts no known form of the expected answer: the first line is a guess)"
+        )
+    whole = "environment_reward" not in grader.reward_names  # that needs a conversation
+    right, other = group.samples[:2]
+    rewarded = None not in (right.reward, other.reward)
+    if whole and right.correct and rewarded and right.reward <= other.reward:
+        lines.append(
+            "(the right answer gets no more than the wrong one: is a sign or a comparison the wrong way round?)"
+        )
+    return "\n".join(lines)
 
 
 def _completion(index: int, text: str, tokenizer: PreTrainedTokenizerBase) -> Completion:

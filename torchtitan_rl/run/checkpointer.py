@@ -68,7 +68,7 @@ class Checkpointer(Configurable):
         self.model = trainer.model
         self.states = {
             "optimizer": trainer.optimizer,
-            safe_load.DATA: prompts,
+            "dataloader": prompts,
             "lr_scheduler": trainer.scheduler,
             "train_state": run_state,
         }

@@ -25,9 +25,6 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from torchtitan_rl.models.hf import blocks_of, to_hf
 
-DATA = "dataloader"
-"""Name of the prompts' state in a checkpoint. A user's prompts may keep more in it than they did when it was saved."""
-
 _RECORDS = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
@@ -78,21 +75,7 @@ class SafeReader(dcp.FileSystemReader):
 
 
 class SafePlanner(DefaultLoadPlanner):
-    """torch's planner, which here reads values other than tensors with weights_only.
-
-    An entry of the prompts' state that the checkpoint lacks keeps the value that `state_dict` returned. All others must be there.
-    """
-
-    def set_up_planner(
-        self, state_dict: dict, metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Plans to load all of `state_dict`, apart from new entries of the prompts' state."""
-        super().set_up_planner(state_dict, metadata, is_coordinator)
-        stored = metadata.state_dict_metadata
-        for name in [
-            name for name in self.state_dict if name.startswith(f"{DATA}.") and name not in stored
-        ]:
-            del self.state_dict[name]
+    """torch's planner, which here reads values other than tensors with weights_only."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Sets a value that is no tensor, read with weights_only."""

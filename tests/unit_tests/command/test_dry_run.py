@@ -140,7 +140,6 @@ def mine():
         ("def tools(self): return [lambda x: x]", "expected a function with type hints"),
         ("def environment(self, prompt): raise KeyError('x')", "Answered.environment raised KeyError: 'x'"),
         ("def environment(self, prompt): return object()", "expected an Environment"),
-        ("def environment(self, prompt): return dict", "returned the class dict itself; expected an Environment"),
     ],
 )
 def test_a_dry_run_finds_a_wrong_environment(member, said, start, tmp_path):
