@@ -211,10 +211,6 @@ def build_test_list() -> list[OverrideDefinitions]:
             "LoRA: three pushes, then each fault of an adapter caught by name", "lora_sync", 2, [], "tests.integration.lora_sync",
         ),
         OverrideDefinitions(
-            [["--tp", "2", "--generator-tp", "2"]], "the same with FSDP 2 x TP 2", "lora_sync_fsdp2_tp2", 4, [],
-            "tests.integration.lora_sync",
-        ),
-        OverrideDefinitions(
             [["--no-engine"], ["--no-engine", "--expert-parallel", "2"]],
             "experts on FSDP 2, and shared by 2 ranks, have the gradients of one process", "experts_layouts", 2, [],
             "tests.integration.experts", quick=True,
@@ -268,10 +264,6 @@ def build_test_list() -> list[OverrideDefinitions]:
             quick=True,
         ),
         OverrideDefinitions(
-            [parity("--replicate", "2", "--generator-tp", "2")], "parity with HSDP 2 x 2 and generator TP 2",
-            "parity_hsdp_gen2", 4, [parity_holds], "tests.integration.parity",
-        ),
-        OverrideDefinitions(
             [["--save", "{dir}/one.pt"], ["--tp", "2", "--max-tokens", "64", "--compare", "{dir}/one.pt"]],
             "every objective's loss, gradient and update on 1 rank and on FSDP 2 x TP 2 in many micro-batches",
             "invariance", [1, 4], [], "tests.integration.invariance", quick=True,
@@ -281,10 +273,6 @@ def build_test_list() -> list[OverrideDefinitions]:
              ["--replicate", "2", "--compare", "{dir}/one.pt"]],
             "the same in many micro-batches on 1 rank, with FSDP 2, and with HSDP", "invariance_layouts", [1, 1, 2, 2], [],
             "tests.integration.invariance",
-        ),
-        OverrideDefinitions(
-            [["--save", "{dir}/one.pt"], ["--max-tokens", "64", "--compare", "{dir}/one.pt"]],
-            "the same in one micro-batch and in many, on one rank", "invariance_1", 1, [], "tests.integration.invariance",
         ),
         OverrideDefinitions(
             [run("--config", "debug")], "the README's run: accuracy rises", "debug", 1,
@@ -326,10 +314,6 @@ def build_test_list() -> list[OverrideDefinitions]:
             prepare=arrivals_with_solutions,
         ),
         OverrideDefinitions(
-            [run(*ANY_FOLDER)], "a Qwen3 of odd dimensions is trained from its folder alone and exported", "data_qwen3", 1,
-            [steps_are(2), sampler_agrees(), export_is_whole], prepare=odd("qwen3"),
-        ),
-        OverrideDefinitions(
             [run("--config", "debug", "--num-steps", "50", "--evaluation.every", "5", "--evaluation.num-prompts", "32",
                  "--evaluation.best-by", "evaluation/accuracy", "--evaluation.stop-after", "2")] * 2,
             "the best checkpoint is kept, a run that becomes no better ends, and the same command adds nothing",
@@ -351,11 +335,6 @@ def build_test_list() -> list[OverrideDefinitions]:
             [run(*ANY_FOLDER, "--checkpoint.interval", "1"), run(*ANY_FOLDER, "--num-steps", "3", *TP2)],
             "a Llama 3 of odd dimensions is trained from its folder alone, goes on under TP 2 and is exported",
             "any_folder", [1, 2], [steps_are(3), sampler_agrees(), export_is_whole], prepare=odd("llama"),
-        ),
-        OverrideDefinitions(
-            forked("--config", "debug_moe", "--evaluation.every", "0", "--num-prompts-per-step", "8", steps=4),
-            "a fork of a mixture of experts goes on as the run, to the last bit", "experts_fork", 1,
-            [same_step(4, "straight", "fork")],
         ),
         OverrideDefinitions(
             [run(*ANY_FOLDER, "--checkpoint.interval", "1", "--trainer.parallelism.expert-parallel-degree", "2"),
@@ -430,10 +409,6 @@ def build_test_list() -> list[OverrideDefinitions]:
         OverrideDefinitions(
             OWN_LOOP, "a loop of one's own over the parts", "own_loop", 1, [files_exist("trained/model.safetensors")],
             "examples.grpo_minimal", expect_output=OWN_LOOP_SAYS, quick=True,
-        ),
-        OverrideDefinitions(
-            OWN_LOOP, "the same on 2 ranks", "own_loop_2", 2, [files_exist("trained/model.safetensors")],
-            "examples.grpo_minimal", expect_output=OWN_LOOP_SAYS,
         ),
         OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,
