@@ -74,9 +74,6 @@ class Recorder(Configurable):
         report: bool = True
         """Write report.html, a page of metrics and samples, into the run folder at the end (docs/report.md)."""
 
-        charts: list[str] = field(default_factory=list)
-        """Further charts of the report, as "title=metric,metric". Example: "Characters=extra/brevity/characters"."""
-
         console_every: int = number(10, least=0, remedy="0 shows no panels.")
         """Steps between panels of metrics and samples on the console; 0: never."""
 

@@ -21,9 +21,7 @@ from tests.parts.algorithm import (
     run_loss,
 )
 from tests.parts.grading import drained, score
-from tests.parts.report_runs import write_run
 from tests.parts.tiny import save_tiny_checkpoint
-from tests.unit_tests.observe.report.test_page import data_of
 from torchtitan_rl.algorithm import Algorithm, Sequences
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
@@ -31,7 +29,6 @@ from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe import Recorder, record_metric
 from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics
-from torchtitan_rl.observe.report import write_report
 from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.identity import identity
 from torchtitan_rl.trainer import packing
@@ -247,20 +244,13 @@ def test_sink_by_its_place_has_each_step_once_after_a_resume(tmp_path):
     assert lines == ["1,1.0", "2,2.0", "3,3.0", "4,4.0", "5,5.0"]
 
 
-def test_metric_of_a_reward_function_has_its_own_chart(files, tmp_path):
-    config = load_config(f"{files}/my_metric.py:with_chart")
+def test_a_reward_function_logs_a_metric(files):
+    config = load_config(f"{files}/my_metric.py:with_metric")
     validate(config, world_size=1)
     grader = build_grader(config.grader, config.task.build())
     scored = score(grader, "[ANSWER] 46", "12ab")
     assert [one.reward_breakdown["digits"] for one in scored] == [None, None]
     assert drained(grader)["extra/digits/share"].value == pytest.approx((2 / 11 + 2 / 4) / 2)
-    write_report(write_run(tmp_path / "run", metrics={"charts": config.metrics.charts}), tmp_path / "r.html")
-    run = data_of(tmp_path / "r.html")["run"]
-    keys = [[key, key] for key in ("extra/digits/share", "completions/length/mean")]
-    assert run["charts"] == [{"title": "Digits", "keys": keys}]
-    config.metrics.charts = ["Digits"]
-    with pytest.raises(UserError, match="metrics.charts = 'Digits': expected title=metric,metric"):
-        validate(config, world_size=1)
 
 
 def test_schedule_returns_to_its_peak():

@@ -89,7 +89,6 @@ def _described(run: Run) -> dict[str, Any]:
         "name": run.name,
         "steps": run.steps,
         "about": list(_about(run)),
-        "charts": [_own_chart(text) for text in run.setting("metrics.charts") or ()],
         "series": _plain(run.series),
         "ending": _plain(ending(run)),
         "lines": [line._asdict() for line in lines(run)],
@@ -115,12 +114,6 @@ def _about(run: Run) -> Iterator[str]:
         yield f"LoRA rank {rank}"
     dtypes = (run.setting("trainer.mixed_precision_param"), run.setting("generator.dtype"))
     yield " and ".join(dict.fromkeys(str(dtype) for dtype in dtypes if dtype))
-
-
-def _own_chart(text: str) -> dict[str, Any]:
-    """A chart of `metrics.charts`, in the form of overview.js's FIRST."""
-    title, _, keys = text.partition("=")
-    return {"title": title, "keys": [[key, key] for key in keys.split(",")]}
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

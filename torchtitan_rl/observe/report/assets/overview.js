@@ -22,6 +22,8 @@ const FIRST = [
   { title: 'Time of a step', keys: ['step', 'generate', 'grade', 'train', 'sync', 'evaluate'].map((name) => [`time/${name}`, name]), note: 'seconds' },
   { title: 'Memory', keys: [['perf/peak_memory_gib', 'peak']], note: 'GiB, fullest rank' },
 ];
+/** A chart for each number that a reward function logs. */
+const OWN = Object.keys(run.series).filter((key) => key.startsWith('extra/') && !key.endsWith('/non_finite')).sort().map((key) => ({ title: key.slice(6), keys: [[key, 'mean']], note: 'logged by a reward function' }));
 const MORE = 24;
 
 function overview(main) {
@@ -36,7 +38,7 @@ function overview(main) {
     h('div', { class: 'bar' }, h('h2', {}, 'All series'), input('', 'series', 'search', search, { placeholder: 'part of a name, such as kl_k3', 'aria-label': 'search series', list: 'series' }), h('datalist', { id: 'series' }, allKeys().map((key) => h('option', { value: key })))),
     status, found);
   clearCharts();
-  placeCards(charts, [...FIRST, ...run.charts].map(curveCard));
+  placeCards(charts, [...FIRST, ...OWN.slice(0, MORE)].map(curveCard));
   search();
 }
 
@@ -53,7 +55,7 @@ function endingOf() {
 
 function headline() {
   const jump = (line) => line.key && (() => {
-    const hit = FIRST.find((one) => one.keys.some(([key]) => key === line.key));
+    const hit = [...FIRST, ...OWN].find((one) => one.keys.some(([key]) => key === line.key));
     const target = hit && document.querySelector(`[data-chart="${hit.title}"]`);
     if (target) { target.scrollIntoView({ block: 'center', behavior: 'smooth' }); target.classList.add('flash'); setTimeout(() => target.classList.remove('flash'), 1500); return; }
     state.series = line.key;

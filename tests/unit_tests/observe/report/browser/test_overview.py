@@ -16,6 +16,7 @@ def test_the_overview_has_the_lines_and_draws_the_curves(browser, one):
     assert "reward 0.4" in text(browser, ".lines")
     titles = browser.run("[...document.querySelectorAll('figure[data-chart]')].map(f => f.dataset.chart)")
     assert {"Reward", "Held-out accuracy", "Entropy", "Gradient norm", "Time of a step"} <= set(titles)
+    assert "mine/length" in titles  # a reward function logs it
     assert "KL" not in titles  # this run has none
     browser.wait("document.querySelectorAll('canvas').length >= 6")
     painted = "[...document.querySelector('canvas').getContext('2d').getImageData(0, 0, 300, 150).data].some(v => v)"
