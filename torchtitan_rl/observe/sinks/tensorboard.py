@@ -16,7 +16,7 @@ READ_FIRST = ("prompt", "response", "expected_answer", "answer", "reward", "adva
 
 
 class TensorboardSink(Sink):
-    """Writes scalars, histograms, sample tables as markdown, and at the end the configuration as hyper-parameters.
+    """Writes scalars, histograms, and sample tables as markdown.
 
     After a resume, TensorBoard itself purges repeated steps when it reads them.
     """
@@ -26,10 +26,8 @@ class TensorboardSink(Sink):
     def __init__(self, context: SinkContext) -> None:
         super().__init__(context)
         from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
 
-        self._new_writer, self._hparams = SummaryWriter, hparams
-        self._last: dict[str, float] = {}
+        self._new_writer = SummaryWriter
         self._writer: SummaryWriter | None = None
 
     def write(self, record: StepRecord) -> None:
@@ -41,7 +39,6 @@ class TensorboardSink(Sink):
             writer.add_histogram(f"{key}/histogram", values, record.step, walltime=record.time_s)
         for key, rows in record.tables.items():
             writer.add_text(key, _markdown(rows), record.step, walltime=record.time_s)
-        self._last |= record.values
         writer.flush()
 
     def rewind(self, step: int) -> None:
@@ -49,11 +46,7 @@ class TensorboardSink(Sink):
         self._open(step)
 
     def close(self) -> None:
-        """Adds the run's config with its last values, and closes the file."""
         if self._writer is not None:
-            if self._last:
-                for summary in self._hparams(_flat(self.context.run_config), self._last):
-                    self._writer.file_writer.add_summary(summary)
             self._writer.close()
 
     def _open(self, step: int) -> Any:
@@ -83,14 +76,3 @@ def _cell(cell: Any) -> str:
     text = html.escape(text).replace("\x00", "\\x00")
     text = "".join(f"&#{ord(c)};" if c in "|*_`[]\\~#" else c for c in text)
     return text.replace("\r", "").replace("\n", "<br>")
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, str | float | bool]:
-    """The nested configuration as dotted names, with values that TensorBoard accepts as hyper-parameters."""
-    flat: dict[str, str | float | bool] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value if isinstance(value, (int, float)) else utf8(str(value))
-    return flat
