@@ -1,7 +1,7 @@
 """Selects the rows of a table to show. A selector ranks rows; the config names and combines selectors.
 
 Each rank sends only the rows its own selectors chose, with their groups. The same selectors, applied to all ranks'
-candidates, give the same result as on the pooled rows. Rows that are equal in every column count as one row.
+candidates, give the same result as on the pooled rows.
 """
 
 import hashlib
@@ -267,13 +267,13 @@ class Selection:
         splits: dict[str, list[Candidate]] = {}
         for row in rows:
             splits.setdefault(str(row.get("split")), []).append(self._candidate(row))
-        return [_distinct(members) for _, members in sorted(splits.items())]
+        return [members for _, members in sorted(splits.items())]
 
     def _candidate(self, row: Row) -> Candidate:
         prompt_idx, sample_idx = row.get("prompt_idx"), row.get("sample_idx")
         group = prompt_idx if isinstance(prompt_idx, int) else None
         known = group is not None and isinstance(sample_idx, int)
-        place = (0, group, sample_idx) if known else (1, _digest(_content(row)))
+        place = (0, group, sample_idx) if known else (1, _digest(repr(sorted(row.items()))))
         return Candidate(
             row=row,
             score=score_of(row),
@@ -301,25 +301,6 @@ def _siblings(members: list[Candidate], chosen: list[Candidate]) -> set[int]:
 def _without_tokens(row: Row) -> Row:
     """The row without its tokens, which only the store keeps, and only for shown rows."""
     return {column: cell for column, cell in row.items() if column != TOKENS}
-
-
-def _distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates without duplicates. Only candidates of the same place are compared by content, because that is slow."""
-    places: dict[tuple[Any, ...], list[Candidate]] = {}
-    for c in candidates:
-        places.setdefault(c.place, []).append(c)
-    distinct: list[Candidate] = []
-    for twins in places.values():
-        if len(twins) > 1:
-            contents = {_content(c.row): c for c in twins}
-            twins = [contents[content] for content in sorted(contents)]
-        distinct += twins
-    return distinct
-
-
-def _content(row: Row) -> str:
-    """All columns as text, independent of their order."""
-    return repr(sorted(row.items()))
 
 
 def _digest(text: str) -> bytes:

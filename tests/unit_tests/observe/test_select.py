@@ -43,15 +43,15 @@ some_rows = st.lists(
         response_tokens=st.integers(0, 5),
         prompt=st.sampled_from(["one two three", "four"]),
     ),
-    max_size=30,
+    max_size=20,
+    unique_by=lambda row: (row["prompt_idx"], row["sample_idx"]),
 )
 
 
 def scores_by_hand(rows, k, sign):
     """The scores of top k (sign -1) or bottom k (sign 1) of pooled rows by the specification, written independently."""
-    distinct = {repr(sorted(r.items())): r for r in rows}.values()
     return sorted(
-        (r["score"] for r in distinct if r["score"] is not None and not math.isnan(r["score"])), key=lambda x: sign * x
+        (r["score"] for r in rows if r["score"] is not None and not math.isnan(r["score"])), key=lambda x: sign * x
     )[:k]
 
 
@@ -70,14 +70,6 @@ def test_selection_over_1_2_and_4_ranks_equals_that_of_the_pooled_rows(rows, cou
         found = over_ranks(ranks, (f"{name}:{k}", "unscored:0")).shown
         assert sorted(r["score"] for r in found) == sorted(scores_by_hand(rows, k, sign))
     assert repr(over_ranks(ranks, ALL).shown) == repr(selected(rows, ALL))
-
-
-@settings(max_examples=40, deadline=None)
-@given(rows=some_rows)
-def test_replicated_rows_are_selected_once(rows):
-    assert repr(over_ranks([rows, rows, rows], ALL, keep_all=True).kept) == repr(
-        over_ranks([rows], ALL, keep_all=True).kept
-    )
 
 
 def ties(step, **cells):

@@ -27,14 +27,7 @@ class Column(NamedTuple):
     """The first of them that has been recorded is shown."""
     show: Callable[[float], str]
     width: int
-    priority: int
-    """Columns with higher numbers are left out first where the line is narrow."""
     style: str = ""
-
-    @property
-    def characters(self) -> int:
-        """The width with the label and the spaces."""
-        return len(f"  {self.label} ") + self.width
 
 
 def duration(seconds: float) -> str:
@@ -52,19 +45,15 @@ def six_wide(value: float) -> str:
 
 
 STEP_LINE = (
-    Column("reward", ("reward/mean",), six_wide, 6, 1, "bold green"),
-    Column(
-        "acc", ("evaluation/accuracy", "evaluation/sampled/accuracy"), percent, 6, 2, "bold cyan"
-    ),
-    Column("loss", ("loss/total",), "{:.4f}".format, 7, 4),
-    Column("entropy", ("policy/entropy",), "{:.3f}".format, 5, 3),
-    Column("grad", ("optimizer/grad_norm",), six_wide, 6, 6),
-    Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7, 5),
-    Column(
-        "tok/s", ("perf/step_tokens_per_s", "perf/generated_tokens_per_s"), "{:,.0f}".format, 7, 7
-    ),
+    Column("reward", ("reward/mean",), six_wide, 6, "bold green"),
+    Column("acc", ("evaluation/accuracy", "evaluation/sampled/accuracy"), percent, 6, "bold cyan"),
+    Column("entropy", ("policy/entropy",), "{:.3f}".format, 5),
+    Column("loss", ("loss/total",), "{:.4f}".format, 7),
+    Column("logp diff", ("sampler/logprob_diff/max",), "{:.1e}".format, 7),
+    Column("grad", ("optimizer/grad_norm",), six_wide, 6),
+    Column("tok/s", ("perf/step_tokens_per_s",), "{:,.0f}".format, 7),
 )
-"""In 80 characters, the three of highest priority fit; in 120, all but tok/s."""
+"""In 80 characters, the first three fit; in 120, all but tok/s."""
 PANEL_METRICS = (
     "reward/mean", "reward/std", "reward/*/mean", "train/accuracy", "groups/*", "advantage/std", "completions/length/m*",
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
@@ -75,16 +64,6 @@ PANEL_METRICS = (
 """About 35 numbers in a typical step, and what reward functions log. Those of an evaluation have their own line."""
 MAX_SAMPLES = 6
 """Samples of one table printed in a step."""
-
-
-def _fitting(characters: int) -> list[Column]:
-    """The columns of the step line that fit, those of highest priority first, in the line's order."""
-    chosen: list[Column] = []
-    for column in sorted(STEP_LINE, key=lambda column: column.priority):
-        if sum(kept.characters for kept in [*chosen, column]) > characters:
-            break
-        chosen.append(column)
-    return [column for column in STEP_LINE if column in chosen]
 
 
 class ConsoleSink(Sink):
@@ -98,8 +77,14 @@ class ConsoleSink(Sink):
         super().__init__(context)
         self._console = plain_console()
         self._first: tuple[int, float] | None = None
+        self._columns: list[Column] = []
         start = len(self._step_of(context.total_steps)) + len(self._end_of("", ""))
-        self._columns = _fitting(self._console.width - start)
+        room = self._console.width - start
+        for column in STEP_LINE:
+            room -= len(f"  {column.label} ") + column.width
+            if room < 0:
+                break
+            self._columns.append(column)
 
     def write(self, record: StepRecord) -> None:
         """Prints the step's line, an evaluation's lines, and every `console_every` steps metrics and samples."""
