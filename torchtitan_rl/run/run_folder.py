@@ -26,6 +26,7 @@ from torchtitan_rl.run.identity import described, repositories
 from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.run_end import LOCK, forget_earlier_end
 from torchtitan_rl.run.secrets import without_secrets
+from torchtitan_rl.text import head_and_tail
 
 if TYPE_CHECKING:
     from torchtitan_rl.config import RunConfig
@@ -42,6 +43,8 @@ PACKAGES = (
 )
 
 CONFIG, ENVIRONMENT, DIFF = "config.json", "environment.json", "code.diff"
+DIFF_CHARACTERS = 2_000_000
+"""A longer difference to the commit is cut in the middle: a data file may be tracked."""
 
 
 class RunFolder:
@@ -109,7 +112,8 @@ class RunFolder:
             (self.path / CONFIG).write_text(json.dumps(settings, indent=2, default=repr) + "\n")
             (self.path / ENVIRONMENT).write_text(json.dumps(environment, indent=2) + "\n")
             if diff:
-                (self.path / DIFF).write_text(without_secrets(diff))
+                shown = head_and_tail(without_secrets(diff), DIFF_CHARACTERS)
+                (self.path / DIFF).write_text(shown)
         progress(f"run folder: {self.path}")
 
     def _keep_former(self) -> None:

@@ -72,3 +72,5 @@ def test_each_start_keeps_the_commit_of_the_users_code_and_what_differs_without_
     assert "+lr = 2" in (path / "code-1.diff").read_text()
     assert "+lr = 3\n+api_key = '***'" in (path / "code.diff").read_text()
     assert json.loads((path / "config.json").read_text())["command"] == ["train", "--task.api-key", "***"]
+    monkeypatch.setattr("torchtitan_rl.run.run_folder.DIFF_CHARACTERS", 100)
+    assert len((start("lr = 4\n" * 1000) / "code.diff").read_text()) == 100
