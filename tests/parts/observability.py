@@ -41,9 +41,9 @@ def group(prompt_idx, *samples, **prompt):
     return Group(prompt=Prompt(prompt_idx=prompt_idx, token_ids=[1, 2], **fields), samples=list(samples))
 
 
-def rows_of(*groups, step=1, split="train", policy_step=3):
+def rows_of(*groups, step=4, split="train"):
     """The groups as rows of a sample table."""
-    return episode_rows(groups, step=step, split=split, policy_step=policy_step)
+    return episode_rows(groups, step=step, split=split)
 
 
 RECORD_STEPS = 3

@@ -3,20 +3,23 @@
 import fnmatch
 import functools
 import logging
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import Kind, Listener
 from torchtitan_rl.observe.cell_text import utf8
-from torchtitan_rl.observe.machine import used_memory_bytes
 from torchtitan_rl.observe.reduce import Distribution, Reduce, Series, new_series
 from torchtitan_rl.observe.sample_rows import Row, plain, plain_row
 from torchtitan_rl.observe.select import Selection
@@ -221,3 +224,15 @@ def _two_reductions(key: str, first: Reduce, second: Reduce) -> str:
         f"metric {key!r} is recorded with Reduce.{first.name} and with Reduce.{second.name}; "
         f"Reduce.{first.name} is used. Give one of them another key."
     )
+
+
+def used_memory_bytes() -> int:
+    """Bytes in use now: on this rank's GPU by anyone, or this process's resident set without one.
+
+    At the end of a phase it is the phase's peak: PyTorch's allocator keeps what a phase took until the engine wakes. PyTorch's
+    own peak counts the engine's memory also while it sleeps and that memory is given back.
+    """
+    if ON_CPU:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    free, total = torch.cuda.mem_get_info()
+    return total - free

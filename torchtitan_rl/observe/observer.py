@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torchtitan_rl import comm
 from torchtitan_rl.events import record_metric, record_metrics
 from torchtitan_rl.observe.evaluation_results import failures_of, write_results
-from torchtitan_rl.observe.machine import peak_flops_per_s
 from torchtitan_rl.observe.metrics.completions import (
     completion_metrics,
     conversation_metrics,
@@ -32,8 +31,13 @@ from torchtitan_rl.observe.metrics.reward_stats import (
     reward_metrics,
     task_metrics,
 )
-from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics
-from torchtitan_rl.observe.metrics.time_shares import time_shares
+from torchtitan_rl.observe.metrics.throughput import (
+    TokenFlops,
+    optimizer_metrics,
+    peak_flops_per_s,
+    perf_metrics,
+    time_shares,
+)
 from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.observe.reduce import Reduce
 from torchtitan_rl.observe.sample_rows import TRAINED_SPLIT, episode_rows
@@ -190,7 +194,7 @@ def record_step(
     record_metric(
         "completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION
     )
-    rows = episode_rows(mine, step=state.step, split="train", policy_step=state.step - 1)
+    rows = episode_rows(mine, step=state.step, split=TRAINED_SPLIT)
     record_metric("rollout/samples", rows, Reduce.TABLE)
 
 
@@ -206,9 +210,7 @@ def record_evaluation(
     for task, its_groups in groups_by_task(groups).items():
         metrics |= evaluation_metrics(its_groups, f"{evaluation_pass.prefix}/{task}")
     record_metrics(metrics)
-    rows = episode_rows(
-        groups[rank::world_size], step=step, split=evaluation_pass.split, policy_step=step
-    )
+    rows = episode_rows(groups[rank::world_size], step=step, split=evaluation_pass.split)
     record_metric(f"{evaluation_pass.prefix}/samples", rows, Reduce.TABLE)
     return {name: float(metric.value) for name, metric in metrics.items()}
 

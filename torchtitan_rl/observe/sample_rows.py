@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe.cell_text import utf8
 from torchtitan_rl.observe.tokens import TOKENS, TokenPayload, is_demonstration
 from torchtitan_rl.text import PLAIN, plain
@@ -42,30 +41,18 @@ def as_score(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
 
-def episode_rows(
-    groups: "Sequence[Group[Episode]]", *, step: int, split: str, policy_step: int
-) -> list[Row]:
+def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str) -> list[Row]:
     """One row of a sample table for each episode.
 
     Args:
         step: the controller's step that the rows belong to.
         split: such as "train" or "eval_greedy". Only "train" rows have an advantage.
-        policy_step: the step that produced the current weights: `step - 1` during the step, `step` after its update.
-            A row's staleness is `policy_step` minus the step that produced the weights of its first token.
-
-    Raises UserError if a loss has given an episode a column of a name that the tables have.
     """
-    rows = []
-    for group in groups:
-        for episode, mass in zip(group.samples, _masses(group.samples), strict=True):
-            place = {
-                "step": step,
-                "split": split,
-                "staleness": policy_step - episode.completion.oldest_version,
-                "group_size": len(group.samples),
-            }
-            rows.append(_row(group.prompt, episode, place) | mass)
-    return rows
+    return [
+        _row(group, episode, step, split) | mass
+        for group in groups
+        for episode, mass in zip(group.samples, _masses(group.samples), strict=True)
+    ]
 
 
 def update_masses(episodes: "Sequence[Episode]") -> list[float]:
@@ -79,9 +66,7 @@ def update_masses(episodes: "Sequence[Episode]") -> list[float]:
 
 def _masses(episodes: "Sequence[Episode]") -> list[Row]:
     """Each episode's q_mass, MaxEnt's own or exp(r_i) / sum, and update_mass_proxy; nothing in a group without rewards."""
-    rewards = np.array(
-        [e.credit.shaped_reward for e in episodes], dtype=float
-    )  # [G] NaN without one
+    rewards = np.array([e.credit.shaped_reward for e in episodes], float)  # [G] NaN without one
     if np.isnan(rewards).all():
         return [{} for _ in episodes]
     powers = np.nan_to_num(np.exp(rewards - np.nanmax(rewards)))  # [G]
@@ -129,11 +114,10 @@ def _traces(episode: "Episode") -> list[dict[str, Any]]:
     ]
 
 
-def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
-    """`place`: the columns that say where the episode belongs."""
-    scored, completion = episode.scored, episode.completion
-    step, split = place["step"], place["split"]
+def _row(group: "Group[Episode]", episode: "Episode", step: int, split: str) -> Row:
+    prompt, scored, completion = group.prompt, episode.scored, episode.completion
     trained = split == TRAINED_SPLIT
+    policy_step = step - 1 if trained else step  # an evaluation comes after the step's update
     num_sampled = completion.num_sampled
     logprob_mean = None
     if num_sampled and not is_demonstration(episode, trained):
@@ -143,11 +127,11 @@ def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
         "step": step,
         "episode_id": f"{split}/{step}/{prompt.prompt_idx}/{completion.sample_idx}",
         "policy_version": completion.policy_version,
-        "staleness": place["staleness"],
+        "staleness": policy_step - completion.oldest_version,
         "split": split,
         "prompt_idx": prompt.prompt_idx,
         "sample_idx": completion.sample_idx,
-        "group_size": place["group_size"],
+        "group_size": len(group.samples),
         "select_reason": "",
         "prompt": prompt.text,
         "response": completion.text,
@@ -167,12 +151,8 @@ def _row(prompt: "Prompt", episode: "Episode", place: Row) -> Row:
         "logprob_diff_max": episode.logprob_diff and episode.logprob_diff.max,
     }
     row |= _optional_columns(prompt, episode)
-    own = episode.credit.columns
-    if taken := sorted(row.keys() & own):
-        raise UserError(
-            f"algorithm.loss: the sample tables have columns named {taken} already. Give its columns other names."
-        )
-    return row | own | {TOKENS: TokenPayload(episode, trained)}
+    of_loss = {name: cell for name, cell in episode.credit.columns.items() if name not in row}
+    return row | of_loss | {TOKENS: TokenPayload(episode, trained)}
 
 
 def _optional_columns(prompt: "Prompt", episode: "Episode") -> Row:

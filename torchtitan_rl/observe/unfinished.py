@@ -43,10 +43,7 @@ class UnfinishedStep:
         rows = []
         for (split, _), group in sorted(self._groups.items(), key=lambda pair: pair[0]):
             trained = split == TRAINED_SPLIT
-            policy_step = self._step - 1 if trained else self._step
-            members = episode_rows(
-                [_drafted(group)], step=self._step, split=split, policy_step=policy_step
-            )
+            members = episode_rows([_drafted(group)], step=self._step, split=split)
             for row, sample in zip(members, group.samples, strict=True):
                 credited = trained and isinstance(sample, Episode)
                 row |= {

@@ -42,15 +42,14 @@ def test_conversation_metrics_count_turns_tools_seconds_and_tokens():
     assert found["conversations/env_errors"] == 0
 
 
-def test_an_environments_number_with_the_name_of_a_metric_has_a_series_of_its_own():
+def test_an_environments_number_with_the_name_of_a_metric_does_not_replace_it():
     found = values(group(replace(CALL, columns={"count": 50, "turns/mean": 9, "wins": 1}), LAST))
     assert (found["conversations/count"], found["conversations/turns/mean"], found["conversations/wins"]) == (1, 2, 1)
-    assert (found["conversations/logged/count"], found["conversations/logged/turns/mean"]) == (50, 9)
 
 
 def test_sample_row_stores_the_conversation_by_message():
-    [row] = episode_rows(group(CALL, LAST), step=1, split="train", policy_step=0)
+    [row] = episode_rows(group(CALL, LAST), step=1, split="train")
     assert [message["role"] for message in row["conversation"]] == ["assistant", "tool", "assistant"]
     assert row["conversation"][0]["reward"] == -0.1
     assert (row["turns"], row["response_tokens"], row["observed_tokens"]) == (2, 5, 4)
-    assert "conversation" not in episode_rows(group(), step=1, split="train", policy_step=0)[0]
+    assert "conversation" not in episode_rows(group(), step=1, split="train")[0]

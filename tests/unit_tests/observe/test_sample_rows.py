@@ -34,7 +34,7 @@ def test_episode_row_values():
         left_out="truncated",
         logprob_diff=LogprobDiff(mean=1e-5, max=1e-4),
     )
-    [row] = rows_of(group(2, one), step=7, policy_step=6)
+    [row] = rows_of(group(2, one), step=7)
     assert (row["step"], row["episode_id"], row["policy_version"], row["staleness"]) == (7, "train/7/2/1", 3, 3)
     assert (row["response_tokens"], row["prompt_tokens"], row["logprob_mean"]) == (4, 2, -0.5)
     assert (row["reward"], row["correct"], row["advantage"]) == (0.5, False, -1.5)

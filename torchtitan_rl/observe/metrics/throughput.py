@@ -1,7 +1,10 @@
-"""Optimizer and throughput metrics of a step. Values that are None or unknown on this machine are absent."""
+"""Metrics of the optimizer, of throughput, and of where a step's time went. Values that are unknown on this machine are absent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
+
+import torch
 
 from torchtitan_rl.summary import same_everywhere
 from torchtitan_rl.types import Metric
@@ -11,6 +14,18 @@ if TYPE_CHECKING:
 
     from torchtitan_rl.state import RunState
     from torchtitan_rl.trainer.optimizer import UpdateReport
+
+
+PARTS = {
+    "generate": ("generate",),
+    "grade": ("grade",),
+    "train": ("train", "reference", "teacher", "teacher_average", "hints"),
+    "sync": ("sync",),
+    "evaluate": ("evaluate",),
+    "checkpoint": ("checkpoint/save",),
+    "wait": ("gather",),
+}
+"""The timed phases of each part. Frozen models' forwards belong to train; gather waits for the slowest replica."""
 
 
 class TokenFlops(NamedTuple):
@@ -120,3 +135,27 @@ def perf_metrics(
 
 def _rate(amount: float, seconds: float) -> float | None:
     return amount / seconds if seconds > 0 else None
+
+
+@cache
+def peak_flops_per_s() -> float | None:
+    """This GPU's dense bfloat16 peak by torchtitan's table; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    from torchtitan.tools.utils import get_peak_flops
+
+    return get_peak_flops(torch.cuda.get_device_name())
+
+
+def time_shares(elapsed: Callable[[str], float]) -> dict[str, Metric]:
+    """`share/<part>` of this rank, merged as the mean over ranks; `share/other` is outside of all parts.
+
+    Args:
+        elapsed: seconds in a phase, such as "step", since the last step's flush.
+    """
+    total = elapsed("step") + elapsed("checkpoint/save")
+    if total <= 0:
+        return {}
+    seconds = {part: sum(map(elapsed, phases)) for part, phases in PARTS.items()}
+    seconds["other"] = max(0.0, total - sum(seconds.values()))
+    return {f"share/{part}": Metric(s / total) for part, s in seconds.items()}

@@ -18,8 +18,7 @@ from torchtitan_rl.observe.metrics.reward_stats import (
     participation_metrics,
     reward_metrics,
 )
-from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics
-from torchtitan_rl.observe.metrics.time_shares import time_shares
+from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics, time_shares
 from torchtitan_rl.observe.observer import record_evaluation, record_step
 
 UPDATE = SimpleNamespace(
