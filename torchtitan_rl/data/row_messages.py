@@ -151,12 +151,3 @@ def _read_list(value: Any, read: Callable[[Any], dict[str, Any]], field: str) ->
     if not isinstance(items, list):
         raise RowError(f"{field} is neither a list nor its JSON text")
     return [read(item) for item in items]
-
-
-def without_nulls(value: Any) -> Any:
-    """Returns a JSON value without the null entries of its objects, which Arrow adds where other rows have a value."""
-    if isinstance(value, list):
-        return [without_nulls(item) for item in value]
-    if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return value

@@ -14,7 +14,6 @@ from torchtitan_rl.data.row_messages import (
     prompt_messages,
     read_messages,
     read_tools,
-    without_nulls,
     written_calls,
 )
 from torchtitan_rl.data.table import Row, RowError, Table
@@ -81,8 +80,6 @@ class RowReader:
         tools = None
         if "{tool" not in self._config.template:
             tools = next(filter(None, map(row.get, TOOL_COLUMNS)), None)
-        if self.table.is_arrow:
-            prompt, tools = without_nulls(prompt), without_nulls(tools)
         prompt = self._after_columns(prompt, row)
         demonstration = None
         if self.demonstrates:
@@ -254,7 +251,7 @@ class RowReader:
             completion = [{"role": "assistant", "content": completion}]
         if not isinstance(completion, list):
             raise RowError(f"{self.completion_column!r} is neither text nor a list of messages")
-        return read_messages(without_nulls(completion) if self.table.is_arrow else completion)
+        return read_messages(completion)
 
     def _without_prompt(
         self, prompt: Any, whole: list[Message]

@@ -47,7 +47,7 @@ class Table:
     """Name in messages. Example: "data.jsonl"."""
     _data: "Dataset"
     is_arrow: bool
-    """Whether objects have a null for every field that an object of another row has. Otherwise rows are stored as text."""
+    """Whether each column is stored with its type. Otherwise rows are stored as JSON text."""
 
     def __len__(self) -> int:
         return len(self._data)
@@ -73,7 +73,18 @@ class Table:
         return value if names is None or value is None else dict(enumerate(names)).get(value)
 
     def _read(self, record: Row) -> Row:
-        return record if self.is_arrow else json.loads(record["row"])
+        if not self.is_arrow:
+            return json.loads(record["row"])
+        return {column: _without_nulls(value) for column, value in record.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    """Returns a JSON value without the null entries of its objects, which Arrow adds where other rows have a value."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def load_table(
