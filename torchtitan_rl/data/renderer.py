@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -99,9 +99,10 @@ class PromptRenderer(Configurable):
         }
         self._options = template_options(config)
         self._special = special_tokens(tokenizer)
-        added = tokenizer("x", return_special_tokens_mask=True)["special_tokens_mask"]
-        # Tokens, such as <eos>, that the tokenizer appends to a text. After one the policy would begin another text.
-        self._num_appended = len(list(takewhile(bool, reversed(added))))
+        single = tokenizer("x", return_special_tokens_mask=True)
+        num_before = len(list(takewhile(bool, single["special_tokens_mask"])))
+        # Tokens, such as <bos>, that the tokenizer puts before a plain text. A chat template writes special tokens itself.
+        self._before_text: list[int] = single["input_ids"][:num_before]
         self._template = str(tokenizer.chat_template or "") if config.apply_chat_template else ""
         self._switches = "enable_thinking" in self._template
         unread = "False, as no chat template with such a switch is used"
@@ -124,11 +125,13 @@ class PromptRenderer(Configurable):
 
     def prompts(self, examples: Sequence[Example]) -> list[Prompt | UserError]:
         """Returns each example as a prompt, or the error if it cannot be one. A batch is tokenized on all cores."""
-        prompts: list[Prompt | UserError] = []
-        for is_chat, run in groupby(map(self._checked_text, examples), key=_is_chat):
-            rendered = list(run)
-            prompts += rendered if is_chat is None else self._tokenized(rendered, is_chat)
-        return prompts
+        rendered = [self._checked_text(example) for example in examples]
+        texts = [each.text for each in rendered if isinstance(each, _Rendered)]
+        tokenized_texts = iter(self._token_ids(texts) if texts else ())
+        return [
+            self._checked(each, next(tokenized_texts)) if isinstance(each, _Rendered) else each
+            for each in rendered
+        ]
 
     def hinted(self, prompt: Prompt, hint: str) -> Prompt:
         """Returns the prompt with a hint: at the end of its last user message, or before a plain text. Names of special
@@ -143,8 +146,9 @@ class PromptRenderer(Configurable):
             messages = [*prompt.messages]
             messages[last] = {**question, "content": f"{question['content']}\n\n{hint}"}
             text = self._chat_text(messages, prompt.tools or self._tools[prompt.task])
-        ids = self._token_ids([text], is_chat=bool(messages))[0]
-        return replace(prompt, text=text, messages=messages, token_ids=ids)
+        [token_ids] = self._token_ids([text])
+        whole = self._begun(token_ids, is_chat=bool(messages))
+        return replace(prompt, text=text, messages=messages, token_ids=whole)
 
     def faults(self, examples: Sequence[Example]) -> list[str | None]:
         """Returns for each example why it cannot be a prompt, worded to follow "3 rows"; None if it can."""
@@ -195,21 +199,15 @@ class PromptRenderer(Configurable):
     def _tools_of(self, example: Example) -> Tools | None:
         return example.tools or self._tools[example.task]
 
-    def _tokenized(self, rendered: "list[_Rendered]", is_chat: bool) -> list[Prompt | UserError]:
-        ids = self._token_ids([each.text for each in rendered], is_chat)
-        decoded = self.tokenizer.batch_decode(ids, clean_up_tokenization_spaces=False)
-        return [self._checked(*each) for each in zip(rendered, ids, decoded, strict=True)]
+    def _token_ids(self, texts: list[str]) -> list[list[int]]:
+        return self.tokenizer(texts, add_special_tokens=False)["input_ids"]
 
-    def _token_ids(self, texts: list[str], is_chat: bool) -> list[list[int]]:
-        # A chat template writes special tokens itself; for plain text the tokenizer adds them, such as <bos>.
-        ids = self.tokenizer(texts, add_special_tokens=not is_chat)["input_ids"]
-        if not is_chat and self._num_appended:
-            ids = [token_ids[: -self._num_appended] for token_ids in ids]
+    def _begun(self, token_ids: list[int], *, is_chat: bool) -> list[int]:
+        """Returns the tokens after those that the tokenizer puts before a plain text."""
+        whole = token_ids if is_chat else [*self._before_text, *token_ids]
         bos = self.tokenizer.bos_token_id
-        if bos is None:
-            return ids
         # A plain text that begins with <bos>, such as a chat format, has it already.
-        return [each[1:] if each[:2] == [bos, bos] else each for each in ids]
+        return whole[1:] if whole[:2] == [bos, bos] else whole
 
     def _with_preface(self, messages: list[Message]) -> list[Message]:
         """Returns the messages preceded by the system prompt and the few-shot examples."""
@@ -257,10 +255,10 @@ class PromptRenderer(Configurable):
             "Add the assistant's header for add_generation_prompt, or pass --prompts.no-apply-chat-template.",
         )  # fmt: skip
 
-    def _checked(
-        self, rendered: "_Rendered", token_ids: list[int], decoded: str
-    ) -> Prompt | UserError:
+    def _checked(self, rendered: "_Rendered", text_ids: list[int]) -> Prompt | UserError:
         example, messages, text = rendered
+        token_ids = self._begun(text_ids, is_chat=bool(messages))
+        decoded = self.tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
         try:
             self._check(text, token_ids, decoded)
             demonstration = self._demonstration(rendered) if example.demonstration else None
@@ -332,8 +330,3 @@ class _Rendered(NamedTuple):
     messages: list[Message] | None
     """None for a plain-text prompt."""
     text: str
-
-
-def _is_chat(rendered: _Rendered | UserError) -> bool | None:
-    """Returns whether it is a chat prompt; None for an example that could not be rendered."""
-    return None if isinstance(rendered, UserError) else bool(rendered.messages)
