@@ -1,4 +1,4 @@
-"""Demonstrations: which tokens are learned, and the loss and gradient against a dense reference and TRL's SFTTrainer."""
+"""Demonstrations: which tokens are learned, and the loss and gradient against a dense reference."""
 
 import pytest
 import torch
@@ -119,34 +119,6 @@ def test_loss_and_gradient_are_a_dense_float64_references(folder, max_tokens, by
     expected, of_dense = dense(folder, by_sequence=by_sequence)
     assert loss == pytest.approx(expected, rel=1e-6)
     assert worst(grads, of_dense) < 1e-6
-
-
-def test_loss_and_gradient_are_those_of_trls_sft_trainer(folder, tmp_path):
-    """TRL gets the rows as its own tokenizer would give them, with completion masks over assistant tokens alone."""
-    pytest.importorskip("trl")
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-
-    rows = [
-        {"input_ids": prompt + ids, "labels": [-100] * len(prompt) + [t if m else -100 for t, m in zip(ids, mask)]}
-        for prompt, ids, mask in ROWS
-    ]
-    from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").double()
-    config = SFTConfig(
-        output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=len(ROWS), report_to=[], bf16=False,
-        gradient_checkpointing=False, dataset_kwargs={"skip_prepare_dataset": True}, remove_unused_columns=False,
-    )  # fmt: skip
-    tokenizer = make_small_tokenizer(["text"], vocab_size=300)
-    theirs = SFTTrainer(model=model, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
-    batch = next(iter(theirs.get_train_dataloader()))
-    count = (batch["labels"][:, 1:] != -100).sum()
-    expected = theirs.compute_loss(model, batch, num_items_in_batch=count)
-    expected.backward()
-    loss, grads = update(build(folder))
-    assert loss == pytest.approx(expected.item(), rel=1e-6)
-    assert worst(grads, {name: p.grad for name, p in model.named_parameters()}) < 1e-6
 
 
 def test_the_held_out_loss_is_the_mean_over_learned_tokens(folder):

@@ -110,98 +110,61 @@ def test_finish_reason_names_the_limit_that_ended_a_conversation(talk):
     assert reasons(talk(lambda prompt: Says("x" * 400, "right"))) == {"max_tokens"}
 
 
-class Raises(Environment):
+class Steps(Environment):
+    """Its step is a function."""
+
+    def __init__(self, function) -> None:
+        self.function = function
+
     def step(self, message):
-        raise ValueError("the dice are lost")
+        return self.function()
 
 
-class Exits(Environment):
-    def step(self, message):
-        raise SystemExit(0)
-
-
-class Hangs(Environment):
-    def step(self, message):
-        time.sleep(60)
-
-
-class ReturnsNone(Environment):
-    def step(self, message):
-        return None
-
-
-class GivesNan(Environment):
-    def step(self, message):
-        return said("higher", reward=float("nan"))
-
-
-class Floods(Environment):
-    def step(self, message):
-        return said("x" * 10_000_000)
-
-
-class SpeaksAsPolicy(Environment):
-    def step(self, message):
-        return Turn(messages=[{"role": "assistant", "content": "I am you"}])
-
-
-class SaysNothing(Environment):
-    def step(self, message):
-        return Turn()
-
-
-class FailsToReset(Environment):
+class FailsToReset(Steps):
     def reset(self):
         raise OSError("no such board")
 
-    def step(self, message):
-        raise AssertionError
 
-
-class EndsBadly(Environment):
-    def step(self, message):
-        return Turn(done=True)
-
+class EndsBadly(Steps):
     def close(self, finish_reason):
         return "well"
 
 
-class GivesText(Environment):
-    def step(self, message):
-        return Turn(done=True, reward="1")
+def fail(error: BaseException):
+    raise error
 
 
-@pytest.mark.parametrize(
-    ("broken", "told"),
-    [
-        (Raises, "the dice are lost"),
-        (Exits, "SystemExit"),
-        (Hangs, "took longer than conversations.call_seconds, 1 s"),
-        (ReturnsNone, "step returned NoneType; expected a Turn"),
-        (GivesNan, "the reward is nan"),
-        (Floods, "10,000,000 characters"),
-        (SpeaksAsPolicy, "role 'assistant'"),
-        (SaysNothing, "no messages and is not done"),
-        (FailsToReset, "no such board"),
-        (EndsBadly, "the reward is the text 'well'; expected a number or None"),
-        (GivesText, "the reward is the text '1'; expected a number or None"),
-    ],
-)
-def test_failing_environment_ends_only_its_own_conversation(talk, broken, told):
+BROKEN = [
+    (Steps(lambda: fail(ValueError("the dice are lost"))), "the dice are lost"),
+    (Steps(lambda: fail(SystemExit(0))), "SystemExit"),
+    (Steps(lambda: time.sleep(60)), "took longer than conversations.call_seconds, 1 s"),
+    (Steps(lambda: None), "step returned NoneType; expected a Turn"),
+    (Steps(lambda: said("higher", reward=float("nan"))), "the reward is nan"),
+    (Steps(lambda: said("x" * 10_000_000)), "10,000,000 characters"),
+    (Steps(lambda: Turn(messages=[{"role": "assistant", "content": "I am you"}])), "role 'assistant'"),
+    (Steps(Turn), "no messages and is not done"),
+    (Steps(lambda: Turn(done=True, reward="1")), "the reward is the text '1'; expected a number or None"),
+    (FailsToReset(Turn), "no such board"),
+    (EndsBadly(lambda: Turn(done=True)), "the reward is the text 'well'; expected a number or None"),
+]
+
+
+@pytest.mark.parametrize(("broken", "reason"), BROKEN, ids=[reason for _, reason in BROKEN])
+def test_failing_environment_ends_only_its_own_conversation(talk, broken, reason):
     sound = talk(lambda prompt: Says("higher", "right"), max_turn_tokens=40)
     groups = talk(
-        lambda prompt: broken() if prompt.prompt_idx == 1 else Says("higher", "right"),
-        on_failure="none", call_seconds=1 if broken is Hangs else 60, max_turn_tokens=40,
+        lambda prompt: broken if prompt.prompt_idx == 1 else Says("higher", "right"),
+        on_failure="none", call_seconds=1 if "call_seconds" in reason else 60, max_turn_tokens=40,
     )  # fmt: skip
     failed = [c for c in groups[1].samples if c.finish_reason == "env_error"]
     assert failed
-    assert all(told in c.error for c in failed)
+    assert all(reason in c.error for c in failed)
     assert tokens(groups)[::2] == tokens(sound)[::2]
 
 
 def test_failing_environment_stops_the_run_by_default(talk):
-    with pytest.raises(ConversationError, match=r"Raises of prompt .*turn 1, failed: ValueError: the dice are lost"):
-        talk(lambda prompt: Raises())
+    with pytest.raises(ConversationError, match=r"Steps of prompt .*turn 1, failed: ValueError: the dice are lost"):
+        talk(lambda prompt: BROKEN[0][0])
     assert flat(talk(lambda prompt: Says("right")))  # and the engine is free again
 
 

@@ -109,13 +109,3 @@ def test_failed_prefix_cache_reset_is_an_error_and_keeps_the_policy_version():
     with pytest.raises(RuntimeError, match="prefix cache"):
         made.load_weights(weights(made), policy_version=1)
     assert made.policy_version == -1
-
-
-def test_vllm_has_the_methods_that_the_generator_calls():
-    import inspect
-
-    from vllm import LLM
-
-    assert "level" in inspect.signature(LLM.sleep).parameters
-    assert "tags" in inspect.signature(LLM.wake_up).parameters
-    assert {"method", "kwargs"} <= inspect.signature(LLM.collective_rpc).parameters.keys()

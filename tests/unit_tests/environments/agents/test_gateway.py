@@ -97,11 +97,9 @@ def test_streamed_response_equals_the_plain_response():
 
     async def agent(task, *, base_url, api_key):
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        for tools in ({"tools": [TOOL]},):
-            async for chunk in await client(base_url, api_key).chat.completions.create(
-                model="x", messages=[USER], **tools, **options
-            ):
-                seen.put(chunk)
+        chat = client(base_url, api_key).chat.completions
+        async for chunk in await chat.create(model="x", messages=[USER], tools=[TOOL], **options):
+            seen.put(chunk)
 
     with Policy(agent) as policy:
         assert policy.say(f"Well. {CALL}").done
@@ -112,22 +110,14 @@ def test_streamed_response_equals_the_plain_response():
     assert chunks[2].usage.total_tokens == 5
 
 
-def refused(setting: dict, **facts) -> tuple[str, str]:
-    """What an agent and the run hear of a request with this setting."""
-    seen = queue.SimpleQueue()
-
-    async def agent(task, *, base_url, api_key):
-        try:
-            await client(base_url, api_key).chat.completions.create(**{"model": "x", "messages": [USER], **setting})
-        except openai.BadRequestError as error:
-            seen.put(error.message)
-
-    policy = Policy(agent, **facts)
-    with pytest.raises(AgentError) as raised:
+def is_refused(agent, reason: str) -> None:
+    """The run is told why the only request of an agent was refused."""
+    policy = Policy(agent)
+    with pytest.raises(
+        AgentError, match=f"the agent ended without a request; its last request was refused: .*{reason}"
+    ):
         policy.__enter__()
-    told = seen.get(timeout=30)
     policy.environment.close("env_error")
-    return told, str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -135,24 +125,16 @@ def refused(setting: dict, **facts) -> tuple[str, str]:
     [
         ({"n": 2}, "asked for n 2, which is not supported: send several requests"),
         ({"logprobs": True}, "asked for logprobs True"),
-        ({"top_logprobs": 3}, "asked for top_logprobs 3"),
         ({"tool_choice": "required", "tools": [TOOL]}, "asked for tool_choice 'required'.* leave it to the policy"),
-        ({"tool_choice": "none", "tools": [TOOL]}, "asked for tool_choice 'none'"),
-        (
-            {"response_format": {"type": "json_object"}},
-            "asked for response_format .*: describe the format in the prompt",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
-            "asked for response_format .*json_schema.*: describe the format in the prompt",
-        ),
+        ({"response_format": {"type": "json_object"}}, "asked for response_format .*: describe the format in the prompt"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be_followed_are_refused_by_name_with_the_remedy(setting, reason):
-    told, ended = refused(setting)
-    assert re.search(reason, told)
-    assert ended.startswith("the agent ended without a request; its last request was refused: ")
-    assert re.search(reason, ended)
+    async def agent(task, *, base_url, api_key):
+        with pytest.raises(openai.BadRequestError, match=reason):
+            await client(base_url, api_key).chat.completions.create(**{"model": "x", "messages": [USER], **setting})
+
+    is_refused(agent, reason)
 
 
 def test_other_settings_of_sampling_are_not_followed():
@@ -181,7 +163,7 @@ def test_changed_history_opens_a_trace_and_names_the_change(messages, reason):
         turn = policy.say("12")
         context = turn.messages
         assert isinstance(context, Context)
-        assert [(one["role"], one["content"]) for one in context] == [(one["role"], one["content"]) for one in messages]
+        assert [(m["role"], m["content"]) for m in context] == [(m["role"], m["content"]) for m in messages]
         assert context.parent == 0
         assert re.match(reason, context.reason)
         assert policy.say("30").done

@@ -5,8 +5,7 @@ import queue
 import anthropic
 import pytest
 
-from tests.unit_tests.environments.agents.test_gateway import CALL, NEXT, TOOL, USER, Policy, client
-from torchtitan_rl.environments.agents.protocol import AgentError
+from tests.unit_tests.environments.agents.test_gateway import CALL, NEXT, TOOL, USER, Policy, client, is_refused
 
 MULTIPLY = {"name": "multiply", "input_schema": TOOL["function"]["parameters"]}
 SYSTEM = [{"type": "text", "text": "Be short.", "cache_control": {"type": "ephemeral"}}]
@@ -102,10 +101,7 @@ def test_what_the_messages_api_has_more_is_refused_by_name(setting, reason):
                 **{"model": "x", "max_tokens": 9, "messages": [USER], **setting}
             )
 
-    policy = Policy(agent)
-    with pytest.raises(AgentError, match=reason):
-        policy.__enter__()
-    policy.environment.close("env_error")
+    is_refused(agent, reason)
 
 
 def test_chat_and_messages_continue_the_same_trace_and_a_wrong_key_is_refused():

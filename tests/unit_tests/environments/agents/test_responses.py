@@ -5,8 +5,7 @@ import queue
 import openai
 import pytest
 
-from tests.unit_tests.environments.agents.test_gateway import CALL, TOOL, USER, Policy, client
-from torchtitan_rl.environments.agents.protocol import AgentError
+from tests.unit_tests.environments.agents.test_gateway import CALL, TOOL, USER, Policy, client, is_refused
 from torchtitan_rl.environments.agents.responses import as_chat
 
 FUNCTION = {"type": "function", "name": "multiply", "parameters": TOOL["function"]["parameters"], "strict": False}
@@ -82,10 +81,7 @@ def test_what_the_responses_api_has_more_is_refused_by_name(setting, reason):
         with pytest.raises(openai.BadRequestError, match=reason):
             await client(base_url, api_key).responses.create(**{"model": "x", "input": "hi", **setting})
 
-    policy = Policy(agent)
-    with pytest.raises(AgentError, match=reason):
-        policy.__enter__()
-    policy.environment.close("env_error")
+    is_refused(agent, reason)
 
 
 @pytest.mark.parametrize("place", ["content", "summary"])
