@@ -35,7 +35,7 @@ class Partial(NamedTuple):
     """None if it goes on."""
     text: str
     """The whole text, if it does not go on."""
-    records: RecordArray | None = None
+    records: RecordArray | None
     """What the engine recorded at the prompt's tokens and these; None if nothing."""
 
     @classmethod
@@ -56,27 +56,25 @@ class Partial(NamedTuple):
         return [*others, records]
 
     @classmethod
-    def from_json(cls, *values: Any) -> "Partial":
-        """What `as_json` returned. Checkpoints of earlier versions have no records."""
-        partial = cls(*values)
-        if partial.records is None:
-            return partial
-        shape, encoded = partial.records
-        records = np.frombuffer(base64.b64decode(encoded), dtype=np.uint8).reshape(shape)
-        return partial._replace(records=records)
+    def from_json(cls, values: Sequence[Any]) -> "Partial":
+        """What `as_json` returned."""
+        *others, records = values
+        if records is not None:
+            shape, encoded = records
+            records = np.frombuffer(base64.b64decode(encoded), dtype=np.uint8).reshape(shape)
+        return cls(*others, records)
 
     def go_on_in(self, conversation: Conversation) -> None:
         """Give a new conversation these tokens. A limit that is lower now ends it."""
-        conversation.append_turn(
-            Sampled(
-                -1,
-                self.token_ids,
-                self.sampler_logprobs,
-                self.text,
-                self.finish_reason,
-                self.records,
-            )
+        turn = Sampled(
+            conversation_idx=-1,
+            token_ids=self.token_ids,
+            sampler_logprobs=self.sampler_logprobs,
+            text=self.text,
+            finish_reason=self.finish_reason,
+            records=self.records,
         )
+        conversation.append_turn(turn)
         conversation.versions = list(self.versions)
         if conversation.finish_reason is None and conversation.room() <= 0:
             conversation.finish_reason = "length"
@@ -195,25 +193,17 @@ class InFlight(Configurable):
         """Give the carried samples among `groups` their tokens. After a resume there may be more or fewer samples a group."""
         for group in groups:
             carried = self.carried.get(group[0].prompt.prompt_idx)
-            for partial, conversation in zip(
-                carried.samples if carried else (), group, strict=False
-            ):
+            samples = carried.samples if carried else ()
+            for partial, conversation in zip(samples, group, strict=False):
                 partial.go_on_in(conversation)
 
     def _budget(self, mine: Sequence[Prompt], size: int) -> GroupBudget:
         """Returns the quota of a replica that samples `mine`."""
         version = self._generator.policy_version
-        began = {
-            p.prompt_idx: self.carried[p.prompt_idx].since
-            for p in mine
-            if p.prompt_idx in self.carried
-        }
-        old = sorted(
-            (since, index)
-            for index, since in began.items()
-            if version - since >= self.config.max_age
-        )
-        return GroupBudget(size, [index for _, index in old[:size]])
+        carried = [self.carried[p.prompt_idx] for p in mine if p.prompt_idx in self.carried]
+        old = [group for group in carried if version - group.since >= self.config.max_age]
+        old.sort(key=lambda group: (group.since, group.prompt.prompt_idx))
+        return GroupBudget(size, [group.prompt.prompt_idx for group in old[:size]])
 
     def _keep(self, prompt: Prompt, conversations: Sequence[Conversation]) -> None:
         """Keep a group of this replica for the next step."""
@@ -231,13 +221,14 @@ class InFlight(Configurable):
         self.carried = {
             carried.prompt.prompt_idx: carried for carried in comm.all_gather_lists(kept)
         }
-        tokens = sum(
-            len(sample.token_ids) for carried in self.carried.values() for sample in carried.samples
-        )
+        samples = [sample for carried in self.carried.values() for sample in carried.samples]
         oldest = max((version - carried.since + 1 for carried in self.carried.values()), default=0)
-        counts = {"groups": len(self.carried), "tokens": tokens, "oldest": oldest}
         record_metrics(
-            {f"in_flight/{name}": Metric(float(count), "max") for name, count in counts.items()}
+            {
+                "in_flight/groups": Metric(float(len(self.carried)), "max"),
+                "in_flight/tokens": Metric(float(sum(len(s.token_ids) for s in samples)), "max"),
+                "in_flight/oldest": Metric(float(oldest), "max"),
+            }
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -259,8 +250,8 @@ class InFlight(Configurable):
             prompt = replace(self._stream.at(place), prompt_idx=int(index))
             if prompt.token_ids.tolist() != tokens:
                 raise UserError(
-                    f"the checkpoint holds unfinished completions of training prompt {place}, whose text is another one now. "
+                    f"the checkpoint holds unfinished completions of training prompt {place}, whose text has changed. "
                     "Resume with the data that the run was started with."
                 )
-            partials = [Partial.from_json(*sample) for sample in samples]
+            partials = [Partial.from_json(sample) for sample in samples]
             self.carried[int(index)] = Carried(prompt=prompt, since=since, samples=partials)
