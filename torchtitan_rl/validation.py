@@ -14,7 +14,6 @@ from torchtitan.distributed import ParallelDims
 
 from torchtitan_rl.algorithm import Algorithm, Gdpo, NoCorrection
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.environments.vllm_parsers import check_parser_name
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields, parts
 from torchtitan_rl.fields.references import correctable, load_function
@@ -50,7 +49,6 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
         algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     samples_training = algorithm.policy_loss.from_engine
     _check_evaluation(config, samples_training)
-    check_parser_name(config.conversations.tool_call_parser)
     _check_layout(config, world_size)
     _check_training_sampling(config)
     _check_demonstrations(config, samples_training)

@@ -17,6 +17,7 @@ from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.build_task import build_task
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tasks import Example
+from torchtitan_rl.environments.vllm_parsers import call_parser
 from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.validation import check_model, validate
 
@@ -110,8 +111,10 @@ SECTIONS: dict[str, list[WrongInput]] = {
             "--sampling.top-p 0.9 --generator.router-replay",
             "generator.router_replay = True: expected False with sampling.top_p, top_k or min_p: the engine records either",
         ),
-        _option(
-            "conversations.tool-call-parser", "hermess", "'hermess': expected auto or one of vLLM's parsers: apertus, "
+        WrongInput(
+            "--conversations.tool-call-parser hermess",
+            "'hermess': expected auto or one of vLLM's parsers: apertus, ",
+            lambda _: call_parser("hermess", None, []),
         ),
         WrongInput(
             "--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"

@@ -21,9 +21,9 @@ from torchtitan_rl.environments.pool import EnvironmentPool
 from torchtitan_rl.environments.threads import resolve
 from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
-from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.fields.references import users_line
+from torchtitan_rl.fields.references import correctable
 from torchtitan_rl.types import Prompt
 
 if TYPE_CHECKING:
@@ -122,19 +122,14 @@ class Conversations(Configurable):
         self.may_answer = any(map(may_answer, members.values()))
 
     def _environment(self, prompt: Prompt, seed: int) -> Environment | None:
-        """A new environment. Raises RuntimeError, which names the task, if the task raises or returns anything else."""
+        """A new environment. Raises UserError, which names the task, if the task raises or returns anything else."""
         task = self._members[prompt.task]
-        try:
+        name = f"{type(task).__name__}.environment"
+        with correctable(f"on the prompt {prompt.text[-80:]!r}, {name} raised"):
             takes_seed = "seed" in inspect.signature(task.environment).parameters
             environment = task.environment(prompt, **({"seed": seed} if takes_seed else {}))
-        except (Exception, SystemExit) as error:
-            raise RuntimeError(
-                f"{type(task).__name__}.environment raised {described(error)}"
-            ) from error
-        if not isinstance(environment, Environment | None):
-            raise RuntimeError(
-                f"{type(task).__name__}.environment returned {environment!r}; expected an Environment or None"
-            )
+        is_valid = isinstance(environment, Environment | None)
+        expect(is_valid, name, environment, "an Environment or None", "Correct what it returns.")
         if environment is None and task.tools():
             return ToolEnvironment(task.tools())
         return environment
@@ -170,12 +165,7 @@ class Conversations(Configurable):
                 "step to step", "Leave it out.",
             )  # fmt: skip
         for prompt in {prompt.task: prompt for prompt in prompts}.values():
-            try:
-                environment = self._environment(prompt, seed=0)
-            except RuntimeError as error:
-                raise UserError(
-                    f"{error}{users_line(error)}, on prompt {prompt.text[-80:]!r}. Correct it."
-                ) from error
+            environment = self._environment(prompt, seed=0)
             if environment is None:
                 continue
             try:

@@ -14,29 +14,13 @@ from torchtitan_rl.errors import UserError, expect
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-AUTO = "auto"
-"""The name of `parse_calls`."""
-
 _FIELD = "conversations.tool_call_parser"
-
-
-def check_parser_name(name: str) -> None:
-    """Raise UserError, with all names that are known, unless `name` is one of them."""
-    if name == AUTO:
-        return
-    from vllm.tool_parsers import ToolParserManager
-
-    known = ToolParserManager.list_registered()
-    expect(
-        name in known, _FIELD, name, f"{AUTO} or one of vLLM's parsers: {', '.join(known)}",
-        "Use the one of the model's card.",
-    )  # fmt: skip
 
 
 def call_parser(
     name: str, tokenizer: "PreTrainedTokenizerBase", schemas: list[dict[str, Any]]
 ) -> CallParser:
-    """Returns the parser of this name.
+    """Returns the parser of this name, `parse_calls` for "auto".
 
     Args:
         schemas: the tools' JSON schemas; some formats need them to know an argument's type.
@@ -44,8 +28,16 @@ def call_parser(
     Raises:
         UserError: if there is no such parser, or it cannot be used with this tokenizer.
     """
-    check_parser_name(name)
-    return parse_calls if name == AUTO else VllmParser(name, tokenizer, schemas)
+    if name == "auto":
+        return parse_calls
+    from vllm.tool_parsers import ToolParserManager
+
+    known = ToolParserManager.list_registered()
+    expect(
+        name in known, _FIELD, name, f"auto or one of vLLM's parsers: {', '.join(known)}",
+        "Use the one of the model's card.",
+    )  # fmt: skip
+    return VllmParser(name, tokenizer, schemas)
 
 
 class VllmParser:
@@ -87,10 +79,11 @@ class VllmParser:
 
     def __call__(self, text: str, tools: Collection[str]) -> list[ToolCall]:
         with self._lock:
-            found = self._new_parser().extract_tool_calls(
+            extracted = self._new_parser().extract_tool_calls(
                 self._special.sub("", text), request=self._request
             )
-        return [tool_call(call.function.name, call.function.arguments) for call in found.tool_calls]
+        functions = [call.function for call in extracted.tool_calls]
+        return [tool_call(function.name, function.arguments) for function in functions]
 
     def _new_parser(self) -> Any:
         return self._parser(self._tokenizer, self._request.tools)
