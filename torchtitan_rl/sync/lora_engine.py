@@ -25,7 +25,9 @@ def room_for(rank: int) -> int:
 
 def lora_options(config: LoraConfig) -> dict[str, Any]:
     """Returns keyword arguments of `vllm.LLM`. Only the targets get LoRA layers: vLLM would wrap the head too."""
-    targets = {name for target in config.targets for name in (target, *MATRICES[target])}
+    targets = {
+        name for target in config.targets for name in (target, *MATRICES[target].transformers)
+    }
     return {
         "enable_lora": True,
         "max_loras": 1,

@@ -18,15 +18,7 @@ from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models.hf import blocks_of, gather, local_shard, rows_of
 from torchtitan_rl.models.hf_decoder import HFDecoder
-
-MATRICES = {
-    "qkv_proj": {"wqkv", "wq", "wk", "wv"},
-    "o_proj": {"wo"},
-    "gate_proj": {"w1"},
-    "up_proj": {"w3"},
-    "down_proj": {"w2"},
-}
-"""torchtitan's names of each target's matrices."""
+from torchtitan_rl.models.lora.lora_layers import MATRICES
 
 
 class Lora:
@@ -49,9 +41,9 @@ class Lora:
         linear = {
             fqn.rpartition(".")[2] for fqn, *_ in config.traverse(Linear.Config, recurse=True)
         }
-        names = linear & set().union(*(MATRICES[target] for target in self.config.targets))
+        names = {name for target in self.config.targets for name in MATRICES[target].torchtitan}
         settings = LoRAConverter.Config(
-            rank=self.config.rank, alpha=self.config.alpha, target_modules=sorted(names)
+            rank=self.config.rank, alpha=self.config.alpha, target_modules=sorted(names & linear)
         )
         return settings.build().convert(config)
 
@@ -121,25 +113,11 @@ def adapter_rows(
         for name, parameter in block.named_parameters():
             if not is_adapter(name):
                 continue
-            layer, letter = (
-                name.removesuffix(".weight")[: -len(".lora_a")],
-                name.removesuffix(".weight")[-1].upper(),
-            )
-            rows = rows_of(
-                model,
-                state_dict_adapter,
-                prefix,
-                block,
-                f"{layer}.weight",
-                block.get_parameter(f"{layer}.weight"),
-            )
-            whole = torch.arange(len(parameter))
-            yield (
-                parameter,
-                {
-                    f"{hf_name.removesuffix('weight')}lora_{letter}.weight": whole
-                    if letter == "A"
-                    else own
-                    for hf_name, own in rows.items()
-                },
-            )
+            layer, _, letter = name.removesuffix(".weight").rpartition(".lora_")
+            weight = block.get_parameter(f"{layer}.weight")
+            exported = rows_of(model, state_dict_adapter, prefix, block, f"{layer}.weight", weight)
+            named: dict[str, Tensor] = {}
+            for hf_name, own in exported.items():
+                rows = torch.arange(len(parameter)) if letter == "a" else own
+                named[f"{hf_name.removesuffix('weight')}lora_{letter.upper()}.weight"] = rows
+            yield parameter, named

@@ -1,18 +1,29 @@
 """Adapters in transformers' layers: each matrix of the targets gets an A and a B of its own, as with peft."""
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.lora_config import LoraConfig
 
+
+class Names(NamedTuple):
+    """The names of a target's matrices."""
+
+    torchtitan: tuple[str, ...]
+    transformers: tuple[str, ...]
+    """A merged matrix needs all targets that it holds."""
+
+
 MATRICES = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
-    "o_proj": ("o_proj",),
-    "gate_proj": ("gate_proj", "gate_up_proj"),
-    "up_proj": ("up_proj", "gate_up_proj"),
-    "down_proj": ("down_proj",),
+    "qkv_proj": Names(("wqkv", "wq", "wk", "wv"), ("q_proj", "k_proj", "v_proj", "qkv_proj")),
+    "o_proj": Names(("wo",), ("o_proj",)),
+    "gate_proj": Names(("w1",), ("gate_proj", "gate_up_proj")),
+    "up_proj": Names(("w3",), ("up_proj", "gate_up_proj")),
+    "down_proj": Names(("w2",), ("down_proj",)),
 }
-"""transformers' names of each target's matrices. A merged one needs all targets that it holds."""
+"""By the targets of `LoraConfig`."""
 
 
 class LoraLinear(nn.Linear):
@@ -39,28 +50,16 @@ def add_adapters(layers: nn.Module, config: LoraConfig) -> None:
     Raises:
         UserError: naming the field, if the model lacks a target or has it merged with one that is left out.
     """
-    field, lacking = "trainer.lora.targets", set(config.targets)
+    field, targets = "trainer.lora.targets", config.targets
+    lacking = set(targets)
     for module in list(layers.modules()):
         for name, child in list(module.named_children()):
-            held = {target for target, names in MATRICES.items() if name in names}
-            asked = held.intersection(config.targets)
-            if not asked or not isinstance(child, nn.Linear):
+            held = {target for target, names in MATRICES.items() if name in names.transformers}
+            if held.isdisjoint(targets) or not isinstance(child, nn.Linear):
                 continue
-            remedy = "Name all or none of these."
-            expect(
-                asked == held,
-                field,
-                config.targets,
-                f"{' and '.join(sorted(held))}, which are one {name}",
-                remedy,
-            )
+            expected = f"{' and '.join(sorted(held))}, which are one {name}"
+            expect(held <= set(targets), field, targets, expected, "Name all or none of these.")
             setattr(module, name, LoraLinear(child, config.rank, config.alpha / config.rank))
             lacking -= held
-    names = ", ".join(sorted(lacking))
-    expect(
-        not lacking,
-        field,
-        config.targets,
-        f"matrices of the model, which has no {names}",
-        "Leave it out.",
-    )
+    expected = f"matrices of the model, which has no {', '.join(sorted(lacking))}"
+    expect(not lacking, field, targets, expected, "Leave it out.")
