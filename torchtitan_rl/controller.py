@@ -222,40 +222,46 @@ class Controller(Configurable):
         self._save()  # after the metrics, so that a resumed run neither repeats nor loses this step's
 
     def _sample(self) -> list[Group[Episode]]:
-        """Sample and grade the step's prompts; once, unless with `zero_variance` "refill" new ones replace groups left out."""
-        step = self.state.step
+        """Sample and grade the step's prompts. Returns the groups of all replicas, without credit.
+
+        With `zero_variance` "refill" there are further rounds: new prompts for groups that will be left out of the loss.
+        """
+        wanted, credit = self.config.num_prompts_per_step, self.algorithm.credit
         scored: list[Group[ScoredCompletion]] = []
-        missing = self.config.num_prompts_per_step
+        missing = wanted
         for sampling_round in range(1 + self.algorithm.refill_rounds):
-            with self.step_sampler.step_groups(
-                missing, first_idx=len(scored), step=step, round=sampling_round
-            ) as groups:
-                scored += self._sample_and_grade(groups)
-            kept = [
-                group for group in scored if self.algorithm.credit.group_left_out(group) is None
-            ]
-            missing = self.config.num_prompts_per_step - len(kept)
+            # Nothing is sampled yet: this replica's groups come as they get whole, while `_grade` takes them.
+            sampling = self.step_sampler.step_groups(
+                missing, first_idx=len(scored), step=self.state.step, round=sampling_round
+            )
+            with sampling as groups:
+                scored += self._grade(groups)
+            missing = wanted - sum(credit.group_left_out(group) is None for group in scored)
             if missing == 0:
                 break
         self.generator.sleep()  # the engine frees its GPU memory for the update; the push wakes it
         return draft_episodes(scored)
 
-    def _sample_and_grade(
+    def _grade(
         self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
     ) -> list[Group[ScoredCompletion]]:
-        """Sample this replica's groups, and grade each as soon as it is whole.
+        """Sample this replica's groups, and grade each as soon as it is whole, while the engine samples the next.
 
-        Returns the groups of all replicas, in the prompts' order, on every rank.
+        Args:
+            groups: each is sampled when it is asked for.
+            prefix, split: of the metrics and of the tables' rows.
+
+        Returns: the groups of all replicas, in the prompts' order, on every rank.
         """
         grading = self.grader.round(self._trainer_state())
         with timed(f"{prefix}generate"):
-            for group in groups:  # the engine samples until the next group is whole
+            for group in groups:
                 self.observer.keep([group], step=self.state.step, split=split)
                 # All ranks of one engine have its completions. One grades them, so that no reward function runs twice.
                 if self.generator.rank_in_replica == 0:
                     grading.begin(group)
         with timed(f"{prefix}grade"):
-            scored = grading.scored_groups()
+            scored = grading.scored_groups()  # waits for the last
             for key, metric in self.grader.drain_metrics():
                 record_metric(prefix + key, *metric)
         with timed(f"{prefix}gather"):
@@ -335,7 +341,7 @@ class Controller(Configurable):
             # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
             groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
             with timed("evaluate"), closing(groups):
-                scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
+                scored = self._grade(groups, f"{its_pass.prefix}/", its_pass.split)
             episodes[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
             measured = held_out_measures(self.trainer, self.held_out, episodes, self.teacher)
