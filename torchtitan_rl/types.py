@@ -5,28 +5,28 @@
                       └─ Episode               a scored completion and its advantage
                               └──> TrainBatch  packed tensors, built only from episodes
 
-Each type contains the one before, so every fact is stored once. All parts of a step pass groups on, which `prompt_idx`
-identifies. Everything up to `Episode` is small and, once the replicas' samples are gathered, equal on every rank. Only
-`TrainBatch` holds tensors on the device.
+Each type contains the one before, so every fact is stored once. Everything up to `Episode` is small and, once the
+replicas' samples are gathered, equal on every rank. Only `TrainBatch` holds tensors on the device.
 
-The words for one sample, by what happens to it:
+The words for one sample:
 
-    conversation  while it is sampled (generator/); then one of the types above
-    rollout       all of it, in one trace or several
-    trace         one exact token sequence of it
-    member        an episode with its prompt, for the packer
-    item          one member, or several that share a micro-batch
-    segment       a trace in a pack, for attention
-    sequence      all segments of a member in a pack, for the loss
+    rollout   all that is sampled for it, in one trace or several
+    trace     one exact token sequence of it
+    member    an episode with its prompt, for the packer
+    item      one member, or several that share a micro-batch
+    segment   a trace in a pack, for attention
+    sequence  all segments of a member in a pack, for the loss
 
-A pack, a row and a micro-batch are one thing: one TrainBatch, for one forward. Without conversations a completion is one trace, one segment and one sequence.
+A pack, a row and a micro-batch are one thing: one TrainBatch, for one forward.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,14 +39,12 @@ FinishReason = Literal[
 """Why a completion ended. "stop": the policy or the environment ended it. "length": it reached the longest length.
 "max_turns", "max_tokens" (in all), "max_traces" and "time" are limits of a conversation. "broken_call": the agent gave
 up after a turn that it could not use; "env_error": the environment failed."""
-IntArray = np.ndarray
-"""int32"""
-FloatArray = np.ndarray
-"""float32, or float64 where it is said"""
-BoolArray = np.ndarray
-"""bool"""
-RecordArray = np.ndarray
-"""uint8 [tokens, R], what the sampler recorded at each token"""
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32 | np.float64]
+"""float32, or float64 where it is said."""
+BoolArray = npt.NDArray[np.bool_]
+RecordArray = npt.NDArray[np.uint8]
+"""[tokens, R], what the sampler recorded at each token."""
 NO_RECORD = 255
 """All values of a record's row where the sampler recorded nothing."""
 
@@ -63,7 +61,7 @@ class Prompt:
     text: str
     """The prompt as the policy reads it, with any chat template applied."""
     token_ids: IntArray
-    """int32 [Lp], Lp >= 1, because the last prompt token predicts the first completion token."""
+    """[Lp], Lp >= 1, because the last prompt token predicts the first completion token."""
     expected_answer: str
     messages: list[dict[str, Any]] | None = None
     """The chat messages that `text` is rendered from; None for a plain-text prompt."""
@@ -82,10 +80,8 @@ class Prompt:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, dtype=np.int32))
-        if self.token_ids.ndim != 1 or not len(self.token_ids):
-            raise ValueError(
-                f"prompt {self.prompt_idx}: token_ids has shape {self.token_ids.shape}; expected [Lp], Lp >= 1."
-            )
+        assert self.token_ids.ndim == 1
+        assert self.token_ids.size > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +110,8 @@ class TurnRecord:
 class Trace:
     """One exact token sequence of a rollout.
 
-    A rollout has several traces if its context was rewritten (compaction) or if it has sub-agents. The first trace goes
-    on after the prompt. Each other one begins with a context of its own, which is not in the loss; what the policy
-    said before is trained in the trace where it was sampled.
+    A rollout has several traces if its context was rewritten (compaction) or if it has sub-agents. The first goes on
+    after the prompt; each other one begins with a context of its own, which is not in the loss.
 
     Example: Trace(begin=240, context_tokens=61, parent=0, reason="changed message 3", messages=(...,))
     """
@@ -148,15 +143,13 @@ class Completion:
     policy_version: int
     """The step whose policy sampled it; 0 for the start. If those of several steps did (`token_versions`): the last one."""
     token_ids: IntArray
-    """int32 [L], with the end-of-sequence token when finish_reason is "stop". Those of all traces, one trace after
-    another."""
+    """[L], with the end-of-sequence token when finish_reason is "stop". All traces, one after another."""
     sampler_logprobs: FloatArray
     """float32 [L], the sampler's log-probability of each token; 0 for tokens that were not sampled."""
     text: str
     finish_reason: FinishReason
     loss_mask: BoolArray | None = None
-    """bool [L], True for tokens sampled by the policy, or to be learned from a demonstration; False for those written by an
-    environment or a tool."""
+    """[L], True for tokens that the policy sampled, or that are to be learned from a demonstration."""
     turns: tuple[TurnRecord, ...] = ()
     """The turns of a conversation in the order of time; empty without an environment."""
     traces: tuple[Trace, ...] = (Trace(),)
@@ -164,9 +157,9 @@ class Completion:
     error: str | None = None
     """The environment's error, with finish_reason "env_error"."""
     token_versions: IntArray | None = None
-    """int32 [L], the policy version that sampled each token of a group in flight; None: all are `policy_version`."""
+    """[L], the policy version that sampled each token of a group in flight; None: all are `policy_version`."""
     sampler_records: RecordArray | None = None
-    """uint8 [Lp + L, R], what the sampler recorded while it read each token of the prompt and of `token_ids`; None:
+    """[Lp + L, R], what the sampler recorded while it read each token of the prompt and of `token_ids`; None:
     nothing. With `generator.router_replay` the experts that it chose, of all layers. With `SamplingConfig.truncates` the
     tokens that it kept for the next one, a bit each in the order of `np.packbits(..., bitorder="little")`."""
 
@@ -176,11 +169,7 @@ class Completion:
         if self.loss_mask is not None:
             mask = np.asarray(self.loss_mask, dtype=bool)  # [L]
         logprobs = np.asarray(self.sampler_logprobs, dtype=np.float32)  # [L]
-        if not token_ids.shape == logprobs.shape == mask.shape == (len(token_ids),):
-            raise ValueError(
-                f"sample {self.sample_idx}: {token_ids.shape} token_ids, {logprobs.shape} sampler_logprobs and "
-                f"{mask.shape} loss_mask; expected one of each for every token."
-            )
+        assert token_ids.shape == logprobs.shape == mask.shape == (len(token_ids),)
         object.__setattr__(self, "token_ids", token_ids)
         object.__setattr__(self, "sampler_logprobs", logprobs)
         object.__setattr__(self, "loss_mask", mask)
@@ -193,9 +182,8 @@ class Completion:
     @property
     def spans(self) -> list[slice]:
         """The places of each trace's tokens in the arrays."""
-        begins = [trace.begin for trace in self.traces]
-        ends = [*begins[1:], len(self.token_ids)]
-        return [slice(begin, end) for begin, end in zip(begins, ends, strict=True)]
+        begins = [*(trace.begin for trace in self.traces), len(self.token_ids)]
+        return [slice(begin, end) for begin, end in pairwise(begins)]
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -218,8 +206,9 @@ class Completion:
     @property
     def oldest_version(self) -> int:
         """The policy version of the first token."""
-        known = self.token_versions is not None and len(self.token_versions) > 0
-        return int(self.token_versions[0]) if known else self.policy_version
+        if self.token_versions is None or not len(self.token_versions):
+            return self.policy_version
+        return int(self.token_versions[0])
 
     @property
     def sampled_logprobs(self) -> FloatArray:
@@ -266,11 +255,9 @@ class Credit:
     """float32 [L] one for each token, set by `episodes.set_token_advantages`; None: those of the episode or its turns.
     `advantage` is then their mean over sampled tokens."""
     columns: dict[str, float] = field(default_factory=dict)
-    """Further numbers of the episode, by name, set by the advantage or the loss's `assign_credit`. They are
-    columns of the sample tables."""
+    """Further numbers of the episode, by name, from the advantage or the loss. They are columns of the sample tables."""
     token_columns: dict[str, FloatArray] = field(default_factory=dict)
-    """float32 [L] each: further numbers of each token, by name, set by a source, by the loss's `assign_credit`, or by the
-    trainer (the divergence from a teacher, in nats)."""
+    """float32 [L] each: further numbers of each token, by name, from a source, the loss or the trainer."""
 
     @property
     def has_advantage(self) -> bool:
@@ -419,12 +406,9 @@ class SegmentLayout:
         lengths = own_tokens + in_root  # [P]
         begins = np.cumsum(own_tokens) - own_tokens  # [P]
         roots = np.maximum.accumulate(np.where(in_root == 0, begins, 0))  # [P]
-        own_positions: list[IntArray] = []
-        for first, end in zip(in_root, lengths, strict=True):
-            own_positions.append(np.arange(first, end))
-        positions = np.concatenate(own_positions)  # [T]
+        own_positions = map(np.arange, in_root, lengths)  # [own] each
         return cls(
-            positions=torch.from_numpy(positions).to(device),
+            positions=torch.from_numpy(np.concatenate([*own_positions])).to(device),
             begins=torch.from_numpy(begins).to(device),
             lengths=torch.from_numpy(lengths).to(device),
             roots=torch.from_numpy(roots).to(device),
@@ -435,8 +419,7 @@ class SegmentLayout:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TrainBatch:
-    """One packed micro-batch of whole sequences, on the device: T tokens with padding, S sequences. The traces of a
-    rollout are segments of the layout, and one sequence for the loss.
+    """One packed micro-batch of whole sequences, on the device: T tokens with padding, S sequences.
 
     Position t holds token t and predicts `labels[t]`, the next token of the same segment. All other [T] tensors
     refer to that label.

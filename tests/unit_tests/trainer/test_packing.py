@@ -93,15 +93,6 @@ def test_siblings_share_the_prompt_except_its_last_token():
     assert count_work(members, share_prompts=False) == (12, (1 + 2 + 3 + 4 + 5) + (1 + 2 + 3 + 4) + (1 + 2 + 3), 4)
 
 
-def test_empty_prompts_and_mismatched_lengths_are_refused_before_packing():
-    with pytest.raises(ValueError, match=r"prompt 3: token_ids has shape \(0,\)"):
-        prompt((), prompt_idx=3)
-    with pytest.raises(ValueError, match=r"sample 1: \(2,\) token_ids, \(1,\) sampler_logprobs"):
-        Completion(
-            sample_idx=1, policy_version=0, token_ids=[1, 2], sampler_logprobs=[0.1], text="", finish_reason="stop"
-        )
-
-
 @given(
     st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), max_size=30),
     st.sampled_from([1, 2, 3, 4, 8]),
