@@ -2,7 +2,7 @@
 rank."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,43 +68,32 @@ class Batcher:
         no_gradient: list[Item] = []
         with_gradient: list[Item] = []
         for item in items_of(groups, whole_groups=loss.whole_groups):
-            if all(self.algorithm.zero_gradient(member.episode) for member in item):
-                no_gradient.append(item)
-            else:
-                with_gradient.append(item)
+            is_zero = all(self.algorithm.zero_gradient(member.episode) for member in item)
+            (no_gradient if is_zero else with_gradient).append(item)
         without_backward = self._plan(no_gradient)
         num_forward_only = len(without_backward[0])  # as on every rank
         # AdamW needs a gradient, even of zeros, on every rank: an empty micro-batch if there is nothing to learn.
         with_backward = self._plan(with_gradient) if with_gradient else [[[]]] * self.num_ranks
-        plan: Plan = []
-        for rank in range(self.num_ranks):
-            plan.append(without_backward[rank] + with_backward[rank])
-        normalizers = self.algorithm.normalizers(groups)
-        batches: list[TrainBatch] = []
-        for members in plan[self.rank]:
-            batch = pack(
-                members,
-                normalizers=normalizers,
-                multiple=self.multiple,
-                share_prompts=self.share_prompts,
-                columns=loss.reads,
-            )
-            batches.append(batch)
+        plan = [first + then for first, then in zip(without_backward, with_backward, strict=True)]
+        batches = self._packed(plan, groups, columns=loss.reads)
         return MiniBatch(plan, num_forward_only, batches)
 
     def microbatches(self, groups: Sequence[Group[Episode]]) -> list[TrainBatch]:
         """Plan and pack the groups for forwards that read no credit. Returns this rank's micro-batches."""
         items = items_of(groups, whole_groups=self.algorithm.policy_loss.whole_groups)
-        normalizers = self.algorithm.normalizers(groups)
-        return [
-            pack(
-                members,
-                normalizers=normalizers,
-                multiple=self.multiple,
-                share_prompts=self.share_prompts,
-            )
-            for members in self._plan(items)[self.rank]
-        ]
+        return self._packed(self._plan(items), groups)
+
+    def _packed(
+        self, plan: Plan, groups: Sequence[Group[Episode]], columns: Sequence[str] = ()
+    ) -> list[TrainBatch]:
+        """This rank's micro-batches. `groups`: of the whole optimizer step, for the normalizers."""
+        settings = {
+            "normalizers": self.algorithm.normalizers(groups),
+            "multiple": self.multiple,
+            "share_prompts": self.share_prompts,
+            "columns": columns,
+        }
+        return [pack(members, **settings) for members in plan[self.rank]]
 
     def _plan(self, items: list[Item]) -> Plan:
         """Divide items over ranks and micro-batches. Warns once of an item that is over the token budget; its prompt counts
@@ -187,11 +176,21 @@ def plan_microbatches(
         [rank][micro-batch] -> members. Every rank has the same number of micro-batches, so that collectives match.
         Ranks with too few items get empty ones. Without items no rank has any.
     """
+    fit = _next_fit if by_prompt else _first_fit
     priced: list[_Priced] = []
     for item in items:
         tokens, pairs, _ = count_work(item, share_prompts=False)
         priced.append(_Priced(item, tokens, tokens + attention_cost * pairs))
-    return _assign(priced, num_ranks, max_tokens, _next_fit if by_prompt else _first_fit)
+    # The most costly first, each to the least loaded rank: loads are within 4/3 of the optimum (Graham, 1969).
+    shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
+    loads = [(0.0, rank) for rank in range(num_ranks)]
+    for costly in sorted(priced, key=lambda one: -one.cost):  # stable
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(costly)
+        heapq.heappush(loads, (load + costly.cost, rank))
+    plan = [fit(share, max_tokens) for share in shares]
+    most = max(len(microbatches) for microbatches in plan)
+    return [microbatches + [[]] * (most - len(microbatches)) for microbatches in plan]
 
 
 class _Priced(NamedTuple):
@@ -200,28 +199,6 @@ class _Priced(NamedTuple):
     item: Item
     tokens: int
     cost: float
-
-
-def _assign(
-    items: Sequence[_Priced],
-    num_ranks: int,
-    max_tokens: int,
-    fit: Callable[[Sequence[_Priced], int], list[list[Member]]],
-) -> Plan:
-    """Gives each item, the most costly first, to the least loaded rank, divides each rank's share into micro-batches, and adds
-    empty ones until all ranks have equally many. The loads are within 4/3 of the optimum (Graham, 1969)."""
-    shares: list[list[_Priced]] = [[] for _ in range(num_ranks)]
-    loads = [(0.0, rank) for rank in range(num_ranks)]
-    for one in sorted(items, key=lambda one: -one.cost):  # stable
-        load, rank = heapq.heappop(loads)
-        shares[rank].append(one)
-        heapq.heappush(loads, (load + one.cost, rank))
-    plan = [fit(share, max_tokens) for share in shares]
-    most = max(len(microbatches) for microbatches in plan)
-    for microbatches in plan:
-        while len(microbatches) < most:
-            microbatches.append([])
-    return plan
 
 
 def _first_fit(items: Sequence[_Priced], max_tokens: int) -> list[list[Member]]:

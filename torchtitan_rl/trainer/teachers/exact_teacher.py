@@ -44,21 +44,21 @@ class ExactTeacher:
         """Run the teacher's forward. Its head stays gathered until `free`, so that the student's backward can read it; the
         policy's own is the student's."""
         temperature = self.trainer.temperature
-        asked = self.hints.batch(batch, self.trainer.batcher.multiple) if self.hints else batch
+        hinted = self.hints.batch(batch, self.trainer.batcher.multiple) if self.hints else batch
 
         def read(head_input: HeadInput) -> TeacherOutput:
-            hidden = head_input.hidden.index_select(0, asked.loss_positions)  # [M, Dt]
+            hidden = head_input.hidden.index_select(0, hinted.loss_positions)  # [M, Dt]
             return TeacherOutput(hidden, head_input.weight, temperature / head_input.scale)
 
-        teacher = run_model(self.model, asked.token_ids, asked.layout, read)
+        teacher = run_model(self.model, hinted.token_ids, hinted.layout, read)
         if not self.is_policy:
             self.model.lm_head.unshard()  # with fsdp_reshard_after_forward "always" it is no longer gathered
         beta = self.trainer.algorithm.policy_loss.divergence_beta
 
-        def divergence(head_input: HeadInput) -> dict[str, Tensor]:
+        def read_both(head_input: HeadInput) -> dict[str, Tensor]:
             own = teacher._replace(weight=head_input.weight.detach()) if self.is_policy else teacher
             weight, known = _shared_rows(head_input.weight, own)  # [Vs', D]
-            found = chunked_divergence(
+            divergence = chunked_divergence(
                 head_input.hidden,
                 weight,
                 known,
@@ -68,9 +68,9 @@ class ExactTeacher:
                 group=head_input.group,
                 first_row=head_input.first_row,
             )
-            return {DIVERGENCE: found.values, TEACHER_TOKEN: found.best}
+            return {DIVERGENCE: divergence.values, TEACHER_TOKEN: divergence.best}
 
-        return divergence
+        return read_both
 
     def keep_columns(self, batch: TrainBatch, columns: Mapping[str, Tensor]) -> None:
         """Give the micro-batch's episodes their part of the `reader`'s columns [M], which are on the host now."""

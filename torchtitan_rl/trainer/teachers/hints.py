@@ -9,7 +9,7 @@ from torchtitan_rl.errors import expect
 from torchtitan_rl.events import record_metric
 from torchtitan_rl.fields.references import correctable, load_function
 from torchtitan_rl.trainer.packing import pack
-from torchtitan_rl.types import Episode, Group, Prompt, TrainBatch, flat
+from torchtitan_rl.types import Episode, Group, Member, Prompt, TrainBatch, flat
 
 if TYPE_CHECKING:
     from torchtitan_rl.data.stream import PromptStream
@@ -29,108 +29,104 @@ class Hints:
 
     name = "hints"
 
-    def __init__(self, asked: str, prompts: "PromptStream", max_tokens: int) -> None:
+    def __init__(self, source: str, prompts: "PromptStream", max_tokens: int) -> None:
         """
         Args:
-            asked: `teacher_hint`, a column of the rows or a reference to a function of the type `HintTexts`.
+            source: `teacher_hint`, a column of the rows or a reference to a function of the type `HintTexts`.
             max_tokens: the longest prompt and completion together.
 
         Raises:
             UserError: naming `teacher_hint`, if there is no such function or none of the first rows has the column.
         """
-        self.asked = asked
-        self.texts: HintTexts = (
-            load_function(asked, "teacher_hint") if ":" in asked else partial(column, asked)
-        )
-        self._hinted, self._max_tokens = prompts.hinted, max_tokens
-        self._of: dict[tuple[int, int], Prompt] = {}
-        if ":" not in asked:
-            rows = [prompts.at(index) for index in range(_TRIED)]
-            known = sorted({name for row in rows for name in (*row.columns, "expected_answer")})
-            has_it = any(column(asked, Group(prompt=row, samples=[None])) != [None] for row in rows)
-            remedy = f"They have {known}. For a function, name its file: FILE.py:FUNCTION."
-            expect(
-                has_it,
-                "teacher_hint",
-                asked,
-                "a column with text in the first training rows",
-                remedy,
-            )
+        self._source, self._hinted, self._max_tokens = source, prompts.hinted, max_tokens
+        self._prompts: dict[tuple[int, int], Prompt] = {}
+        """The teacher's prompt of samples with a hint, by prompt_idx and sample_idx."""
+        self._texts: HintTexts = partial(column, source)
+        if ":" in source:
+            self._texts = load_function(source, "teacher_hint")
+            return
+        rows = [prompts.at(index) for index in range(_TRIED)]
+        known = sorted({name for row in rows for name in (*row.columns, "expected_answer")})
+        has_text = any(column(source, Group(prompt=row, samples=[None])) != [None] for row in rows)
+        expected = "a column with text in the first training rows"
+        remedy = f"They have {known}. For a function, name its file: FILE.py:FUNCTION."
+        expect(has_text, "teacher_hint", source, expected, remedy)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Find the teacher's prompt of every sample, before the teacher is asked."""
-        self._of = {}
+        self._prompts = {}
         for group in groups:
             expected = f"a text or None for each of the {len(group.samples)} samples"
-            with correctable(f"teacher_hint = {self.asked!r}: expected {expected}, but it raises"):
-                texts = [*self.texts(group)]
+            with correctable(
+                f"teacher_hint = {self._source!r}: expected {expected}, but it raises"
+            ):
+                texts = [*self._texts(group)]
             whole = len(texts) == len(group.samples) and all(
                 text is None or isinstance(text, str) for text in texts
             )
-            expect(whole, "teacher_hint", self.asked, expected, f"It returned {texts!r:.200}.")
-            hinted = {
+            expect(whole, "teacher_hint", self._source, expected, f"It returned {texts!r:.200}.")
+            # One prompt for each text, which its samples share.
+            prompts = {
                 text: self._hinted(group.prompt, text) for text in dict.fromkeys(texts) if text
             }
             for text, episode in zip(texts, group.samples, strict=True):
+                if not text:
+                    continue
                 completion = episode.completion
-                if (
-                    text
-                    and len(hinted[text].token_ids) + len(completion.token_ids) <= self._max_tokens
-                ):
-                    self._of[group.prompt.prompt_idx, completion.sample_idx] = hinted[text]
-        record_metric("teacher/hinted_fraction", len(self._of) / max(len(flat(groups)), 1), "last")
+                length = len(prompts[text].token_ids) + len(completion.token_ids)
+                if length <= self._max_tokens:
+                    key = group.prompt.prompt_idx, completion.sample_idx
+                    self._prompts[key] = prompts[text]
+        record_metric(
+            "teacher/hinted_fraction", len(self._prompts) / max(len(flat(groups)), 1), "last"
+        )
 
     def groups(self, groups: Sequence[Group[Episode]]) -> list[Group[Episode]]:
         """Returns the same episodes, grouped by the prompt that the teacher reads."""
-        found: list[Group[Episode]] = []
+        regrouped: list[Group[Episode]] = []
         for group in groups:
             by_prompt: dict[int, Group[Episode]] = {}
             for episode in group.samples:
-                prompt = self._of.get(
-                    (group.prompt.prompt_idx, episode.completion.sample_idx), group.prompt
-                )
+                prompt = self._prompt_of(Member(group.prompt, episode))
                 own = by_prompt.setdefault(id(prompt), Group(prompt=prompt, samples=[]))
                 own.samples.append(episode)
-            found += by_prompt.values()
+            regrouped += by_prompt.values()
         # Prompts are shared in a pack by their index.
         return [
             replace(group, prompt=replace(group.prompt, prompt_idx=index))
-            for index, group in enumerate(found)
+            for index, group in enumerate(regrouped)
         ]
+
+    def _prompt_of(self, member: Member) -> Prompt:
+        key = member.prompt.prompt_idx, member.episode.completion.sample_idx
+        return self._prompts.get(key, member.prompt)
 
     def batch(self, batch: TrainBatch, multiple: int) -> TrainBatch:
         """Returns the micro-batch with the teacher's prompts: the same tokens are in the loss, in the same order."""
-        members = []
-        for member in batch.members:
-            key = member.prompt.prompt_idx, member.episode.completion.sample_idx
-            members.append(member._replace(prompt=self._of.get(key, member.prompt)))
+        members = [member._replace(prompt=self._prompt_of(member)) for member in batch.members]
         return pack(members, normalizers=batch.normalizers, multiple=multiple)
 
 
 def column(name: str, group: Group[Episode]) -> list[str | None]:
     """A row's column, after "Hint: ", for each sample: a hint, a solution, a demonstration, or `expected_answer`."""
     prompt = group.prompt
-    text = str(
-        {"expected_answer": prompt.expected_answer, **prompt.columns}.get(name) or ""
-    ).strip()
+    columns = {"expected_answer": prompt.expected_answer, **prompt.columns}
+    text = str(columns.get(name) or "").strip()
     return [f"Hint: {text}" if text else None] * len(group.samples)
 
 
 def feedback(group: Group[Episode]) -> list[str | None]:
     """SDPO's, Hübotter et al., arXiv 2601.20802: the best attempt of the group, for those with a lower reward, and what a reward
     function said of one's own with `log_extra("feedback", ...)`."""
-    best = max(
-        group.samples,
-        key=lambda episode: -float("inf") if episode.reward is None else episode.reward,
-    )
+    rewarded = [episode for episode in group.samples if episode.reward is not None]
+    best = max(rewarded, key=lambda episode: episode.reward, default=None)
     texts: list[str | None] = []
     for episode in group.samples:
         parts: list[str] = []
         if episode.reward is not None and best.reward > episode.reward:
             parts.append(f"A better answer:\n{best.completion.text.strip()}")
-        if said := episode.scored.extra.get("feedback"):
-            parts.append(
-                f"Your last answer:\n{episode.completion.text.strip()}\nFeedback on it: {said}"
-            )
+        if text := episode.scored.extra.get("feedback"):
+            attempt = episode.completion.text.strip()
+            parts.append(f"Your last answer:\n{attempt}\nFeedback on it: {text}")
         texts.append("\n\n".join(parts) or None)
     return texts

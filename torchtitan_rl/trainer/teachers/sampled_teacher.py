@@ -26,20 +26,15 @@ class Teachers:
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column as its teacher does. Collective: every rank has all groups."""
-        asked: dict[str, list[Group[Episode]]] = {name: [] for name in self.by_name}
+        groups_of: dict[str, list[Group[Episode]]] = {name: [] for name in self.by_name}
+        expected = f"one of {sorted(self.by_name)}, which teacher and more_teachers name"
+        remedy = "Correct the row, or add the teacher."
         for group in groups:
             name = group.prompt.columns.get("teacher") or ""
-            known = f"one of {sorted(self.by_name)}, which teacher and more_teachers name"
-            expect(
-                name in asked,
-                "the column teacher",
-                name,
-                known,
-                "Correct the row, or add the teacher.",
-            )
-            asked[name].append(group)
-        for name, of_teacher in asked.items():
-            self.by_name[name].add_logprobs(of_teacher)
+            expect(name in groups_of, "the column teacher", name, expected, remedy)
+            groups_of[name].append(group)
+        for name, teacher in self.by_name.items():
+            teacher.add_logprobs(groups_of[name])
 
 
 class Teacher:
@@ -72,7 +67,7 @@ class Teacher:
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
         with self.trainer.lora.off(self.model) if self.is_base else nullcontext():
-            asked = self.hints.groups(groups) if self.hints else groups
-            logprobs = self.trainer.episode_logprobs(self.model, asked)
-        for episode, values in zip(flat(asked), logprobs, strict=True):
+            hinted = self.hints.groups(groups) if self.hints else groups
+            logprobs = self.trainer.episode_logprobs(self.model, hinted)
+        for episode, values in zip(flat(hinted), logprobs, strict=True):
             episode.credit.token_columns[LOGPROBS] = values
