@@ -5,7 +5,7 @@ names. The forward is transformers' own, so each detail of a family is computed 
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -106,13 +106,12 @@ def packed_attention(
         dropout: 0, because the policy stays in evaluation mode.
         options: HARMLESS ones. Others, and a mask, are passed on, and `hf_support` refuses models that have them.
     """
-    asked = {
-        name: value
-        for name, value in {"attention_mask": attention_mask, **options}.items()
-        if value is not None and name not in HARMLESS and (name, value) != ("is_causal", True)
-    }
+    others: dict[str, Any] = {}
+    for name, option in {"attention_mask": attention_mask, **options}.items():
+        if option is not None and name not in HARMLESS and (name, option) != ("is_causal", True):
+            others[name] = option
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))  # [1, T, N or Nkv, H]
-    return packed(module, q, k, v, scale=scaling, window=sliding_window, **asked), None
+    return packed(module, q, k, v, scale=scaling, window=sliding_window, **others), None
 
 
 def build_transformers_model(config: "PretrainedConfig") -> "PreTrainedModel":
@@ -213,12 +212,10 @@ class HFDecoder(Decoder):
         # Not a child: its parameters would have two names.
         self._base = (base,)
         attention = config.first_attention.inner_attention
-        self._inner = {
-            window: (
-                attention if window is None else replace(attention, window_size=(window - 1, 0))
-            ).build()
-            for window in set(config.windows)
-        }
+        self._inner: dict[int | None, VarlenAttention] = {}
+        for window in set(config.windows):
+            size = attention.window_size if window is None else (window - 1, 0)
+            self._inner[window] = replace(attention, window_size=size).build()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(config.lora is None or is_adapter(name))
 
@@ -247,22 +244,21 @@ class HFDecoder(Decoder):
             self.tok_embeddings.weight = self.lm_head.weight
         base, device = self._base[0], self.lm_head.weight.device
         for module in base.modules():
-            if next(module.buffers(recurse=False), None) is not None:
-                if (
-                    next(module.parameters(recurse=False), None) is None
-                ):  # the others are on the device
-                    module.to_empty(device=device, recurse=False)
-                base._init_weights(module)
+            if not [*module.buffers(recurse=False)]:
+                continue
+            if not [*module.parameters(recurse=False)]:  # the others are on the device
+                module.to_empty(device=device, recurse=False)
+            base._init_weights(module)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attention_masks: PackedRows | VarlenMetadata
     ) -> Any:
         """tokens and positions [1, T] -> logits [1, T, V], or the head's ([T], [T]) while it scores."""
         packed = PackedCall(attention_masks, self._inner)
-        found = self._base[0].forward(
+        output = self._base[0].forward(
             input_ids=tokens, position_ids=positions, use_cache=False, packed=packed
         )
-        return self.lm_head(found.last_hidden_state)
+        return self.lm_head(output.last_hidden_state)
 
 
 class HFStateDictAdapter(StateDictAdapter):
@@ -275,18 +271,16 @@ class HFStateDictAdapter(StateDictAdapter):
     def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns the tensors under their Hugging Face names, without adapters and a tied head, which files leave out."""
         tied = self.model_config.enable_weight_tying
-        left_out = {
-            name for name in state_dict if is_adapter(name) or (tied and name == "lm_head.weight")
-        }
-        return dict(
-            _renamed(((name, t) for name, t in state_dict.items() if name not in left_out), NAMES)
-        )
+        named: dict[str, Any] = {}
+        for name, tensor in state_dict.items():
+            if not is_adapter(name) and not (tied and name == "lm_head.weight"):
+                named[_renamed(name, NAMES)] = tensor
+        return named
 
     def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
         """Returns the tensors under this model's names."""
-        return dict(
-            _renamed(hf_state_dict.items(), {theirs: ours for ours, theirs in NAMES.items()})
-        )
+        names = {theirs: ours for ours, theirs in NAMES.items()}
+        return {_renamed(name, names): tensor for name, tensor in hf_state_dict.items()}
 
 
 def longest_window(model: Decoder.Config) -> int:
@@ -296,10 +290,12 @@ def longest_window(model: Decoder.Config) -> int:
     return max((window for window in windows if window), default=0)
 
 
-def _renamed(named: Any, beginnings: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    for name, value in named:
-        begin = next((b for b in beginnings if name.startswith(b)), "")
-        yield beginnings.get(begin, "") + name.removeprefix(begin), value
+def _renamed(name: str, beginnings: dict[str, str]) -> str:
+    """The name with one of these beginnings in place of another."""
+    for begin, other in beginnings.items():
+        if name.startswith(begin):
+            return other + name.removeprefix(begin)
+    return name
 
 
 def parallelize_hf(model: HFDecoder, **options: Any) -> HFDecoder:
@@ -315,12 +311,14 @@ def check_parallelism(config: Decoder.Config, degree: int) -> None:
     Raises:
         UserError: naming the field.
     """
-    if isinstance(config, HFDecoder.Config):
-        expect(
-            degree == 1, "trainer.parallelism.tensor_parallel_degree", degree,
-            f"1 for {config.hf.model_type}, which runs with transformers' layers",
-            "Use data_parallel_shard_degree (FSDP). The generator's tensor_parallel_degree may differ.",
-        )  # fmt: skip
+    if not isinstance(config, HFDecoder.Config):
+        return
+    field = "trainer.parallelism.tensor_parallel_degree"
+    expected = f"1 for {config.hf.model_type}, which runs with transformers' layers"
+    remedy = (
+        "Use data_parallel_shard_degree (FSDP). The generator's tensor_parallel_degree may differ."
+    )
+    expect(degree == 1, field, degree, expected, remedy)
 
 
 def check_other_parts(
@@ -337,26 +335,18 @@ def check_other_parts(
     """
     if not isinstance(config, HFDecoder.Config):
         return
-    kind, degree, longest = (
-        config.hf.model_type,
-        generator.tensor_parallel_degree,
-        generator.max_model_len,
-    )
-    expect(
-        degree == 1 or not config.merged, "generator.tensor_parallel_degree", degree,
-        f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's", "Use 1.",
-    )  # fmt: skip
-    expect(
-        kind not in LONGER_WINDOWS or longest <= (longest_window(config) or longest), "generator.max_model_len", longest,
-        f"at most the sliding window of {kind}, {longest_window(config)}: vLLM's window is one token longer", "Lower it.",
-    )  # fmt: skip
-    targets = {"gate_proj", "up_proj"}.intersection(
-        trainer.lora.targets if trainer.lora.rank else ()
-    )
-    expect(
-        kind not in HALVES_IN_ENGINE or not targets, "trainer.lora.targets", trainer.lora.targets,
-        f"neither gate_proj nor up_proj for {kind}, whose one matrix of both is two to vLLM's adapters",
-        "Set --trainer.lora.targets qkv_proj o_proj down_proj.",
-    )  # fmt: skip
+    kind, degree = config.hf.model_type, generator.tensor_parallel_degree
+    expected = f"1 for {kind}, whose {', '.join(config.merged)} cannot be compared in parts with the policy's"
+    holds = degree == 1 or not config.merged
+    expect(holds, "generator.tensor_parallel_degree", degree, expected, "Use 1.")
+    longest, window = generator.max_model_len, longest_window(config)
+    expected = f"at most the sliding window of {kind}, {window}: vLLM's window is one token longer"
+    holds = kind not in LONGER_WINDOWS or longest <= (window or longest)
+    expect(holds, "generator.max_model_len", longest, expected, "Lower it.")
+    targets = trainer.lora.targets if trainer.lora.rank else ()
+    expected = f"neither gate_proj nor up_proj for {kind}, whose one matrix of both is two to vLLM's adapters"
+    remedy = "Set --trainer.lora.targets qkv_proj o_proj down_proj."
+    holds = kind not in HALVES_IN_ENGINE or {"gate_proj", "up_proj"}.isdisjoint(targets)
+    expect(holds, "trainer.lora.targets", trainer.lora.targets, expected, remedy)
     if config.linear:
         check_linear(config.hf, trainer, generator, on_cpu=on_cpu)

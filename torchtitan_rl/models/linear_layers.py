@@ -61,7 +61,7 @@ def each_sequence(
 
 
 def check_linear(
-    found: "PretrainedConfig",
+    config: "PretrainedConfig",
     trainer: Configurable.Config,
     generator: Configurable.Config,
     *,
@@ -72,24 +72,18 @@ def check_linear(
     Raises:
         UserError: naming the field.
     """
-    whose = f"for {found.model_type}, which has linear layers"
-    expect(
-        not trainer.compile,
-        "trainer.compile",
-        True,
-        f"False {whose}: it is not tested",
-        "Leave it off.",
-    )
+    whose = f"for {config.model_type}, which has linear layers"
+    expected = f"False {whose}: it is not tested"
+    expect(not trainer.compile, "trainer.compile", True, expected, "Leave it off.")
     if on_cpu:
-        expect(
-            generator.dtype == "bfloat16", "generator.dtype", generator.dtype,
-            f"bfloat16 {whose}: vLLM's kernels for a CPU have no other. The trainer may be float32",
-            "Set --generator.dtype bfloat16.",
-        )  # fmt: skip
+        dtype, remedy = generator.dtype, "Set --generator.dtype bfloat16."
+        expected = (
+            f"bfloat16 {whose}: vLLM's kernels for a CPU have no other. The trainer may be float32"
+        )
+        expect(dtype == "bfloat16", "generator.dtype", dtype, expected, remedy)
         return
     absent = [name for name in KERNELS if find_spec(name) is None]
-    expect(
-        trainer.mixed_precision_param == "float32" or not absent, "trainer.mixed_precision_param", "bfloat16",
-        f"kernels {whose} that know where sequences begin, but {' and '.join(absent)} cannot be imported",
-        "Install flash-linear-attention and causal-conv1d. float32 needs neither.",
-    )  # fmt: skip
+    expected = f"kernels {whose} that know where sequences begin, but {' and '.join(absent)} cannot be imported"
+    remedy = "Install flash-linear-attention and causal-conv1d. float32 needs neither."
+    holds = trainer.mixed_precision_param == "float32" or not absent
+    expect(holds, "trainer.mixed_precision_param", "bfloat16", expected, remedy)

@@ -98,80 +98,62 @@ def check_mixture(
     Raises:
         UserError: naming the field, the value, what was expected and the remedy.
     """
-    entries, p = mixture_entries(model.layers), trainer.parallelism
+    entries = mixture_entries(model.layers)
     if not entries:
-        field, degree = "trainer.parallelism.expert_parallel_degree", p.expert_parallel_degree
-        expect(
-            degree == 1, field, degree, "1, as the model has no experts", "Use FSDP, HSDP and TP."
-        )
-        replay, field = generator.router_replay, "generator.router_replay"
-        expect(not replay, field, replay, "False, as the model has no experts", "Leave it off.")
+        field, degree = "expert_parallel_degree", trainer.parallelism.expert_parallel_degree
+        expected, remedy = "1, as the model has no experts", "Use FSDP, HSDP and TP."
+        expect(degree == 1, f"trainer.parallelism.{field}", degree, expected, remedy)
+        replay, expected = generator.router_replay, "False, as the model has no experts"
+        expect(not replay, "generator.router_replay", replay, expected, "Leave it off.")
         return
     if generator.router_replay:
         _check_replay(entries, generator, on_cpu)
-    _check_degrees(entries, p, world_size)
-    whose, inner = "for a mixture of experts", entries["moe_intermediate_size"]
-    expect(
-        not trainer.compile,
-        "trainer.compile",
-        True,
-        f"False {whose}: it is not tested",
-        "Leave it off.",
-    )
+    _check_degrees(entries, trainer.parallelism, world_size)
+    expected = "False for a mixture of experts: it is not tested"
+    expect(not trainer.compile, "trainer.compile", True, expected, "Leave it off.")
     rank = trainer.lora.rank
-    expect(
-        rank == 0,
-        "trainer.lora.rank",
-        rank,
-        f"0 {whose}: with adapters vLLM takes experts that a CPU cannot run, so it is not tested",
-        "Train all weights.",
+    expected = "0 for a mixture of experts: with adapters vLLM takes experts that a CPU cannot run, so it is not tested"
+    expect(rank == 0, "trainer.lora.rank", rank, expected, "Train all weights.")
+    degree, inner = generator.tensor_parallel_degree, entries["moe_intermediate_size"]
+    field, expected = (
+        "generator.tensor_parallel_degree",
+        f"a divisor of moe_intermediate_size {inner}",
     )
-    degree = generator.tensor_parallel_degree
-    expect(
-        inner % degree == 0, "generator.tensor_parallel_degree", degree, f"a divisor of moe_intermediate_size {inner}",
-        "Use another degree.",
-    )  # fmt: skip
+    expect(inner % degree == 0, field, degree, expected, "Use another degree.")
 
 
 def _check_replay(entries: dict[str, Any], generator: Configurable.Config, on_cpu: bool) -> None:
     """Check what a replay of the engine's choices needs."""
     degree, experts = generator.tensor_parallel_degree, entries["num_experts"]
-    expect(
-        on_cpu or degree == 1, "generator.tensor_parallel_degree", degree,
-        "1 with generator.router_replay: vLLM 0.32 gives the experts of a token to the first rank of an engine alone",
-        "Turn generator.router_replay off.",
-    )  # fmt: skip
-    expect(
-        experts < NO_RECORD, "generator.router_replay", True,
-        f"fewer than {NO_RECORD} experts, which one byte can tell apart, but the model has {experts}", "Turn it off.",
-    )  # fmt: skip
+    expected = "1 with generator.router_replay: vLLM 0.32 gives the experts of a token to the first rank of an engine alone"
+    remedy = "Turn generator.router_replay off."
+    holds = on_cpu or degree == 1
+    expect(holds, "generator.tensor_parallel_degree", degree, expected, remedy)
+    expected = f"fewer than {NO_RECORD} experts, which one byte can tell apart, but the model has {experts}"
+    expect(experts < NO_RECORD, "generator.router_replay", True, expected, "Turn it off.")
 
 
 def _check_degrees(entries: dict[str, Any], p: "ParallelismConfig", world_size: int) -> None:
     """Check that the trainer's degrees divide a mixture's experts, with these entries of config.json, and each other."""
-    tp, ep, experts, inner = (
-        p.tensor_parallel_degree,
-        p.expert_parallel_degree,
-        entries["num_experts"],
-        entries["moe_intermediate_size"],
-    )
-    expect(
-        tp == 1, "trainer.parallelism.tensor_parallel_degree", tp, "1 for a mixture of experts: no such layout is tested",
-        "Use data_parallel_shard_degree (FSDP) and expert_parallel_degree. The generator's tensor_parallel_degree may differ.",
-    )  # fmt: skip
+    of_trainer = "trainer.parallelism."
+    tp, ep = p.tensor_parallel_degree, p.expert_parallel_degree
+    experts, inner = entries["num_experts"], entries["moe_intermediate_size"]
+    expected = "1 for a mixture of experts: no such layout is tested"
+    remedy = "Use data_parallel_shard_degree (FSDP) and expert_parallel_degree. The generator's tensor_parallel_degree may differ."
+    expect(tp == 1, f"{of_trainer}tensor_parallel_degree", tp, expected, remedy)
     replicate = p.data_parallel_replicate_degree
-    expect(
-        replicate == 1, "trainer.parallelism.data_parallel_replicate_degree", replicate,
-        "1 for a mixture of experts: torchtitan 0.3.0 cannot load its weights into replicas", "Use FSDP alone.",
-    )  # fmt: skip
+    expected = "1 for a mixture of experts: torchtitan 0.3.0 cannot load its weights into replicas"
+    field = f"{of_trainer}data_parallel_replicate_degree"
+    expect(replicate == 1, field, replicate, expected, "Use FSDP alone.")
     shards = p.data_parallel_shard_degree if p.data_parallel_shard_degree > 0 else world_size
-    expect(
-        shards % ep == 0 and experts % ep == 0, "trainer.parallelism.expert_parallel_degree", ep,
-        f"a divisor of the {shards} FSDP ranks and of num_experts {experts}", "Use another degree, or start other ranks.",
-    )  # fmt: skip
-    split, divided = (inner, shards // ep) if shards > experts else (experts, shards)
-    expect(
-        split % divided == 0, "trainer.parallelism.data_parallel_shard_degree", p.data_parallel_shard_degree,
+    divides = shards % ep == 0 and experts % ep == 0
+    expected = f"a divisor of the {shards} FSDP ranks and of num_experts {experts}"
+    remedy = "Use another degree, or start other ranks."
+    expect(divides, f"{of_trainer}expert_parallel_degree", ep, expected, remedy)
+    split, ranks = (inner, shards // ep) if shards > experts else (experts, shards)
+    expected = (
         f"one with which FSDP divides num_experts {experts}, or with more ranks than experts moe_intermediate_size {inner}, "
-        f"but {divided} ranks do not divide {split}", "Change it, or start other ranks.",
-    )  # fmt: skip
+        f"but {ranks} ranks do not divide {split}"
+    )
+    field, degree = f"{of_trainer}data_parallel_shard_degree", p.data_parallel_shard_degree
+    expect(split % ranks == 0, field, degree, expected, "Change it, or start other ranks.")

@@ -34,19 +34,21 @@ class EntropyBonus(Grpo):
     def of_step(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]
     ) -> list[list[float]]:
-        known = [reward for of_group in rewards for reward in of_group if reward is not None]
+        known = [reward for group in rewards for reward in group if reward is not None]
         size = self.config.coef * (1.0 if all_equal(known) else float(np.std(known)))
-        totals = [list(of_group) for of_group in rewards]
+        totals = [list(group_rewards) for group_rewards in rewards]
         for total, group in zip(totals, groups, strict=True):
             places = [i for i, reward in enumerate(total) if reward is not None]
-            done = [group.samples[i].completion for i in places]
-            entropies = [
-                -math.fsum(c.sampled_logprobs.tolist()) / max(c.num_sampled, 1) for c in done
-            ] or [0.0]
-            bonuses = (
-                size * (np.array(entropies) - np.mean(entropies)) / max(np.std(entropies), 1e-6)
-            )  # [G]
-            for i, bonus in zip(places, bonuses.tolist()):
+            entropies: list[float] = []  # [rewarded]
+            for i in places:
+                completion = group.samples[i].completion
+                surprise = -math.fsum(completion.sampled_logprobs.tolist())
+                entropies.append(surprise / max(completion.num_sampled, 1))
+            if not places:
+                continue
+            centered = np.array(entropies) - np.mean(entropies)  # [rewarded]
+            bonuses = size * centered / max(np.std(entropies), 1e-6)  # [rewarded]
+            for i, bonus in zip(places, bonuses.tolist(), strict=True):
                 group.samples[i].credit.columns["entropy_bonus"] = bonus
                 total[i] += bonus
         return super().of_step(totals, groups)

@@ -34,35 +34,32 @@ class Gdpo(Grpo):
             remedy = "Gdpo divides a penalty by its spread, so its size has no effect."
             in_loss = kl.coef == 0 or kl.placement == "loss"
             expect(in_loss, "algorithm.kl.placement", kl.placement, '"loss" with Gdpo', remedy)
-            expect(
-                cut_reward == 0,
-                "algorithm.truncation.cut_reward",
-                cut_reward,
-                "0 with Gdpo",
-                remedy,
-            )
+            field = "algorithm.truncation.cut_reward"
+            expect(cut_reward == 0, field, cut_reward, "0 with Gdpo", remedy)
 
     def of_step(
         self, rewards: list[list[float | None]], groups: list[Group[Episode]]
     ) -> list[list[float]]:
-        summed: list[list[float | None]] = []
-        for of_group, group in zip(rewards, groups, strict=True):
-            totals = [None if reward is None else 0.0 for reward in of_group]
-            rewarded = [i for i, reward in enumerate(of_group) if reward is not None]
-            for weight, values in self._functions([group.samples[i] for i in rewarded]):
-                scored = {
-                    i: value for i, value in zip(rewarded, values, strict=True) if value is not None
-                }
-                for i, value in zip(scored, self._normalized(list(scored.values())), strict=True):
-                    totals[i] += weight * value
-            equal = all_equal([total for total in totals if total is not None])
-            summed.append([None if total is None else 0.0 if equal else total for total in totals])
+        sums: list[list[float | None]] = []
+        for group_rewards, group in zip(rewards, groups, strict=True):
+            sums.append(self._group_sums(group_rewards, group))
         # Every group's sum is 0, and so is the step's mean. To subtract its rounding would move groups of equal rewards from 0.
-        known = [total for totals in summed for total in totals if total is not None]
+        known = [total for group_sums in sums for total in group_sums if total is not None]
         divisor = sample_std(known) + self.config.std_eps
-        return [
-            [0.0 if total is None else total / divisor for total in totals] for totals in summed
-        ]
+        return [[(total or 0.0) / divisor for total in group_sums] for group_sums in sums]
+
+    def _group_sums(self, rewards: list[float | None], group: Group[Episode]) -> list[float | None]:
+        """a_i of each sample; None without a reward, and 0 everywhere if all are equal."""
+        rewarded = [i for i, reward in enumerate(rewards) if reward is not None]
+        sums = dict.fromkeys(rewarded, 0.0)
+        for weight, values in self._functions([group.samples[i] for i in rewarded]):
+            places = [i for i, value in zip(rewarded, values, strict=True) if value is not None]
+            normalized = self._normalized([value for value in values if value is not None])
+            for i, value in zip(places, normalized, strict=True):
+                sums[i] += weight * value
+        if all_equal([*sums.values()]):
+            sums = dict.fromkeys(rewarded, 0.0)
+        return [sums.get(i) for i in range(len(rewards))]
 
     def _normalized(self, values: list[float]) -> list[float]:
         """(v_i - mean(v)) / (s(v) + std_eps); 0 if all are equal."""
@@ -73,11 +70,11 @@ class Gdpo(Grpo):
     def _functions(self, episodes: list[Episode]) -> list[tuple[float, list[float | None]]]:
         """Each function's weight and its values for `episodes`; the last is the penalty."""
         names = sorted({name for episode in episodes for name in episode.scored.reward_breakdown})
-        found: list[tuple[float, list[float | None]]] = []
+        if not names:
+            return [(1.0, [episode.credit.shaped_reward for episode in episodes])]
+        functions: list[tuple[float, list[float | None]]] = []
         for name in names:
             weight = self.config.weights.get(name, 1.0)
             if weight != 0:
-                found.append((weight, [e.scored.reward_breakdown.get(name) for e in episodes]))
-        if not names:
-            return [(1.0, [episode.credit.shaped_reward for episode in episodes])]
-        return [*found, (1.0, [e.credit.shaped_reward - e.reward for e in episodes])]
+                functions.append((weight, [e.scored.reward_breakdown.get(name) for e in episodes]))
+        return [*functions, (1.0, [e.credit.shaped_reward - e.reward for e in episodes])]

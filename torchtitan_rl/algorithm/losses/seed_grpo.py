@@ -17,9 +17,8 @@ def semantic_entropy(answers: list[str | None], logprob_means: list[float]) -> f
         logprob_means: [G] l_i, the completion's sampler log-probability divided by its length.
     """
     masses: dict[str | int, float] = {}
-    largest = max(
-        logprob_means
-    )  # a common factor cancels in the shares, and exp of very negative numbers would be 0
+    # A common factor cancels in the shares, and exp of very negative numbers would be 0.
+    largest = max(logprob_means)
     for index, (answer, logprob_mean) in enumerate(zip(answers, logprob_means, strict=True)):
         cluster = index if answer is None else answer
         masses[cluster] = masses.get(cluster, 0.0) + math.exp(logprob_mean - largest)
@@ -55,11 +54,9 @@ class SeedGrpo(GroupScale):
     def scale(self, group: Group[Episode]) -> float:
         """Returns the factor on the group's advantages, in (0, 1]; 1 for fewer than two members."""
         members = compared(group)
-        return (
-            1.0
-            if len(members) < 2
-            else 1 / (1 + self._effective_alpha(len(members)) * self.entropy(members))
-        )
+        if len(members) < 2:
+            return 1.0
+        return 1 / (1 + self._effective_alpha(len(members)) * self.entropy(members))
 
     def _effective_alpha(self, size: int) -> float:
         return self.config.alpha / math.log(size)
@@ -71,15 +68,12 @@ class SeedGrpo(GroupScale):
         if not groups:
             return {}
         largest = max(len(compared(group)) for group in groups)
-        metrics = describe("semantic_entropy", [self.entropy(compared(group)) for group in groups])
-        metrics |= describe(
-            "semantic_entropy/scale",
-            [self.scale(group) for group in groups],
-            ("mean", "min", "max"),
-        )
-        metrics["semantic_entropy/effective_alpha"] = same_everywhere(
-            self._effective_alpha(largest)
-        )
+        entropies = [self.entropy(compared(group)) for group in groups]
+        scales = [self.scale(group) for group in groups]
+        metrics = describe("semantic_entropy", entropies)
+        metrics |= describe("semantic_entropy/scale", scales, ("mean", "min", "max"))
+        alpha = self._effective_alpha(largest)
+        metrics["semantic_entropy/effective_alpha"] = same_everywhere(alpha)
         metrics["semantic_entropy/max_possible"] = same_everywhere(math.log(largest))
         return metrics
 
