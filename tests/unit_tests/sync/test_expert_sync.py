@@ -38,12 +38,8 @@ def _restored(pair):
 
 
 def change(pair, version: int) -> None:
-    """Give every weight a change of its own, so that no expert or half of one is like another."""
-    pair.restore()
-    with torch.no_grad():
-        for number, parameter in enumerate(pair.model.parameters()):
-            random = torch.Generator().manual_seed(100 * version + number)
-            parameter.to_local().add_(0.02 * torch.randn(parameter.to_local().shape, generator=random))
+    """So that no expert or half of one is like another."""
+    pair.change_all(version, lambda shard, random: shard.add_(0.02 * random))
 
 
 def test_three_pushes_of_changed_experts_give_the_policys_logprobs(pair):
@@ -63,45 +59,36 @@ def old_values(pair) -> dict:
     return {name: tensor.clone() for name, tensor in pair.weights()}
 
 
-def push_with(pair, other: dict) -> str:
-    """Push the policy with these tensors in place of its own, as a run's first push. Returns the error."""
-    pair.begin_anew()
-    return pair.fault({name: tensor.clone() for name, tensor in pair.weights()} | other)
-
-
 @pytest.mark.parametrize("name", [GATE, UP, DOWN, ROUTER])
 def test_stale_and_scaled_matrices_are_named(pair, name):
     stale = old_values(pair)[name]
     change(pair, 1)
-    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in push_with(pair, {name: stale})
-    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in push_with(pair, {name: old_values(pair)[name] * 1.01})
+    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in pair.fault_with({name: stale})
+    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in pair.fault_with({name: old_values(pair)[name] * 1.01})
 
 
 @pytest.mark.parametrize("projection", ["gate", "up", "down"])
 def test_swapped_experts_are_both_named(pair, projection):
     names = [f"{EXPERTS}.{number}.{projection}_proj.weight" for number in (1, 4)]
     weights = old_values(pair)
-    said = push_with(pair, {names[0]: weights[names[1]], names[1]: weights[names[0]]})
+    said = pair.fault_with({names[0]: weights[names[1]], names[1]: weights[names[0]]})
     assert f"policy's: {names[0]} {OTHER_VALUES}; {names[1]} {OTHER_VALUES}. Nothing" in said
 
 
 def test_swapped_gate_and_up_halves_are_named(pair):
     weights = old_values(pair)
-    said = push_with(pair, {GATE: weights[UP], UP: weights[GATE]})
+    said = pair.fault_with({GATE: weights[UP], UP: weights[GATE]})
     assert f"policy's: {GATE} {OTHER_VALUES}; {UP} {OTHER_VALUES}. Nothing" in said
 
 
 @pytest.mark.parametrize("name", [GATE, UP, DOWN, ROUTER])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_permuted_rows_or_columns_are_named(pair, name, axis):
-    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in push_with(pair, {name: old_values(pair)[name].roll(1, axis)})
+    assert f"policy's: {name} {OTHER_VALUES}. Nothing" in pair.fault_with({name: old_values(pair)[name].roll(1, axis)})
 
 
 def test_omitted_expert_is_named(pair):
-    weights = old_values(pair)
-    del weights[DOWN]
-    pair.begin_anew()
-    assert f"{DOWN} {NOT_SENT}" in pair.fault(weights)
+    assert f"{DOWN} {NOT_SENT}" in pair.fault_with({DOWN: None})
 
 
 def layer_of_experts(pair) -> torch.nn.Module:
@@ -128,7 +115,7 @@ def test_vllm_still_reloads_experts_wrongly_without_our_mending(pair, monkeypatc
     if not ON_CPU:
         pytest.skip("a GPU engine packs nothing")
     monkeypatch.setattr(pair.generator, "before_reload", None)
-    assert f"{EXPERTS.replace('2', '0')}.0.gate_proj.weight {OTHER_VALUES}" in push_with(pair, {})
+    assert f"{EXPERTS.replace('2', '0')}.0.gate_proj.weight {OTHER_VALUES}" in pair.fault_with({})
 
 
 @pytest.mark.skipif(not ON_CPU, reason="a GPU engine packs nothing")

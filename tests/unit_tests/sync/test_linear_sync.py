@@ -46,13 +46,7 @@ def _restored(pair):
 
 
 def change(pair, version: int) -> None:
-    """Give every weight a change of its own."""
-    pair.restore()
-    with torch.no_grad():
-        for number, parameter in enumerate(pair.model.parameters()):
-            random = torch.Generator().manual_seed(100 * version + number)
-            shard = parameter.to_local()
-            shard.mul_(1 + 0.1 * torch.randn(shard.shape, generator=random))
+    pair.change_all(version, lambda shard, random: shard.mul_(1 + 0.1 * random))
 
 
 def engine_logprobs(pair) -> np.ndarray:
@@ -110,15 +104,6 @@ def test_policy_without_a_state_in_its_engine_is_detected(pair, monkeypatch):
         pair.sync()
 
 
-def push_with(pair, other: dict) -> str:
-    """Push the policy with these tensors in place of its own, as a run's first push. Returns the error."""
-    weights = {name: tensor.clone() for name, tensor in pair.weights()} | other
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError) as caught:
-        pair.sync(iter((name, tensor) for name, tensor in weights.items() if tensor is not None))
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("name", TENSORS)
 def test_stale_changed_and_dropped_tensors_are_named(pair, name):
     stale = dict(pair.weights())[name].clone()
@@ -128,8 +113,8 @@ def test_stale_changed_and_dropped_tensors_are_named(pair, name):
     one.view(-1)[-1] *= 1.01
     for tensor in (stale, one):
         assert not torch.equal(tensor, now)
-        assert f"{name} {OTHER_VALUES}" in push_with(pair, {name: tensor})
-    assert f"{name} {NOT_SENT}" in push_with(pair, {name: None})
+        assert f"{name} {OTHER_VALUES}" in pair.fault_with({name: tensor})
+    assert f"{name} {NOT_SENT}" in pair.fault_with({name: None})
 
 
 @pytest.mark.skipif(not ON_CPU, reason="a GPU packs no weights")
@@ -137,7 +122,7 @@ def test_exchanged_elements_of_a_packed_convolution_are_named(pair):
     name = f"{LINEAR}.conv1d.weight"
     now = dict(pair.weights())[name].clone()
     for axis in (0, 2):
-        assert f"{name} {OTHER_VALUES}" in push_with(pair, {name: now.roll(1, axis)})
+        assert f"{name} {OTHER_VALUES}" in pair.fault_with({name: now.roll(1, axis)})
 
 
 @pytest.mark.skipif(not ON_CPU, reason="a GPU packs no weights")

@@ -65,37 +65,27 @@ def test_a_stale_adapter_is_named(pair):
         pair.push(old)
 
 
-@pytest.mark.parametrize("name", [A, B, "model.layers.0.self_attn.k_proj.lora_B.weight"])
-def test_a_wrong_scale_is_named(pair, name):
-    sent = pair.sent()
-    sent[name] *= 1.01
-    with pytest.raises(WeightSyncError, match=f"policy's: {name} {OTHER_VALUES}. Nothing"):
-        pair.push(sent)
+K, OTHER_B = "model.layers.0.self_attn.k_proj.lora_B.weight", B.replace("layers.1", "layers.0")
+WRONG = {
+    "A of a wrong scale": (lambda sent: sent[A].mul_(1.01), f"policy's: {A} {OTHER_VALUES}. Nothing"),
+    "B of a wrong scale": (lambda sent: sent[B].mul_(1.01), f"policy's: {B} {OTHER_VALUES}. Nothing"),
+    "B of a slice of a wrong scale": (lambda sent: sent[K].mul_(1.01), f"policy's: {K} {OTHER_VALUES}. Nothing"),
+    "zeros": (lambda sent: sent[A].zero_(), f"policy's: {A} {OTHER_VALUES}. Nothing"),
+    "another layer's B": (
+        lambda sent: sent.update({B: sent[OTHER_B], OTHER_B: sent[B]}),
+        f"policy's: {OTHER_B} {OTHER_VALUES}; {B} {OTHER_VALUES}. Nothing",
+    ),
+    "a dropped tensor": (lambda sent: sent.pop(A), f"{A} {NOT_SENT}"),
+    "a dropped adapter": (dict.clear, f"q_proj.lora_A.weight {NOT_SENT}"),
+}
+"""What is sent in place of the policy's adapter, and what the error says."""
 
 
-def test_mismatched_a_and_b_layers_are_named(pair):
-    sent, other = pair.sent(), B.replace("layers.1", "layers.0")
-    sent[B], sent[other] = sent[other], sent[B]
-    with pytest.raises(WeightSyncError, match=f"policy's: {other} {OTHER_VALUES}; {B} {OTHER_VALUES}. Nothing"):
-        pair.push(sent)
-
-
-def test_a_dropped_tensor_is_named(pair):
-    sent = pair.sent()
-    del sent[A]
-    with pytest.raises(WeightSyncError, match=f"{A} {NOT_SENT}"):
-        pair.push(sent)
-
-
-def test_a_dropped_adapter_is_named(pair):
-    with pytest.raises(WeightSyncError, match=f"q_proj.lora_A.weight {NOT_SENT}"):
-        pair.push({})
-
-
-def test_zeroed_adapter_in_the_engine_is_named(pair):
-    sent = pair.sent()
-    sent[A] = torch.zeros_like(sent[A])
-    with pytest.raises(WeightSyncError, match=f"policy's: {A} {OTHER_VALUES}. Nothing"):
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_adapter_is_named(pair, wrong):
+    (change, message), sent = WRONG[wrong], pair.sent()
+    change(sent)
+    with pytest.raises(WeightSyncError, match=message):
         pair.push(sent)
 
 

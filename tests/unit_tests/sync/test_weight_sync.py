@@ -74,6 +74,20 @@ class Pair:
         change(weights[name])
         return weights
 
+    def fault_with(self, other: dict[str, torch.Tensor | None]) -> str:
+        """Push the policy with these tensors in place of its own, as a run's first push; None: without. Returns the error."""
+        weights = {name: tensor.clone() for name, tensor in self.weights()} | other
+        self.begin_anew()
+        return self.fault({name: tensor for name, tensor in weights.items() if tensor is not None})
+
+    def change_all(self, version: int, change) -> None:
+        """Change each of the start's parameters in place by random numbers of its own."""
+        self.restore()
+        with torch.no_grad():
+            for number, parameter in enumerate(self.model.parameters()):
+                shard, random = parameter.to_local(), torch.Generator().manual_seed(100 * version + number)
+                change(shard, torch.randn(shard.shape, generator=random))
+
     def logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:
         return self.policy.token_logprobs(ids, temperature)
 
