@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from tests.gpu_rehearsal import cuda, machine  # first: before torch
 
@@ -38,7 +39,6 @@ from torchtitan_rl.sync.shard_checksums import ShardChecksums
 from torchtitan_rl.trainer import model_loader as loader_module
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.trainer import trainer as trainer_module
-from torchtitan_rl.trainer.teachers import frozen_models
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
@@ -137,8 +137,9 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     algorithm = config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
     trainer = trainer_of_run(config, algorithm, Path(""))
     sources = [Reference(trainer)] if algorithm.needs_reference else []
+    teacher = None
     if algorithm.policy_loss.divergence_beta is not None:
-        trainer.teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
+        teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
     elif algorithm.policy_loss.needs_teacher:
         sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
     phase("build")
@@ -156,7 +157,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
         device.operators.clear()
         device.exchanges = 0
         record.forwards, before = 0, len(device.collectives)
-        report = trainer.update(groups)
+        report = trainer.update(groups, teacher)
         for moments in (state for one in trainer.optimizer for state in one.state.values()):
             for moment in moments.values():  # DTensor makes them where the device does not see it
                 device.memory.use(local_shard(moment), "")
@@ -230,12 +231,12 @@ def _ranks(layout: Layout, config: RunConfig, record: Rehearsal):  # noqa: ANN20
 def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
     """Replaces what needs weights' values or another rank's: loading a checkpoint, log-probabilities, the gradient's norm, lists
     of other ranks."""
-    kept = trainer_module.score, loader_module.load_hf_weights, comm.all_gather_lists
-    clip, teacher_reader = trainer_module.clip_grad_norm_, ExactTeacher.reader
+    teacher_reader = ExactTeacher.reader
+    own_score, clip = trainer_module.score, trainer_module.clip_grad_norm_
 
     def score(*args: object, **kwargs: object) -> TokenScores:
         record.forwards += 1
-        scores = kept[0](*args, **kwargs)
+        scores = own_score(*args, **kwargs)
         tensors = scores.logprobs, scores.entropy, *scores.columns.values()
         for tensor, value in zip(tensors, (-1.0, 1.0, 0.5, 7)):
             with _disable_current_modes():
@@ -257,17 +258,13 @@ def _pretended_values(device: Device, record: Rehearsal):  # noqa: ANN202
             norm._true = torch.ones(())
         return norm
 
-    frozen_models.score = trainer_module.score = score
-    ExactTeacher.reader = counted
-    trainer_module.clip_grad_norm_ = clip_grad_norm_
-    loader_module.load_hf_weights, comm.all_gather_lists = lambda *_: None, all_gather_lists
-    try:
+    with (
+        mock.patch.multiple(trainer_module, score=score, clip_grad_norm_=clip_grad_norm_),
+        mock.patch.object(ExactTeacher, "reader", counted),
+        mock.patch.object(loader_module, "load_hf_weights"),
+        mock.patch.object(comm, "all_gather_lists", all_gather_lists),
+    ):
         yield
-    finally:
-        frozen_models.score = trainer_module.score = kept[0]
-        ExactTeacher.reader = teacher_reader
-        trainer_module.clip_grad_norm_ = clip
-        loader_module.load_hf_weights, comm.all_gather_lists = kept[1:]
 
 
 def _recorded(config: RunConfig) -> int:
