@@ -14,6 +14,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from scripts.make_random_checkpoint import small_model
+from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models import new_hf_model, small_qwen3, spec_from_folder
@@ -133,6 +134,12 @@ def save_tiny_checkpoint(folder: Path, *, seed: int = 0, tie: bool = True) -> No
     """A Hugging Face folder (config.json, model.safetensors) with random weights large enough to make sharp distributions."""
     torch.manual_seed(seed)
     new_hf_model(tiny_spec(), tie_word_embeddings=tie, initializer_range=0.2).save_pretrained(folder)
+
+
+def save_tiny_start(folder: Path) -> None:
+    """As `save_tiny_checkpoint`, with a tokenizer."""
+    save_tiny_checkpoint(folder)
+    make_small_tokenizer(["1 + 1"], vocab_size=258).save_pretrained(folder)
 
 
 def save_peaked_checkpoint(folder: Path) -> None:

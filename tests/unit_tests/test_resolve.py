@@ -3,7 +3,7 @@
 from copy import deepcopy
 from datetime import datetime
 
-from tests.parts.wrong_files import _checkpoint
+from tests.parts.tiny import save_tiny_start
 from torchtitan_rl.build import resolve
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.run.identity import described
@@ -11,7 +11,8 @@ from torchtitan_rl.run.identity import described
 
 def test_a_resolved_config_leaves_nothing_open_and_the_given_one_stays(tmp_path):
     config = load_config("debug")
-    config.hf_assets_path = str(_checkpoint(tmp_path))
+    save_tiny_start(tmp_path)
+    config.hf_assets_path = str(tmp_path)
     config.generator.dtype = config.trainer.mixed_precision_param = "auto"
     config.generator.max_model_len = 256
     before = described(deepcopy(config))

@@ -71,5 +71,5 @@ def test_packages_that_messages_tell_to_install_are_those_of_pyproject():
     """`torchtitan_rl[tasks]` was one: no index has this project."""
     sources = "".join(path.read_text() for path in (ROOT / "torchtitan_rl").rglob("*.py"))
     told = set(re.findall(r"pip install '([^']+)'", sources))
-    assert "reasoning-gym~=0.1.25" in told
+    assert told
     assert [package for package in told if f'"{package}"' not in (ROOT / "pyproject.toml").read_text()] == []
