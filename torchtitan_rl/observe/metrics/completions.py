@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from statistics import fmean
 
 import numpy as np
@@ -76,13 +77,14 @@ def staleness_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:
 def diversity_metrics(
     groups: Sequence[Group[Episode]], max_tokens: int = DIVERSITY_TOKENS
 ) -> dict[str, Metric]:
-    """`diversity/distinct_1/macro` and `diversity/distinct_2/macro`: how much the completions of a prompt differ.
+    """`diversity/...`: how much a prompt's completions differ: distinct-1, distinct-2 and pairwise Jaccard distance.
 
-    distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams, as the mean
-    over groups. No n-gram crosses the boundary of a completion. Groups are measured in order until `max_tokens` is
-    reached, at least one.
+    distinct-n is the number of different n-grams of sampled tokens in a group over its number of n-grams. No n-gram
+    crosses the boundary of a completion. The Jaccard distance of two completions with token sets A and B is
+    1 - |A & B| / |A | B|. macro: the mean over groups; micro: over all n-grams, or pairs, of all groups. Groups are
+    measured in order until `max_tokens` is reached, at least one.
     """
-    shares: dict[str, list[float]] = {"distinct_1": [], "distinct_2": []}
+    shares: dict[str, list[tuple[float, int]]] = {}  # (part, amount) of each group
     num_tokens = 0
     for group in groups:
         if num_tokens and num_tokens >= max_tokens:
@@ -90,18 +92,32 @@ def diversity_metrics(
         completions = [episode.completion for episode in group.samples]
         sampled = [c.token_ids[c.loss_mask].astype(np.int64) for c in completions]
         pairs = [(tokens[:-1] << 32) | tokens[1:] for tokens in sampled]
-        for name, parts in (("distinct_1", sampled), ("distinct_2", pairs)):
-            grams = np.sort(np.concatenate(parts)) if parts else np.empty(0)
-            if len(
-                grams
-            ):  # counted on sorted values: np.unique hashes, which takes several times as long
-                shares[name].append((1 + np.count_nonzero(grams[1:] != grams[:-1])) / len(grams))
+        shares.setdefault("distinct_1", []).append(_distinct(sampled))
+        shares.setdefault("distinct_2", []).append(_distinct(pairs))
+        shares.setdefault("jaccard_distance", []).append(_jaccard(sampled))
         num_tokens += sum(map(len, sampled))
-    return {
-        f"diversity/{name}/macro": same_everywhere(fmean(values))
-        for name, values in shares.items()
-        if values
-    }
+    metrics: dict[str, Metric] = {}
+    for name, of_groups in shares.items():
+        if measured := [(part, amount) for part, amount in of_groups if amount]:
+            macro = fmean(part / amount for part, amount in measured)
+            micro = sum(part for part, _ in measured) / sum(amount for _, amount in measured)
+            metrics[f"diversity/{name}/macro"] = same_everywhere(macro)
+            metrics[f"diversity/{name}/micro"] = same_everywhere(micro)
+    return metrics
+
+
+def _distinct(grams: list[np.ndarray]) -> tuple[float, int]:
+    """The number of different n-grams, and of all."""
+    ordered = np.sort(np.concatenate(grams)) if grams else np.empty(0)
+    # np.unique hashes, which takes several times as long
+    return float(np.count_nonzero(np.diff(ordered)) + min(len(ordered), 1)), len(ordered)
+
+
+def _jaccard(completions: list[np.ndarray]) -> tuple[float, int]:
+    """The summed distance over all pairs of completions with tokens, and the number of these pairs."""
+    sets = [set(tokens.tolist()) for tokens in completions if len(tokens)]
+    pairs = list(combinations(sets, 2))
+    return sum(1 - len(a & b) / len(a | b) for a, b in pairs), len(pairs)
 
 
 def conversation_metrics(groups: Sequence[Group[Episode]]) -> dict[str, Metric]:

@@ -113,6 +113,10 @@ def test_entropy_bonus_metrics_compare_the_reward_with_it_and_without():
         {
             "entropy_bonus/mean": 0.2,
             "entropy_bonus/std": 0.3,
+            "entropy_bonus/reward_base": 0.25,
+            "entropy_bonus/reward_total": 0.45,
+            "entropy_bonus/fraction_of_base": 0.8,
+            "entropy_bonus/fraction_of_total": 0.2 / 0.45,
             "entropy_bonus/reward_std": 0.75,
         }
     )
@@ -158,10 +162,21 @@ def test_staleness_covers_groups_started_in_earlier_steps():
     }
 
 
-def test_diversity_is_the_mean_over_groups_of_distinct_tokens_and_pairs():
+def test_diversity_macro_is_the_mean_over_groups_and_micro_over_all_of_them():
     found = values(diversity_metrics([tokens([1, 1, 1, 1], [1, 1]), tokens([1], [2], [], prompt_idx=1)]))
-    assert found["diversity/distinct_1/macro"] == pytest.approx((1 / 6 + 1) / 2)
-    assert found["diversity/distinct_2/macro"] == pytest.approx(1 / 4)
+    assert found == pytest.approx(
+        {
+            "diversity/distinct_1/macro": (1 / 6 + 1) / 2,
+            "diversity/distinct_1/micro": 3 / 8,
+            "diversity/distinct_2/macro": 1 / 4,
+            "diversity/distinct_2/micro": 1 / 4,
+            "diversity/jaccard_distance/macro": (0 + 1) / 2,
+            "diversity/jaccard_distance/micro": 1 / 2,
+        }
+    )
+    completions = [[1, 2, 3, 3], [2, 3, 4], [9], [1, 2, 3], []]
+    found = values(diversity_metrics([tokens(*completions)]))
+    assert found["diversity/jaccard_distance/micro"] == pytest.approx((2 * (1 - 2 / 4) + 0 + 3) / 6)
     assert diversity_metrics([tokens([])]) == {}
 
 

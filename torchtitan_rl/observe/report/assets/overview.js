@@ -18,7 +18,7 @@ const FIRST = [
   { title: 'Truncated completions', keys: [['completions/clipped_fraction', 'truncated']], percent: true, note: 'ended by a limit, not by the policy' },
   { title: 'Tokens per second', keys: [['perf/step_tokens_per_s', 'whole step'], ['perf/generated_tokens_per_s', 'generation'], ['perf/trained_tokens_per_s', 'training']] },
   { title: 'Loss', keys: [['loss/policy', 'policy'], ['loss/kl_weighted', 'KL, weighted'], ['loss/entropy_weighted', 'entropy, weighted']] },
-  { title: 'Diversity', keys: [['diversity/distinct_1/macro', 'distinct tokens'], ['diversity/distinct_2/macro', 'distinct pairs']], note: 'within groups' },
+  { title: 'Diversity', keys: [['diversity/distinct_1/macro', 'distinct tokens'], ['diversity/distinct_2/macro', 'distinct pairs'], ['diversity/jaccard_distance/macro', 'between siblings']], note: 'within groups' },
   { title: 'Time of a step', keys: ['step', 'generate', 'grade', 'train', 'sync', 'evaluate'].map((name) => [`time/${name}`, name]), note: 'seconds' },
   { title: 'Memory', keys: [['perf/peak_memory_gib', 'peak']], note: 'GiB, fullest rank' },
 ];
