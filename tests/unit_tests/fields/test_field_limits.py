@@ -44,41 +44,19 @@ class Outer:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"count": 10**12},
-        {"size": 1},
-        {"most": math.inf},
-        {"ids": [0, 3]},
-        {"weights": {"a": -1.0}},
-        {"texts": ["a"]},
-    ],
-)
-def test_valid_numbers_are_accepted(settings):
-    assert check_fields(Outer(**settings)) is None
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"count": 0}, "run.count = 0: expected at least 1. Use 4."),
         ({"count": 1.5}, "run.count = 1.5: expected a valid integer. Use 4."),
-        ({"count": None}, "run.count = None: expected a valid integer. Use 4."),
-        ({"count": True}, "run.count = True: expected a valid integer. Use 4."),
         ({"least": "1"}, "run.least = '1': expected a valid number. Use 1.0."),
-        ({"least": math.nan}, "run.least = nan: expected at least 0. Use 1.0."),
         ({"least": math.inf, "most": math.inf}, "run.least = inf: expected a finite number. Use 1.0."),
         ({"most": 0.5}, "run.most = 0.5: expected at least 1.0 (least). Use 2.0."),
         ({"pair": (0.1, 1.0)}, "run.pair = (0.1, 1.0): expected at least 0 and less than 1. Use (0.1, 0.2)."),
-        ({"ids": [3, -1]}, "run.ids = [3, -1]: expected at least 0. Use []."),
         ({"weights": {"a": math.nan}}, "run.weights = {'a': nan}: expected a finite number. Use {}."),
         ({"kind": "third"}, "run.kind = 'third': expected 'one' or 'other'. Use 'one'."),
         ({"kinds": {"a": "third"}}, "run.kinds = {'a': 'third'}: expected 'one' or 'other'."),
         ({"texts": [5]}, "run.texts = [5]: expected a valid string. Correct the value."),
-        ({"texts": "a"}, "run.texts = 'a': expected a valid list. Correct the value."),
         ({"inner": None}, "run.inner = None: expected Inner. Use Inner()."),
-        ({"inner": Inner}, "run.inner = <class '"),
         ({"inner": Inner(share=0)}, "run.inner.share = 0: expected more than 0 and less than 1. Use a half."),
         ({"named": {"a": Inner(share=1)}}, "run.named.a.share = 1: expected more than 0 and less than 1. Use a half."),
     ],
@@ -142,15 +120,3 @@ def test_a_number_of_a_run_just_beyond_its_limit_is_refused_by_its_path(case):
     setattr(owner, name, kind(float(limit)) + beyond)
     with pytest.raises(UserError, match=rf"^{path} = .*: expected .*{limit}"):
         check_fields(config)
-
-
-def test_number_without_a_range_is_found():
-    @dataclass(kw_only=True)
-    class Loose:
-        share: float | None = number(None)
-        shares: dict[str, tuple[int, str]] = field(default_factory=dict)
-        kept: float = number(1.0, least=0)
-        name: str = ""
-        on: bool = False
-
-    assert {name.rpartition(".")[2] for name in undeclared(Loose)} == {"share", "shares"}

@@ -9,7 +9,6 @@ import pytest
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder, find_resume
-from torchtitan_rl.run.manifest import examine
 
 
 def make(folder: CheckpointFolder, *steps: int, keep: int = 0) -> CheckpointFolder:
@@ -112,13 +111,6 @@ def test_best_checkpoint_is_kept_until_another_is_best(folder):
     assert list(make(folder, 4, keep=1).steps()) == [3, 4]
 
 
-def test_a_step_written_again_replaces_the_one_that_was_there(folder):
-    make(folder, 5)
-    shards(folder, 5).write_bytes(b"old")
-    make(folder, 5)
-    assert examine(folder.steps()[5]) == ""
-
-
 def test_steps_after_the_resumed_one_are_set_aside_and_never_overwritten(folder, tmp_path):
     for _ in range(2):
         make(folder, 1, 2)
@@ -181,9 +173,7 @@ def test_a_forged_manifest_reads_nothing_outside_its_folder(name, tmp_path):
     ("files", "about", "reason"),
     [
         (["a"], {"config": {}}, "its manifest.json does not list files of its folder"),
-        ({"a": 5}, {"config": {}}, "its manifest.json does not list files of its folder"),
         ({}, {}, "its manifest.json has no config"),
-        ({}, {"config": [1]}, "its manifest.json has no config"),
     ],
 )
 def test_a_manifest_of_another_form_is_refused_in_a_sentence(files, about, reason, tmp_path):

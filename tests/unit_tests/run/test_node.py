@@ -64,12 +64,6 @@ def headers(tmp_path, monkeypatch):
     return tmp_path / "Python.h"
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_a_compiler_and_headers_are_enough(place, headers, compiler):
-    place(compiler)
-    check_build_tools()
-
-
 def test_a_missing_compiler_is_named_with_its_package(place, headers, monkeypatch):
     place("cc")  # Triton does not look for this name
     with pytest.raises(UserError, match=r"no C compiler.*apt install gcc"):
