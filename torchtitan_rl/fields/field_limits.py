@@ -16,7 +16,7 @@ from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import PydanticCustomError
 
-from torchtitan_rl.errors import UserError, expect
+from torchtitan_rl.errors import expect
 
 _COMPARISONS = {
     "above": ("more than", operator.gt),
@@ -36,12 +36,7 @@ def check_fields(config: Any, path: str = "") -> None:
     """
     for declared in fields(config):
         name = f"{path}.{declared.name}".lstrip(".")
-        try:
-            value = getattr(config, declared.name)
-        except AttributeError as error:
-            raise UserError(
-                f"{name}: expected a field of the config, but: {error}. Set it."
-            ) from error
+        value = getattr(config, declared.name)
         if expected := expected_type(value, declared.type):
             shown = type(value) if is_dataclass(value) and not isinstance(value, type) else value
             expect(False, name, shown, expected, _remedy(declared))
@@ -115,23 +110,17 @@ def check_number(declared: Field, value: Any, name: str, config: Any = None) -> 
     bounds: dict[str, float] = {}
     words: list[str] = []
     for how, limit in declared.metadata["limits"].items():
-        whose = ""
-        if isinstance(limit, str):
-            whose = f" ({limit})"
-            limit = getattr(config, limit)
-        bounds[how] = limit
-        if math.isfinite(limit):
-            words.append(f"{_COMPARISONS[how][0]} {limit}{whose}")
-    expected = " and ".join(words) or "a finite number"
+        bounds[how] = getattr(config, limit) if isinstance(limit, str) else limit
+        whose = f" ({limit})" if isinstance(limit, str) else ""
+        if math.isfinite(bounds[how]):
+            words.append(f"{_COMPARISONS[how][0]} {bounds[how]}{whose}")
+    expected, remedy = " and ".join(words) or "a finite number", _remedy(declared)
     for _, element in parts(value):
-        if element is None:
-            continue
-        is_number = isinstance(element, (int, float))
-        expect(is_number, name, value, "a valid number", _remedy(declared))
-        within = all(_COMPARISONS[how][1](element, bound) for how, bound in bounds.items())
-        expect(within, name, value, expected, _remedy(declared))
-        finite = math.isfinite(element) or math.inf in bounds.values()
-        expect(finite, name, value, "a finite number", _remedy(declared))
+        if element is not None:
+            within = all(_COMPARISONS[how][1](element, bound) for how, bound in bounds.items())
+            expect(within, name, value, expected, remedy)
+            finite = math.isfinite(element) or math.inf in bounds.values()
+            expect(finite, name, value, "a finite number", remedy)
 
 
 def _remedy(declared: Field) -> str:

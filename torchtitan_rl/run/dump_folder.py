@@ -12,9 +12,6 @@ from typing import IO
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.run.run_end import LOCK
 
-RUN_ID = "run_id"
-"""A file of every run's folder, as LOCK; one without metrics has none."""
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 _PARTS = ("logs", "checkpoint")
@@ -23,9 +20,6 @@ _PARTS = ("logs", "checkpoint")
 _MADE_BEFORE = {*_PARTS, "lost+found"}
 """Names that a folder may have before its run: a link to another disk, a new disk's own."""
 
-_NAMED = 4
-"""The message names so many entries of a folder that is refused."""
-
 
 def check_dump_folder(folder: str) -> None:
     """Check that `folder` is new, empty or a run's own. Writes nothing. An empty text is a new folder under outputs/.
@@ -33,18 +27,16 @@ def check_dump_folder(folder: str) -> None:
     Raises:
         UserError: naming `dump_folder` and what is in the folder.
     """
-    expect("://" not in folder, "dump_folder", folder, "a path, no URL", "Pass a folder that every node can write to.")  # fmt: skip
+    expected, remedy = "a path, no URL", "Pass a folder that every node can write to."
+    expect("://" not in folder, "dump_folder", folder, expected, remedy)
     if not folder or not os.path.lexists(folder):
         return
     with explained(Path(folder)):
         entries = sorted(os.listdir(folder))
     others = [name for name in entries if name not in _MADE_BEFORE and not name.endswith(".log")]
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    expect(
-        not others or LOCK in entries or RUN_ID in entries, "dump_folder", folder,
-        f"a folder that is new, empty or a run's own, but it has {', '.join(others[:_NAMED])}{more}",
-        "A run would overwrite files there: pass a new folder, or leave it out for one under outputs/.",
-    )  # fmt: skip
+    expected = f"a folder that is new, empty or a run's own, but it has {', '.join(others[:4])}"
+    remedy = "A run would overwrite files there: pass a new folder, or leave it out for one under outputs/."
+    expect(not others or LOCK in entries, "dump_folder", folder, expected, remedy)
 
 
 def check_writable(folder: Path) -> None:

@@ -59,25 +59,18 @@ def read(folder: Path) -> dict[str, Any]:
         UserError: naming the reason, if it is missing or damaged.
     """
     path = folder / NAME
-    if not os.path.lexists(path):
-        raise UserError(f"it has no {NAME}: it was not finished, or not written by this version")
     if not path.is_file():
-        raise UserError(f"its {NAME} is no file")
+        raise UserError(f"it has no {NAME}: it was not finished, or not written by this version")
     try:
         manifest = json.loads(path.read_text())
         is_whole = manifest.pop("sha256") == _own_digest(manifest)
+        files, config = manifest["files"], manifest["config"]
+        # Names without a path, so that no file outside the folder is read.
+        are_names = all(_FILE_NAME.fullmatch(n) and isinstance(e, dict) for n, e in files.items())
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError(f"its {NAME} is damaged ({error})") from error
-    if not is_whole:
-        raise UserError(f"its {NAME} is damaged: it is not what was written")
-    files, config = manifest.get("files"), manifest.get("config")
-    # Names without a path, so that no file outside the folder is read.
-    if not isinstance(files, dict) or not all(
-        _FILE_NAME.fullmatch(name) and isinstance(entry, dict) for name, entry in files.items()
-    ):
-        raise UserError(f"its {NAME} does not list files of its folder")
-    if not isinstance(config, dict):
-        raise UserError(f"its {NAME} has no config")
+        raise UserError(f"its {NAME} is damaged ({error!r})") from error
+    if not (is_whole and are_names and isinstance(config, dict)):
+        raise UserError(f"its {NAME} is damaged: it is not what a run writes")
     return manifest
 
 

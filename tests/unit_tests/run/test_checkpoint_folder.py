@@ -60,8 +60,8 @@ DAMAGES = {
     "an emptied index": (".metadata", lambda path: path.write_bytes(b""), ".metadata has 0 bytes in place of 5"),
     "no manifest": (manifest.NAME, Path.unlink, "it has no manifest.json: it was not finished"),
     "a torn manifest": (manifest.NAME, lambda path: path.write_text("{"), "its manifest.json is damaged"),
-    "an edited manifest": (manifest.NAME, edit, "its manifest.json is damaged: it is not what was written"),
-    "a pipe for a manifest": (manifest.NAME, as_pipe, "its manifest.json is no file"),
+    "an edited manifest": (manifest.NAME, edit, "its manifest.json is damaged: it is not what a run writes"),
+    "a pipe for a manifest": (manifest.NAME, as_pipe, "it has no manifest.json"),
     "a pipe for a file": ("__0_0.distcp", as_pipe, "__0_0.distcp is no file"),
 }
 
@@ -166,16 +166,10 @@ def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
 @pytest.mark.parametrize("name", ["../../../dev/zero", "..", "/dev/zero", "a\0b", "\ud800"])
 def test_a_forged_manifest_reads_nothing_outside_its_folder(name, tmp_path):
     manifest.write(tmp_path, {name: {"bytes": 0, "sha256": "0"}}, config={})
-    assert "does not list files of its folder" in manifest.examine(tmp_path)
+    assert "it is not what a run writes" in manifest.examine(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("files", "about", "reason"),
-    [
-        (["a"], {"config": {}}, "its manifest.json does not list files of its folder"),
-        ({}, {}, "its manifest.json has no config"),
-    ],
-)
-def test_a_manifest_of_another_form_is_refused_in_a_sentence(files, about, reason, tmp_path):
+@pytest.mark.parametrize(("files", "about"), [(["a"], {"config": {}}), ({}, {}), ({"a": 5}, {"config": {}})])
+def test_a_manifest_of_another_form_is_refused_in_a_sentence(files, about, tmp_path):
     manifest.write(tmp_path, files, **about)
-    assert manifest.examine(tmp_path) == reason
+    assert manifest.examine(tmp_path).startswith("its manifest.json is damaged")
