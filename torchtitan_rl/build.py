@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.distributed as dist
@@ -346,14 +346,11 @@ def _set_timeouts(config: "RunConfig", groups: "Sequence[ProcessGroup]") -> None
         group.set_timeout(timedelta(seconds=config.comm.init_timeout_seconds))
 
 
-class PromptParts(NamedTuple):
-    stream: "PromptStream"
-    held_out: "list[Prompt]"
-    environments: "Conversations"
-
-
-def build_prompts(resolved: Resolved, tokenizer: "PreTrainedTokenizerBase") -> PromptParts:
-    """Build and check them. Needs the start's tokenizer, and none of its weights.
+def build_prompts(
+    resolved: Resolved, tokenizer: "PreTrainedTokenizerBase"
+) -> "tuple[PromptStream, list[Prompt], Conversations]":
+    """Build and check the stream of prompts, the held-out prompts and what answers in conversations. Needs the start's
+    tokenizer, and none of its weights.
 
     Raises:
         UserError: if task, tokenizer, chat template and environments do not fit each other.
@@ -394,7 +391,7 @@ def build_prompts(resolved: Resolved, tokenizer: "PreTrainedTokenizerBase") -> P
         template_options=template_options(config.prompts),
     )
     environments.check(held_out, in_flight=config.in_flight.prompts)
-    return PromptParts(stream, held_out, environments)
+    return stream, held_out, environments
 
 
 def build_run(

@@ -56,8 +56,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     _show("run folder", _run_folder(config, config_fields(config, algorithm)))
     _show("layout", _layout(config, world_size))
     _show("memory", "\n".join(filter(None, [resolved.dtype_choice, resolved.memory])))
-    parts = build_prompts(resolved, tokenizer)
-    prompts = parts.stream.next_batch(NUM_PROMPTS)
+    stream, _, _ = build_prompts(resolved, tokenizer)
+    prompts = stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
         asked_by = f", {prompt.task}" * bool(prompt.task)
         title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
@@ -66,7 +66,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
             shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
         _show(title, shown)
     if config.teacher_hint:
-        _show("prompt 1 as the teacher reads it", _hinted(config, parts.stream, prompts[0]))
+        _show("prompt 1 as the teacher reads it", _hinted(config, stream, prompts[0]))
     if not algorithm.policy_loss.from_engine:
         _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
     if config.needs_engine(algorithm):
