@@ -29,8 +29,6 @@ from torchtitan_rl.observe.unfinished import UnfinishedStep
 
 logger = logging.getLogger(__name__)
 
-UNFINISHED_BYTES = 64 * 1024**2
-"""Size limit of the samples of a step that failed."""
 CHECKPOINT_SECONDS = 5.0
 """Time limit of `state_dict` for each file to contain every step so far."""
 CLOSE_SECONDS = 30.0
@@ -237,10 +235,9 @@ class Recorder(Configurable):
             return
         path = target.with_name(f".{UNFINISHED_FILE}.{os.getpid()}")
         file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
-        budget = min(self.config.store_bytes, UNFINISHED_BYTES)
         for row in self.collector.plain_rows(rows):
             # Step 0: a filter that takes every n-th step takes a step that failed.
-            if self._filters["local"].takes(row["table"], 0) and file.size < budget:
+            if self._filters["local"].takes(row["table"], 0):
                 row = with_written_tokens(row, self._decode)
                 file.append(row["step"], [{**row, "run_id": run_id}])
         file.close()

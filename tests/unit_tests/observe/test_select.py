@@ -85,12 +85,6 @@ def test_ties_rotate_by_step_independent_of_arrival_order():
         assert [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"))] == expected
 
 
-def test_rows_with_nan_or_none_score_are_selected_separately():
-    rows = [row(0, 0, math.nan), row(0, 1, None), row(0, 2, 1.0), row(0, 3, "text")]
-    found = selected(rows, ("top:3", "bottom:3", "unscored:3"))
-    assert [r["select_reason"] for r in found] == ["top, bottom", "unscored", "unscored", "unscored"]
-
-
 def test_each_named_selector_selects_its_rows():
     rows = [
         row(0, 0, 1.0, response_tokens=9, answer="1", finish_reason="length", prompt="one"),

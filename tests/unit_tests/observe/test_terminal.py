@@ -1,6 +1,5 @@
 """Phases outside steps are visible, and timed ones recorded."""
 
-import re
 import threading
 import time
 
@@ -13,14 +12,6 @@ def wait_until(happened):
     while not happened():
         assert time.monotonic() < give_up
         time.sleep(0.01)
-
-
-def test_phase_prints_its_start_and_duration(capsys):
-    with phase("start vLLM engine"):
-        assert capsys.readouterr().out == "start vLLM engine ...\n"
-        time.sleep(0.12)
-    said = re.fullmatch(r"start vLLM engine: (\d+\.\d) s\n", capsys.readouterr().out)
-    assert float(said[1]) >= 0.1
 
 
 def test_long_phase_prints_heartbeats_at_growing_intervals(capsys, monkeypatch):

@@ -9,8 +9,6 @@ from torchtitan_rl.types import Episode, Group, flat
 
 logger = logging.getLogger(__name__)
 
-NO_SIGNAL = "no learning signal"
-"""The message's beginning: the report shows the last such line of the log."""
 AFTER_STEPS = (1, 3, 30)
 """Numbers of consecutive steps without a learning signal at which the message is printed."""
 
@@ -37,7 +35,7 @@ class IdleNotice:
             count = f"{self._steps} step{'s' * (self._steps > 1)}"
             if os.environ.get("RANK", "0") == "0":
                 logger.warning(
-                    f"{NO_SIGNAL} for {count}: every advantage is 0. {likely_reason(groups)}"
+                    f"no learning signal for {count}: every advantage is 0. {likely_reason(groups)}"
                 )
 
     def check_rewarded(self) -> None:

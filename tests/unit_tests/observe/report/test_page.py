@@ -69,9 +69,9 @@ def test_samples_beyond_the_size_are_left_out_in_whole_groups_and_counted(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "r.html"]
 
 
-def test_a_run_without_samples_or_without_metrics_is_still_a_report(tmp_path):
-    for name, missing in (("a", "samples.jsonl"), ("b", "metrics.jsonl")):
-        folder = write_run(tmp_path / name)
-        (folder / missing).unlink()
-        write_report(folder, folder / "r.html")
-        assert data_of(folder / "r.html")["run"]["name"] == name
+@pytest.mark.parametrize("missing", ["config.json", "environment.json", "samples.jsonl", "metrics.jsonl"])
+def test_a_run_without_one_of_its_files_is_still_a_report_with_a_note(tmp_path, missing):
+    folder = write_run(tmp_path / "a", steps=2)
+    (folder / missing).unlink()
+    write_report(folder, folder / "r.html")
+    assert data_of(folder / "r.html")["run"]["notes"] == [f"{missing} is missing"]

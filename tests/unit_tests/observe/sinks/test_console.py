@@ -79,22 +79,6 @@ def test_console_shows_model_output_without_terminal_escapes(recorder, monkeypat
         assert harmful not in output
 
 
-def test_console_is_coloured_only_on_a_terminal(recorder, monkeypatch):
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b[" not in console_output(recorder, monkeypatch)
-
-    assert "\x1b[" in console_output(recorder, monkeypatch, Terminal())
-
-
-def test_console_works_on_an_ascii_terminal(recorder, monkeypatch):
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True)
-    monkeypatch.setattr(sys, "stdout", stream)
-    record_run(recorder(sinks=["console"], console_every=1))
-    assert b"\\U0001f469" in raw.getvalue()
-
-
 def test_an_evaluation_shows_percent_for_shares_alone_and_the_intervals(recorder, monkeypatch):
     measures = {
         "extra/right/accuracy": 120.0,
@@ -107,10 +91,6 @@ def test_an_evaluation_shows_percent_for_shares_alone_and_the_intervals(recorder
     assert re.search(r"acc +50.0%", output)
     [line] = [line for line in output.splitlines() if "evaluation" in line]
     assert line.split("  ")[2:5] == ["extra/right/accuracy 120", "accuracy 50.0% (40.0 to 60.0)", "mine_rate 3"]
-
-
-def test_the_step_line_has_no_accuracy_of_a_reward_function(recorder, monkeypatch):
-    assert re.search(r"acc +-", printed(recorder, monkeypatch, {"evaluation/extra/right/accuracy": 120.0}))
 
 
 def test_the_panel_has_what_reward_functions_log_and_the_metrics_asked_for(recorder, monkeypatch):

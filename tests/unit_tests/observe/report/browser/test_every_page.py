@@ -29,7 +29,7 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
                 f"reward/{HOSTILE}": 1.0, "messages": [{"role": HOSTILE, "content": HOSTILE}], "answer": HOSTILE, "left_out": HOSTILE}  # fmt: skip
     change_rows(folder, lambda row: row.update(hostile))
     (folder / "logs" / "rank_0.log").write_text(
-        f"2026-11-21 12:00:00,000 WARNING root: {HOSTILE}\n".replace("\ud800", ""), "utf-8"
+        f"2026-11-21 12:00:00,000 ERROR root: {HOSTILE}\n".replace("\ud800", ""), "utf-8"
     )
     with open(folder / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": 4, HOSTILE: 1.0, "reward/mean": 1.0}) + "\n")
@@ -41,6 +41,8 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
         assert browser.run("window.hacked") is None
         assert browser.run("document.querySelectorAll('main img, main svg, main script, main iframe').length") == 0
         assert clean(browser), browser.errors
+    assert "</script><script>" in text(browser, "[data-table=warnings]")
+    assert text(browser, ".alarm") == "1"
     browser.open(at(tmp_path / "r.html", view="samples", q="javascript:alert", open="train/1/0/0"))
     shown = text(browser, ".detail")
     assert "</script><script>window.hacked = 1</script><img src=x" in shown
