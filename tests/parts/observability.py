@@ -50,7 +50,7 @@ RECORD_STEPS = 3
 
 
 def nasty_step(step, n=4):
-    """Two prompts with n responses each; the best of prompt 0 is nasty."""
+    """Two prompts with n responses each; the best of prompt 1 is nasty."""
     extra = {"note": "[/b]", "mixed": [1.5, "text", [1]][step - 1]} if step > 1 else {}
     texts = {(p, s): f"[ANSWER] {p}-{s}" for p in range(2) for s in range(n)} | {(1, n - 1): NASTY}
     return [
@@ -63,18 +63,16 @@ def nasty_step(step, n=4):
     ]
 
 
-def record_run(run, n=4, calls=1):
+def record_run(run):
     """Three steps with a mean, quantiles, training and evaluation samples."""
     for step in range(1, RECORD_STEPS + 1):
-        groups = nasty_step(step, n)
+        groups = nasty_step(step)
         rewards = [episode.reward for episode in flat(groups)]
         for reward in rewards:
             record_metric("reward/mean", reward)
         record_metric("reward", rewards, Reduce.DISTRIBUTION)
         record_metric("odd key 👩‍💻 \ud800 [/b] |", 1.0)
-        rows = rows_of(*groups, step=step)
-        for call in range(calls):
-            record_metric("rollout/samples", rows[call::calls], Reduce.TABLE)
+        record_metric("rollout/samples", rows_of(*groups, step=step), Reduce.TABLE)
         record_metric("evaluation/samples", rows_of(groups[0], step=step, split="eval"), Reduce.TABLE)
         record_metric("evaluation/accuracy", 0.5)
         run.flush(step)

@@ -192,7 +192,7 @@ def test_a_filter_keeps_a_table_off_wandb_also_in_the_final_table_of_a_resumed_r
     assert not any("own" in line for line in history)
 
 
-def trackio_run(tmp_path, n, calls, config):
+def trackio_run(tmp_path, config):
     """A run in a process of its own: Trackio reads its folder when it is imported."""
     os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")
     run = Recorder(
@@ -202,7 +202,7 @@ def trackio_run(tmp_path, n, calls, config):
         run_config={"lr": 1e-5},
         total_steps=RECORD_STEPS,
     )
-    record_run(run, n, calls)
+    record_run(run)
 
 
 @pytest.fixture
@@ -211,8 +211,8 @@ def trackio_rows(tmp_path):
     if importlib.util.find_spec("trackio") is None:
         pytest.skip("trackio is not installed: pip install trackio")
 
-    def run(n=4, calls=1, run_of=trackio_run, **config):
-        process = FORK.Process(target=run_of, args=(tmp_path, n, calls, config))
+    def run(**config):
+        process = FORK.Process(target=trackio_run, args=(tmp_path, config))
         process.start()
         process.join(100)
         assert process.exitcode == 0
@@ -224,19 +224,6 @@ def trackio_rows(tmp_path):
     return run
 
 
-def test_trackio_has_scalars_tables_and_16_traces_per_split_and_step(trackio_rows):
-    metrics, traces = trackio_rows(n=20, calls=4)
-    scalars = {step: values for step, values in metrics if "reward/mean" in values}
-    assert sorted(scalars) == [1, 2, 3]
-    table = scalars[1]["rollout/samples"]
-    assert table["_type"] == "trackio.table"
-    assert {row["step"] for row in table["_value"]} == {1}
-    assert NASTY.replace("\ud800", "\\ud800") in [row["response"] for row in table["_value"]]
-    splits = Counter((step, metadata["split"]) for step, *_, metadata in traces)
-    assert splits == {(step, split): 16 for step in (1, 2, 3) for split in ("train", "eval")}
-    assert {key for _, key, *_ in traces} == {"rollout/traces"}
-
-
 def test_a_filter_keeps_a_table_and_its_traces_off_trackio(trackio_rows):
     metrics, traces = trackio_rows(filters=["trackio=!rollout/*"])
     assert {metadata["split"] for *_, metadata in traces} == {"eval"}
@@ -245,9 +232,16 @@ def test_a_filter_keeps_a_table_and_its_traces_off_trackio(trackio_rows):
     assert not any(key.startswith("rollout/samples") for key in keys)
 
 
-def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadata(trackio_rows):
-    _, traces = trackio_rows(n=4, max_traces_per_step=8)
-    assert len(traces) == 3 * (8 + 4)
+def test_trackio_has_scalars_tables_and_traces_with_each_response_under_its_own_prompt(trackio_rows):
+    metrics, traces = trackio_rows(max_traces_per_step=6)
+    scalars = {step: values for step, values in metrics if "reward/mean" in values}
+    assert sorted(scalars) == [1, 2, 3]
+    table = scalars[1]["rollout/samples"]
+    assert table["_type"] == "trackio.table"
+    assert {row["step"] for row in table["_value"]} == {1}
+    assert NASTY.replace("\ud800", "\\ud800") in [row["response"] for row in table["_value"]]
+    splits = Counter((step, metadata["split"]) for step, *_, metadata in traces)
+    assert splits == {(step, split): n for step in (1, 2, 3) for split, n in (("train", 6), ("eval", 4))}
     for step, key, messages, metadata in traces:
         prompt, sample = metadata["prompt_index"], metadata["sample_index"]
         assert key == "rollout/traces"
@@ -261,4 +255,4 @@ def test_trackio_traces_hold_each_response_under_its_own_prompt_with_its_metadat
         assert metadata["reward"] == 10 * prompt + sample
         expected = {"split", "policy_version", "staleness", "advantage", "stop_reason", "trajectory_id"}
         assert expected <= set(metadata)
-    assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 36
+    assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 30
