@@ -87,6 +87,7 @@ class Grader(Configurable):
         # The place of a scorer's function among those of the workers.
         self._function_idx: dict[Scorer, int] = {scorer: i for i, scorer in enumerate(unique)}
         self._in_process = set(config.in_process)
+        self._async_calls = AsyncCalls()
         self._workers = WorkerPool([scorer.run for scorer in unique], config.workers)
         self._reports = CallReports()
         self._metrics: list[tuple[str, Metric]] = []
@@ -105,8 +106,9 @@ class Grader(Configurable):
         return grading.scored_groups()
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes and the event loop."""
         self._workers.close()
+        self._async_calls.close()
 
     def drain_metrics(self) -> list[tuple[str, Metric]]:
         """Returns this rank's metrics of reward functions since the last drain, as (key, one call's value).
@@ -137,23 +139,15 @@ class Grader(Configurable):
         of_task = self._scorers[group.prompt.task].all
         return [scorer for scorer in of_task if scorer.scope == scope]
 
-    def start(
-        self,
-        scorers: list[Scorer],
-        groups: list[Group[Completion]],
-        state: Any,
-        async_calls: AsyncCalls,
-    ) -> list[RewardCall]:
-        """Returns one call of each scorer with all the groups, started unless it runs in this process."""
-        calls = [RewardCall(scorer, groups, state) for scorer in scorers]
-        for call in calls:
-            scorer = call.scorer
-            if scorer.is_async:
-                call.future = async_calls.submit(call)
-            elif scorer.name not in self._in_process:
-                function, seconds = self._function_idx[scorer], scorer.time_limit_seconds
-                call.future = self._workers.submit(function, groups, state, seconds=seconds)
-        return calls
+    def start(self, scorer: Scorer, groups: list[Group[Completion]], state: Any) -> RewardCall:
+        """Returns a call of the scorer with all the groups, started unless it runs in this process."""
+        call = RewardCall(scorer, groups, state)
+        if scorer.is_async:
+            call.future = self._async_calls.submit(call)
+        elif scorer.name not in self._in_process:
+            function, seconds = self._function_idx[scorer], scorer.time_limit_seconds
+            call.future = self._workers.submit(function, groups, state, seconds=seconds)
+        return call
 
     def with_rewards(
         self, group: Group[Completion], results: Mapping[Completion, ResultsOfCompletion]
@@ -171,15 +165,12 @@ class GradingRound:
         self._grader, self._state = grader, state
         self._groups: list[Group[Completion]] = []
         self._calls: list[RewardCall] = []
-        self._async_calls = AsyncCalls()
 
     def begin(self, group: Group[Completion]) -> None:
         """Start a group's calls, without waiting, while other groups are still being sampled."""
         self._groups.append(group)
-        self._start(self._grader.scorers(group, "group"), [group])
-
-    def _start(self, scorers: list[Scorer], groups: list[Group[Completion]]) -> None:
-        self._calls += self._grader.start(scorers, groups, self._state, self._async_calls)
+        for scorer in self._grader.scorers(group, "group"):
+            self._calls.append(self._grader.start(scorer, [group], self._state))
 
     def scored_groups(self) -> list[Group[ScoredCompletion]]:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
@@ -195,11 +186,10 @@ class GradingRound:
             for scorer in grader.scorers(group, "batch"):
                 batches.setdefault(scorer, []).append(group)
         for scorer, batch in batches.items():
-            self._start([scorer], batch)
+            self._calls.append(grader.start(scorer, batch, self._state))
         # In the prompts' order, so that the failure that is named does not depend on which call ended first.
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
         results = finish(self._calls)
-        self._async_calls.close()
         scored = [grader.with_rewards(group, results) for group in groups]
         grader.report(self._calls, scored)
         return scored

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,14 +69,13 @@ class Judge:
             raise ValueError(f"mark {mark!r} has no group in parentheses, which would be the mark")
         self.base_url, self.model, self.question = base_url, model, question
         self.mark, self.highest = re.compile(mark), highest
-        self.concurrency, self.timeout_seconds, self.retries = concurrency, timeout_seconds, retries
+        self.timeout_seconds, self.retries = timeout_seconds, retries
         self.max_tokens, self.budget = max_tokens, budget
         self._cache = Path(cache) if cache else None
         self._marks: dict[str, float] = _read(self._cache)
-        self._tasks: weakref.WeakKeyDictionary[Any, dict[str, asyncio.Task]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._open: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+        self._tasks: dict[str, asyncio.Task[float]] = {}
+        """The questions that are being asked. The same question shares one task."""
+        self._open = asyncio.Semaphore(concurrency)
 
     scope = "group"
     """Each prompt's completions have a time limit and a failure of their own."""
@@ -109,22 +107,20 @@ class Judge:
 
     def _ask(self, question: str) -> "asyncio.Task[float] | None":
         """Returns the task that fetches the mark; the same question shares one task. None: the budget is used up."""
-        loop = asyncio.get_running_loop()
-        tasks = self._tasks.setdefault(loop, {})
         key = hashlib.sha256(json.dumps([self.model, question]).encode()).hexdigest()
-        if key not in tasks:
+        if key not in self._tasks:
             if key not in self._marks:
                 if self.budget == 0:
                     return None
                 self.budget = self.budget and self.budget - 1
-            tasks[key] = loop.create_task(self._mark(key, question))
-        return tasks[key]
+            task = asyncio.create_task(self._mark(key, question))
+            task.add_done_callback(lambda _: self._tasks.pop(key))
+            self._tasks[key] = task
+        return self._tasks[key]
 
     async def _mark(self, key: str, question: str) -> float:
         if key not in self._marks:
-            async with self._open.setdefault(
-                asyncio.get_running_loop(), asyncio.Semaphore(self.concurrency)
-            ):
+            async with self._open:
                 answer = await self._request(question)
             marks = self.mark.findall(answer)
             if not marks:
