@@ -114,9 +114,7 @@ def tokenized(
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         end = next((place for place, token in enumerate(ids) if token in end_token_ids), None)
         if learned and end is None:
-            raise ValueError(
-                f"the turn {text[-60:]!r} has none of the end tokens {sorted(end_token_ids)}"
-            )
+            raise ValueError(f"a turn has none of the end tokens {sorted(end_token_ids)}")
         length = end + 1 if learned else 0
         token_ids += ids
         mask += [True] * length + [False] * (len(ids) - length)

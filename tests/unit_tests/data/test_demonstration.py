@@ -86,7 +86,7 @@ def test_a_turn_that_only_the_next_one_ends_is_refused_by_name(stream, tokenizer
     """GLM-4's template as published: the policy would not learn to stop."""
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
     tokenizer.chat_template = (files("trl") / "chat_templates" / "glm4moe.jinja").read_text()
-    with pytest.raises(UserError, match="It is [46].' has none of the end tokens"):
+    with pytest.raises(UserError, match="a turn has none of the end tokens"):
         stream([{"messages": TALK}] * 2, demonstrations=demonstrations)
 
 

@@ -1,6 +1,5 @@
 """The chat templates that TRL's package has: prompts and demonstrations equal transformers' rendering, or are refused by name."""
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -155,28 +154,3 @@ def test_each_kind_of_message_is_rendered_or_refused_for_rl_and_sft(template, re
     equal = {case for case, expected, found in renderings(f"{template}.jinja", thinks) if found == expected}
     for kind, cases in OF_KIND.items():
         assert [case in equal for case in cases] == [kind not in refused] * 2, kind
-
-
-@pytest.mark.parametrize(
-    ("template", "case", "right"),
-    [
-        ("qwen3.jinja", "demonstration: thinking in content", "<think>\nI add.\n</think>\n\nSix.<|im_end|>"),
-        (
-            "qwen3_8.jinja",
-            "demonstration: end of thinking in content",
-            "the template adds an empty block before its thinking",
-        ),
-        ("qwen3.jinja", "prompt: calls with thinking", "<think>\nI call.\n</think>\n\n<tool_call>\n"),
-        ("qwen3.jinja", "demonstration: call with tools", '"arguments": {"a": "3 and 3"}}\n</tool_call><|im_end|>'),
-        ("qwen3.jinja", "prompt: plain with tools", "<tools>\n" + json.dumps(TOOLS[0])),
-        ("qwen3.jinja", "prompt: developer", "leaves out the developer message"),
-        ("llama3_1.jinja", "prompt: calls", '{"name": "add", "parameters": {"a": "3 and 3"}}'),
-        ("llama3_1.jinja", "demonstration: thinking", "leaves out reasoning_content of the assistant message"),
-        ("phi3.jinja", "prompt: calls with content", "leaves out the tool_calls of the assistant message"),
-        ("phi3.jinja", "prompt: plain with tools", "leaves out the tools"),
-    ],
-)
-def test_thinking_calls_and_tools_are_written_or_named(template, case, right):
-    thinks = "enable_thinking" in tokenizer_of(template).chat_template
-    [found] = [found for name, _, found in renderings(template, thinks) if name == case]
-    assert right in str(found)

@@ -1,5 +1,6 @@
 """Calls that workers begin before the grader is asked for the scores: the same scores, sooner."""
 
+import asyncio
 import time
 
 from tests.parts.grading import group, groups, logged, rewards
@@ -59,3 +60,18 @@ def test_scores_are_independent_of_the_order_of_groups(build):
         found.append(([(s.reward, s.reward_breakdown, s.extra) for g in scored for s in g.samples], logged(graded)))
     assert found[0] == found[1]
     assert [reward for reward, _, _ in found[1][0]] == [0.0, None, 2.0]
+
+
+def test_async_functions_of_all_rounds_share_an_event_loop(build):
+    """So that a client which the first call has opened is of use to the next."""
+    loops = []
+
+    async def notes(completions, **_):
+        loops.append(asyncio.get_running_loop())
+        return [1.0]
+
+    graded = build(notes)
+    for _ in range(2):
+        graded.grade(groups(1))
+    assert len(loops) == 2
+    assert loops[0] is loops[1]

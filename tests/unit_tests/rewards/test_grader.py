@@ -133,38 +133,20 @@ def test_non_text_answer_is_reported_because_it_never_matches():
         score(build_grader(Grader.Config(), Counts(constant(5.0))), "46")
 
 
-def test_reward_function_receives_environment_logs_by_turn():
+def test_reward_function_receives_finish_reasons_token_ids_logprobs_and_turns():
     seen = {}
 
-    def curious(turn_columns):
+    def curious(finish_reasons, logprobs, loss_masks, completion_ids, trainer_state, turn_columns):
         seen.update(locals())
         turn_columns[0][0]["tests"] = 9  # its own copy
         return [0.0, 0.0]
 
-    turns = tuple(TurnRecord(text="", num_tokens=1, columns={"tests": n}) for n in (2, 3))
-    fields = {
-        "policy_version": 0,
-        "text": "",
-        "token_ids": [5, 6],
-        "sampler_logprobs": [-1, -1],
-        "finish_reason": "stop",
-    }
-    samples = [Completion(sample_idx=0, turns=turns, **fields), Completion(sample_idx=1, **fields)]
-    grader(curious, in_process=["curious"]).grade([Group(prompt=group("a").prompt, samples=samples)])
-    assert seen["turn_columns"] == [[{"tests": 9}, {"tests": 3}], []]
-    assert turns[0].columns == {"tests": 2}
-
-
-def test_reward_function_receives_finish_reasons_token_ids_and_logprobs():
-    seen = {}
-
-    def curious(finish_reasons, logprobs, loss_masks, completion_ids, trainer_state):
-        seen.update(locals())
-        return [0.0, 0.0]
-
     prompt = group("a").prompt
     fields = {"policy_version": 0, "text": ""}
-    cut = Completion(sample_idx=0, token_ids=[5, 6], sampler_logprobs=[-0.5, -2], finish_reason="length", **fields)
+    turns = tuple(TurnRecord(text="", num_tokens=1, columns={"tests": n}) for n in (2, 3))
+    cut = Completion(
+        sample_idx=0, turns=turns, token_ids=[5, 6], sampler_logprobs=[-0.5, -2], finish_reason="length", **fields
+    )
     with_tool = Completion(
         sample_idx=1,
         token_ids=[5, 8, 9],
@@ -176,6 +158,8 @@ def test_reward_function_receives_finish_reasons_token_ids_and_logprobs():
     groups = [Group(prompt=prompt, samples=[cut, with_tool])]
     graded = grader(curious, in_process=["curious"])
     graded.grade(groups, state=TrainerState(global_step=4, max_steps=50))
+    assert seen["turn_columns"] == [[{"tests": 9}, {"tests": 3}], []]
+    assert turns[0].columns == {"tests": 2}
     assert seen["finish_reasons"] == ["length", "stop"]
     assert seen["logprobs"] == [[-0.5, -2.0], [-1.0, -0.25]]
     assert seen["loss_masks"] == [[True, True], [True, False, True]]
