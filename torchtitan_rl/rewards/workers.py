@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2)."""
 _END = signal.SIGRTMIN
-"""Ends a supervisor."""
+"""Ends a supervisor, also one that has not set its handler yet and has no worker."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a batch system may send to every process of a run, which goes on until its checkpoint is saved."""
 
@@ -57,7 +57,6 @@ class WorkerPool:
             lines.append(ours)
             self._pids.append(_fork(partial(_Supervisor(theirs, functions).serve, lines)))
             theirs.close()
-            ours.recv()  # "ready": close() can end it from now on
             self._idle.put(ours)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
 
@@ -130,7 +129,6 @@ class _Supervisor:
         _control(_SET_DEATH_SIGNAL, _END)
         if os.getppid() != self._pool:  # it has ended before it could send the signal
             return
-        self._line.send("ready")
         try:
             while True:
                 seconds, data = self._line.recv(), self._line.recv_bytes()
