@@ -32,7 +32,6 @@ from torchtitan_rl.data.task import Task
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
-from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
@@ -321,8 +320,7 @@ def _build_generator(
     with engine_folder(
         config.hf_assets_path, model.hf if getattr(model, "part_of", "") else None
     ) as folder:
-        generator = start_generator(
-            config.generator,
+        generator = config.generator.build(
             hf_assets_path=folder,
             tokenizer=tokenizer,
             sampling=config.sampling,

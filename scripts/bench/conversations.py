@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
-from torchtitan_rl.generator.start import start_generator  # noqa: E402
+from torchtitan_rl.generator.generator import Generator  # noqa: E402
 
 # isort: split
 import torch  # noqa: E402
@@ -142,7 +142,7 @@ def make_generator(folder: Path, *, max_model_len: int = 512):
     tokenizer.save_pretrained(folder)
     sampling = SamplingConfig(n=8, max_tokens=440, stop_token_ids=STOP_TOKENS)
     config = generators.Generator.Config(dtype="float32", max_model_len=max_model_len, sleep=False)
-    generator = start_generator(config, hf_assets_path=str(folder), tokenizer=tokenizer, sampling=sampling, seed=0)
+    generator = Generator(config, hf_assets_path=str(folder), tokenizer=tokenizer, sampling=sampling, seed=0)
     generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
     return generator, tokenizer
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchtitan_rl import device  # noqa: F401
-from torchtitan_rl.generator.start import start_generator  # noqa: E402
 
 # isort: split
 import torch  # noqa: E402
@@ -71,7 +70,7 @@ def main() -> None:
     )
     adapter = spec.state_dict_adapter(spec.model, None)
     load_hf_weights(model, adapter, folder)
-    generator = start_generator(
+    generator = Generator(
         Generator.Config(tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False),
         hf_assets_path=folder,
         tokenizer=tokenizer,

@@ -246,7 +246,7 @@ def _folder(spec: object, at: str) -> str:
 def _generator(at: str) -> Generator:
     config = Generator.Config(dtype="bfloat16", max_model_len=256, max_num_seqs=32)
     sampling, made = SamplingConfig(n=8, max_tokens=LONGEST), {"tokenizer": _Tokenizer()}
-    return start.start_generator(config, hf_assets_path=_folder(SPEC, at), sampling=sampling, seed=3, **made)
+    return Generator(config, hf_assets_path=_folder(SPEC, at), sampling=sampling, seed=3, **made)
 
 
 def rehearse_steps(at: str, steps: int = 3) -> list[str]:
@@ -355,7 +355,7 @@ def rehearse_configs(at: str) -> list[str]:
             arguments |= {"tokenizer": _Tokenizer(), "sampling": config.sampling, "seed": 0}
             try:
                 with mock.patch.dict(os.environ, growing):
-                    start.start_generator(config.generator, hf_assets_path=_folder(spec, f"{at}/{name}"), **arguments)
+                    Generator(config.generator, hf_assets_path=_folder(spec, f"{at}/{name}"), **arguments)
             except Made as made:
                 faults += [f"{name}: {fault}" for fault in _differences(config, made.args[0], bool(growing))]
             except Exception as error:

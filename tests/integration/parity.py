@@ -18,7 +18,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan and vLLM)
-from torchtitan_rl.generator.start import start_generator  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -224,7 +223,7 @@ def main() -> None:
     )
     failures: list[str] = []
     policy_diff = check_gradients(model, adapter, folder, dims, args.dtype, failures)
-    generator = start_generator(
+    generator = Generator(
         Generator.Config(tensor_parallel_degree=args.generator_tp, dtype=args.dtype, max_model_len=64, sleep=False),
         hf_assets_path=folder,
         tokenizer=TokenizerStandIn(),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchtitan_rl import device  # noqa: F401
-from torchtitan_rl.generator.start import start_generator  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -47,7 +46,7 @@ class Pair:
 
     def __init__(self, folder: str, probe: list[int], dtype: str, generator_tp: int, check_interval: int) -> None:
         self.model, self.adapter = sharded_policy(Path(folder), dtype=dtype, seq_len=256, chunk_tokens=64)
-        self.generator = start_generator(
+        self.generator = Generator(
             Generator.Config(tensor_parallel_degree=generator_tp, dtype=dtype, max_model_len=256, sleep=False),
             hf_assets_path=folder,
             tokenizer=TokenizerStandIn(),

@@ -12,7 +12,6 @@ from torchtitan_rl.conversation import Sampled
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.factory import Conversations
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 
@@ -90,7 +89,7 @@ def prompts(made, num: int = 3) -> list[Prompt]:
 def engine(folder: Path, made, **sampling) -> Iterator[Generator]:
     """The engine of one rank, which this process becomes until the end."""
     with only_rank():
-        generator = start_generator(
+        generator = Generator(
             Generator.Config(dtype="float32", max_model_len=256, sleep=False),
             hf_assets_path=str(folder),
             tokenizer=made,

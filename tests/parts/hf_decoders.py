@@ -18,7 +18,6 @@ from tests.integration.parity import TokenizerStandIn
 from tests.parts.pushes import Policy
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf import gather
 from torchtitan_rl.models.multimodal import engine_folder
@@ -206,7 +205,7 @@ class Engine:
         self.dtype = "bfloat16" if model.linear else "float32"
         config = Generator.Config(dtype=self.dtype, max_model_len=64, sleep=False, tensor_parallel_degree=degree)
         with engine_folder(str(folder), model.hf if model.part_of else None) as own:
-            self.generator = start_generator(
+            self.generator = Generator(
                 config,
                 hf_assets_path=own,
                 tokenizer=TokenizerStandIn(),

@@ -11,7 +11,6 @@ from tests.parts.tiny import sampled, scale_policy, sharded_policy
 from torchtitan_rl import comm
 from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sampling import SamplingConfig
@@ -35,7 +34,7 @@ class AdapterPair:
         degrees = {"tensor_parallel_degree": tp}
         self.model, self.names = sharded_policy(folder, dtype=dtype, seq_len=384, chunk_tokens=64, lora=lora, **degrees)
         self.lora, self.policy = lora, Policy(self.model, self.names, dtype=dtype, lora=lora)
-        self.generator = start_generator(
+        self.generator = Generator(
             Generator.Config(dtype=dtype, max_model_len=384, sleep=False, tensor_parallel_degree=generator_tp),
             hf_assets_path=str(folder),
             tokenizer=TokenizerStandIn(),

@@ -54,7 +54,6 @@ OPTIONS = [
     ("--sampling.temperature 0.001", "sampling.temperature = 0.001: expected at least 0.01: vLLM would sample at"),
     ("--sampling.top-p 0.9 --generator.router-replay", "generator.router_replay = True: expected False with sampling"),
     ("--prompts.demonstrate math:sin", "algorithm.loss = 'Clip.Config': expected one that learns from"),
-    ("--conversations.tool-call-parser hermess", "= 'hermess': expected auto or one of vLLM's parsers: apertus, "),
     ("--evaluation.stop-after 2", "evaluation.best_by = '': expected a metric, as evaluation.stop_after asks"),
     ("--eval-only --evaluation.sampling.n 0", "evaluation.sampling.n = 0: expected 1 or more, here or in evaluation"),
     ("--evaluation.sampling.n 4", "evaluation.sampling.n = 4: expected 1 with temperature 0"),
@@ -306,7 +305,7 @@ def test_tokenizer_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(UserError, match="vocab_size 100, but it has token id 259"):
         check_tokenizer(tokenizer, 100)
     tokenizer.chat_template = "Hello"
-    with pytest.raises(UserError, match="template writes, but it leaves out the user message."):
+    with pytest.raises(UserError, match="leaves out the user message"):
         load_config("debug").prompts.build(task=SumDigits.Config().build(), tokenizer=tokenizer, seed=0)
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="a tokenizer with an eos_token"):

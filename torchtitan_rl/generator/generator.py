@@ -1,12 +1,11 @@
 """Samples with the colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,18 +14,29 @@ from torch import Tensor, nn
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.conversation import Conversation
+from torchtitan_rl.data.end_tokens import end_token_ids, hidden_token_ids
+from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import record_metrics
-from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.engine_stats import EngineStats
-from torchtitan_rl.generator.patches import Float32Head, num_cached_blocks, stop_engine
+from torchtitan_rl.generator.generator_config import GeneratorConfig
+from torchtitan_rl.generator.kept_tokens import KeptTokens
+from torchtitan_rl.generator.patches import (
+    Float32Head,
+    num_cached_blocks,
+    repack_experts,
+    replace_engine_parts,
+    stop_engine,
+)
 from torchtitan_rl.generator.rollout import roll_out
+from torchtitan_rl.generator.routing import SlotRecords, output_records
+from torchtitan_rl.generator.start import start_engine
 from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, FloatArray, Group, IntArray, Prompt, RecordArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-    from vllm import LLM, RequestOutput
+    from vllm import RequestOutput
     from vllm.lora.request import LoRARequest
 
     from torchtitan_rl.environments.factory import Conversations
@@ -40,95 +50,65 @@ class Generator(Configurable):
     Every rank calls `generate` with the same prompts. Each replica completes its own share of them.
     """
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        tensor_parallel_degree: int = number(1, least=1, remedy="1 turns it off.")
-        """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size /
-        this."""
-
-        dtype: Literal["float32", "bfloat16", "auto"] = "bfloat16"
-        """Type of the engine's weights and activations. "auto": bfloat16 on a GPU, and on a CPU that has
-        instructions for it."""
-
-        max_model_len: int = number(2048, least=1)
-        """Maximum length of a prompt plus its completion, in tokens."""
-
-        gpu_memory_utilization: float = number(
-            0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer."
-        )
-        """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer
-        state stay in memory beside it. No effect on a CPU."""
-
-        sleep: Literal[True, False, "auto"] = "auto"
-        """Free the engine's weights and KV cache on the GPU during training. "auto": if memory needs it. No effect on
-        a CPU."""
-
-        enforce_eager: bool = False
-        """Run without CUDA graphs: decoding is slower, the start is faster. A CPU engine is always eager."""
-
-        max_num_seqs: int = number(256, least=1, most=4096)
-        """Maximum number of sequences that one replica decodes at once."""
-
-        router_replay: bool = False
-        """For a mixture of experts: record which experts the engine chose for each token, and let the trainer choose the
-        same, with weights from its own router (R3, arXiv 2510.11370)."""
+    Config = GeneratorConfig
 
     def __init__(
         self,
-        config: Config,
+        config: GeneratorConfig,
         *,
-        llm: "LLM",
+        hf_assets_path: str,
         tokenizer: "PreTrainedTokenizerBase",
-        end_token_ids: list[int],
-        hidden_token_ids: Set[int],
         sampling: SamplingConfig,
         seed: int,
-        sleeps: bool = False,
         environments: "Conversations | None" = None,
-        make_grammar: Callable[..., str] | None = None,
-        stats: EngineStats,
+        lora_options: Mapping[str, Any] | None = None,
         lora_request: "LoRARequest | None" = None,
-        records: "Callable[[RequestOutput, str], RecordArray | None] | None" = None,
-        wide_head: Float32Head | None = None,
-        before_reload: Callable[[nn.Module], None] | None = None,
+        records_kept: bool = False,
+        tool_call_parser: str | None = None,
     ) -> None:
-        """`generator.start.start_generator` starts the engine.
+        """Start an engine with empty weights. `WeightSync.push` must fill them before `generate`.
 
         Args:
-            llm: the engine, with empty weights. `WeightSync.push` must fill them before `generate`.
-            end_token_ids: the tokens that end a turn.
-            hidden_token_ids: the tokens that a completion's text leaves out.
+            hf_assets_path: the folder whose config.json describes the model.
             sampling: used if neither `generate` nor the prompt has a sampling config.
-            sleeps: whether the engine can sleep.
             environments: makes the environments that answer the policy; None if every completion is one turn.
-            make_grammar: see `FittedEnvironment.fit`.
-            stats: gets the engine's statistics.
+            lora_options: further keyword arguments of `vllm.LLM`, if the policy has a LoRA adapter.
             lora_request: names the LoRA adapter that all requests use; None: the engine has none.
-            records: returns what the engine recorded of a request, by its output and the engine's name of it; None: it records
-                nothing.
-            wide_head: the copy of the output head with which the engine computes; None: it computes with its own.
-            before_reload: called with the engine's model before its weights are replaced.
+            records_kept: record the tokens that the sampler keeps, for completions to learn from.
+            tool_call_parser: of the environments' conversations. With records, their agents may ask for grammars.
         """
         self.config = config
-        self.llm = llm
         self.tokenizer = tokenizer
         self.sampling = sampling
         self.seed = seed
         self.environments = environments
-        self.make_grammar = make_grammar
-        self.end_token_ids = end_token_ids
-        self._hidden_token_ids = hidden_token_ids
-        self.policy_version = -1
-        degree = config.tensor_parallel_degree
-        self.replica, self.rank_in_replica = divmod(dist.get_rank(), degree)
-        self.num_replicas = dist.get_world_size() // degree
         self.lora_request = lora_request
-        self.stats = stats
-        self._sleeps = sleeps
+        self.policy_version = -1
+        self.replica, self.rank_in_replica = divmod(dist.get_rank(), config.tensor_parallel_degree)
+        self.num_replicas = dist.get_world_size() // config.tensor_parallel_degree
+        self.end_token_ids = end_token_ids(hf_assets_path, tokenizer)
+        self._hidden_token_ids = hidden_token_ids(tokenizer)
+        self.llm = start_engine(config, hf_assets_path, seed=seed, **(lora_options or {}))
+        self._sleeps = self.llm.model_config.enable_sleep_mode
         self._asleep = False
-        self.before_reload = before_reload
-        self.wide_head = wide_head
-        self.records = records
+        self.stats = EngineStats()
+        replace_engine_parts(self.llm, tokenizer, self.stats)
+        self.wide_head: Float32Head | None = None
+        """The copy of the output head with which the engine computes; None: it computes with its own."""
+        if ON_CPU and config.dtype == "bfloat16":
+            [self.wide_head] = self.llm.apply_model(Float32Head)
+        self.records: Callable[[RequestOutput, str], RecordArray | None] | None = None
+        """Returns what the engine recorded of a request, by its output and the engine's name of it."""
+        self.make_grammar: Callable[..., str] | None = None
+        """See `FittedEnvironment.fit`."""
+        if config.router_replay:
+            self.records = SlotRecords(self.llm).of if ON_CPU else output_records
+        elif records_kept:
+            self.records = KeptTokens(self.llm).of
+            if environments and environments.may_answer:
+                from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
+
+                self.make_grammar = Grammars(self.llm, tokenizer, tool_call_parser).of
 
     @property
     def dtype(self) -> torch.dtype:
@@ -261,8 +241,8 @@ class Generator(Configurable):
         """
         self._wake_weights()
         if weights is not None:
-            if self.before_reload:
-                self.llm.apply_model(self.before_reload)
+            if ON_CPU:
+                self.llm.apply_model(repack_experts)
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
             if self.wide_head:
                 self.wide_head.refresh()

@@ -1,10 +1,10 @@
-"""Starts a generator with its vLLM engine in this process."""
+"""Starts a generator's vLLM engine in this process."""
 
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -14,21 +14,11 @@ from unittest.mock import MagicMock
 
 import torch.distributed as dist
 
-from torchtitan_rl.data.end_tokens import end_token_ids, hidden_token_ids
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.generator.engine_stats import EngineStats
-from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.kept_tokens import KeptTokens
-from torchtitan_rl.generator.patches import Float32Head, repack_experts, replace_engine_parts
-from torchtitan_rl.generator.routing import SlotRecords, output_records
+from torchtitan_rl.generator.generator_config import GeneratorConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
     from vllm import LLM
-    from vllm.lora.request import LoRARequest
-
-    from torchtitan_rl.environments.factory import Conversations
-    from torchtitan_rl.sampling import SamplingConfig
 
 CPU_BLOCK_TOKENS = 32
 """Tokens in a block of a CPU engine's KV cache. vLLM's 128 let shorter prompts share nothing, and are no faster."""
@@ -51,61 +41,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of PyTorch's GPU allocator. The first one that is set wins."""
 
 
-def start_generator(
-    config: Generator.Config,
-    *,
-    hf_assets_path: str,
-    tokenizer: "PreTrainedTokenizerBase",
-    sampling: "SamplingConfig",
-    seed: int,
-    environments: "Conversations | None" = None,
-    lora_options: Mapping[str, Any] | None = None,
-    lora_request: "LoRARequest | None" = None,
-    records_kept: bool = False,
-    tool_call_parser: str | None = None,
-) -> Generator:
-    """Returns a generator whose engine has empty weights. `WeightSync.push` must fill them before it samples.
-
-    Args:
-        hf_assets_path: the folder whose config.json describes the model.
-        sampling, environments, lora_request: see `Generator`.
-        lora_options: further keyword arguments of `vllm.LLM`, if the policy has a LoRA adapter.
-        records_kept: record the tokens that the sampler keeps, for completions to learn from.
-        tool_call_parser: of the environments' conversations. With records, their agents may ask for grammars.
-    """
-    options = engine_options(config) | dict(lora_options or {})
-    llm, stats = _start_engine(config, hf_assets_path, seed=seed, **options), EngineStats()
-    replace_engine_parts(llm, tokenizer, stats)
-    wide_head = records = make_grammar = None
-    if ON_CPU and config.dtype == "bfloat16":
-        [wide_head] = llm.apply_model(Float32Head)
-    if config.router_replay:
-        records = SlotRecords(llm).of if ON_CPU else output_records
-    elif records_kept:
-        records = KeptTokens(llm).of
-        if environments and environments.may_answer:
-            from torchtitan_rl.generator.grammars import Grammars  # it imports vLLM
-
-            make_grammar = Grammars(llm, tokenizer, tool_call_parser).of
-    return config.build(
-        llm=llm,
-        tokenizer=tokenizer,
-        end_token_ids=end_token_ids(hf_assets_path, tokenizer),
-        hidden_token_ids=hidden_token_ids(tokenizer),
-        sampling=sampling,
-        seed=seed,
-        sleeps=options["enable_sleep_mode"],
-        environments=environments,
-        make_grammar=make_grammar,
-        stats=stats,
-        lora_request=lora_request,
-        records=records,
-        wide_head=wide_head,
-        before_reload=repack_experts if ON_CPU else None,
-    )
-
-
-def _start_engine(config: Generator.Config, hf_assets_path: str, **options: Any) -> "LLM":
+def start_engine(config: GeneratorConfig, hf_assets_path: str, **options: Any) -> "LLM":
     """Returns vLLM's engine with empty weights. `options`: further keyword arguments of `vllm.LLM`."""
     from vllm import LLM
 
@@ -127,6 +63,7 @@ def _start_engine(config: Generator.Config, hf_assets_path: str, **options: Any)
         logprobs_mode="processed_logprobs",  # at the sampling temperature, like the trainer's
         enable_prefix_caching=not is_hybrid,  # a prefix's state would have to be cached too
         disable_log_stats=False,
+        **engine_options(config),
         **options,
     )
     # A CPU engine names two libraries in it for worker processes, which it does not have here. Programs that rewards and
@@ -136,7 +73,7 @@ def _start_engine(config: Generator.Config, hf_assets_path: str, **options: Any)
     return llm
 
 
-def engine_options(config: Generator.Config) -> dict[str, Any]:
+def engine_options(config: GeneratorConfig) -> dict[str, Any]:
     """Returns the keyword arguments of `vllm.LLM` that depend on the device, the engine's dtype and its ranks.
 
     - The output head of a bfloat16 engine gives float32 logits, as the trainer's does. bfloat16 would round them to

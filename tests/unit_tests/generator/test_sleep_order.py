@@ -34,15 +34,16 @@ class RecordingEngine:
 
 
 @pytest.fixture(autouse=True)
-def empty_cache(monkeypatch):
+def on_a_gpu(monkeypatch):
     monkeypatch.setattr(generators, "num_cached_blocks", lambda llm: 0)
+    monkeypatch.setattr(generators, "ON_CPU", False)
 
 
 def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
     made._sleeps, made._asleep, made.policy_version, made.lora_request = sleeps, False, -1, None
-    made.wide_head = made.before_reload = None
+    made.wide_head = None
     return made
 
 

@@ -8,7 +8,7 @@ from tests.parts.tiny import sampled, save_tiny_checkpoint
 from torchtitan_rl import events
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.start import CPU_BLOCK_TOKENS, start_generator
+from torchtitan_rl.generator.start import CPU_BLOCK_TOKENS
 from torchtitan_rl.generator.turn_engine import TurnEngine
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Completion, Prompt, flat
@@ -24,7 +24,7 @@ LONG = SamplingConfig(n=3, max_tokens=CPU_BLOCK_TOKENS + 9, stop_token_ids=[7])
 def generator(one_rank, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
-    made = start_generator(
+    made = Generator(
         Generator.Config(dtype="float32", max_model_len=128),
         hf_assets_path=str(folder),
         tokenizer=TokenizerStandIn(),

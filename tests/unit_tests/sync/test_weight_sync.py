@@ -10,7 +10,6 @@ from tests.parts.pushes import Policy
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy
 from torchtitan_rl.device import DEVICE_TYPE, ON_CPU
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.start import start_generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync.engine_weights import share_of
@@ -41,7 +40,7 @@ class Pair:
         self.policy = Policy(self.model, self.adapter, dtype=policy_dtype)
         self.folder = str(folder)
         settings = {"dtype": "float32", "max_model_len": 384, "sleep": False} | generator
-        self.generator = start_generator(
+        self.generator = Generator(
             Generator.Config(**settings),
             hf_assets_path=self.folder,
             tokenizer=tokenizer or TokenizerStandIn(),

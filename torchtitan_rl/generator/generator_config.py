@@ -1,0 +1,44 @@
+"""The settings of the generator."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torchtitan.config import Configurable
+
+from torchtitan_rl.fields.number import number
+
+
+@dataclass(kw_only=True, slots=True)
+class GeneratorConfig(Configurable.Config):
+    """How the policy is sampled."""
+
+    tensor_parallel_degree: int = number(1, least=1, remedy="1 turns it off.")
+    """Ranks that share one engine, independent of the trainer's degree. The number of replicas is world size /
+    this."""
+
+    dtype: Literal["float32", "bfloat16", "auto"] = "bfloat16"
+    """Type of the engine's weights and activations. "auto": bfloat16 on a GPU, and on a CPU that has
+    instructions for it."""
+
+    max_model_len: int = number(2048, least=1)
+    """Maximum length of a prompt plus its completion, in tokens."""
+
+    gpu_memory_utilization: float = number(
+        0.4, least=0.01, most=1, remedy="Use 0.4, the share beside the trainer."
+    )
+    """Fraction of the GPU's memory that the engine may use while it is awake. The trainer's weights and optimizer
+    state stay in memory beside it. No effect on a CPU."""
+
+    sleep: Literal[True, False, "auto"] = "auto"
+    """Free the engine's weights and KV cache on the GPU during training. "auto": if memory needs it. No effect on
+    a CPU."""
+
+    enforce_eager: bool = False
+    """Run without CUDA graphs: decoding is slower, the start is faster. A CPU engine is always eager."""
+
+    max_num_seqs: int = number(256, least=1, most=4096)
+    """Maximum number of sequences that one replica decodes at once."""
+
+    router_replay: bool = False
+    """For a mixture of experts: record which experts the engine chose for each token, and let the trainer choose the
+    same, with weights from its own router (R3, arXiv 2510.11370)."""
