@@ -124,28 +124,6 @@ def test_every_prompt_is_trained_once_within_the_maximum_age(generator, made):
     assert max(ages) == 2
 
 
-def test_policy_versions_name_the_step_that_sampled_each_token(generator, made):
-    run = Run(generator, made, prompts=8)
-    seen: dict[tuple[int, int], list[int]] = {}
-    for step in range(6):
-        groups = run.step()
-        for group in groups:
-            for one in group.samples:
-                before = seen.get((group.prompt.stream_idx, one.sample_idx), [])
-                versions = (
-                    [one.policy_version] * len(one.token_ids)
-                    if one.token_versions is None
-                    else one.token_versions.tolist()
-                )
-                assert versions[: len(before)] == before
-                assert all(version == step for version in versions[len(before) :])
-                assert one.fresh_mask.tolist() == [version == step for version in versions]
-        for carried in run.in_flight.carried.values():
-            for i, partial in enumerate(carried.samples):
-                assert len(partial.versions) == len(partial.token_ids) == len(partial.sampler_logprobs)
-                seen[carried.prompt.stream_idx, i] = list(partial.versions)
-
-
 def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, made, folder):
     start, rng = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(0)
     weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
@@ -166,6 +144,7 @@ def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, ma
         versions = np.full(len(one.token_ids), one.policy_version) if one.token_versions is None else one.token_versions
         own = np.array([scored[version, i][place] for place, version in enumerate(versions.tolist())])  # [L]
         assert np.abs(own - one.sampler_logprobs).max() < 1e-4
+        assert one.fresh_mask.tolist() == (np.asarray(versions) == one.policy_version).tolist()
         if len(set(versions.tolist())) > 1:
             compared += 1
             assert (
