@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
-from tests.parts.tiny_trainer import tiny_trainer, weights
+from tests.parts.tiny_trainer import MAX_TOKENS, scored_step, tiny_trainer, weights
 from torchtitan_rl import algorithm as core_algorithm
 from torchtitan_rl.algorithm import Advantage, Aggregation, Algorithm, Loss, Mismatch, NoCorrection
 from torchtitan_rl.algorithm.advantages.advantage import GroupScale

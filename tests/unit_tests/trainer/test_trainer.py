@@ -12,9 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.integration.invariance import MAX_TOKENS, scored_step
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
-from tests.parts.tiny_trainer import credited, tiny_trainer, weights
+from tests.parts.tiny_trainer import MAX_TOKENS, credited, scored_step, tiny_trainer, weights
 from torchtitan_rl.algorithm import KL, Algorithm, MaxEnt, TargetEntropy
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.observe.metrics.throughput import TokenFlops

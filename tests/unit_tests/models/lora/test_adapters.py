@@ -9,9 +9,8 @@ import torch
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from transformers import AutoModelForCausalLM
 
-from tests.integration.invariance import scored_step
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint
-from tests.parts.tiny_trainer import tiny_trainer
+from tests.parts.tiny_trainer import scored_step, tiny_trainer
 from torchtitan_rl.algorithm import KL, Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.command import export as export_hf

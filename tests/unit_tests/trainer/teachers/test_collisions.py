@@ -2,9 +2,8 @@
 
 import torch
 
-from tests.integration.invariance import scored_step
 from tests.parts.tiny import save_tiny_checkpoint
-from tests.parts.tiny_trainer import tiny_trainer
+from tests.parts.tiny_trainer import scored_step, tiny_trainer
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS
 from torchtitan_rl.models.score import attention_masks

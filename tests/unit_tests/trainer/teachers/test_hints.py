@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.invariance import scored_step
 from tests.parts.algorithm import group
 from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
-from tests.parts.tiny_trainer import catch_gradients
+from tests.parts.tiny_trainer import catch_gradients, scored_step
 from tests.unit_tests.algorithm.losses.test_distillation import divergence, trainer_of
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
