@@ -211,13 +211,13 @@ def build_test_list() -> list[OverrideDefinitions]:
             "LoRA: three pushes, then each fault of an adapter caught by name", "lora_sync", 2, [], "tests.integration.lora_sync",
         ),
         OverrideDefinitions(
-            [["--no-engine"], ["--no-engine", "--expert-parallel", "2"]],
+            [["qwen3_moe", "--no-engine"], ["qwen3_moe", "--no-engine", "--expert-parallel", "2"]],
             "experts on FSDP 2, and shared by 2 ranks, have the gradients of one process", "experts_layouts", 2, [],
-            "tests.integration.experts", quick=True,
+            "tests.integration.hf_decoders", quick=True,
         ),
         OverrideDefinitions(
-            [["--generator-tp", "2", "--expert-parallel", "2"]], "the same, pushed into one engine of TP 2", "experts_engine_tp2", 2, [],
-            "tests.integration.experts",
+            [["qwen3_moe", "--generator-tp", "2", "--expert-parallel", "2"]], "the same, pushed into one engine of TP 2", "experts_engine_tp2", 2, [],
+            "tests.integration.hf_decoders",
         ),
         OverrideDefinitions(
             [run("--config", "debug_moe")], "a mixture of experts: accuracy rises",
