@@ -89,9 +89,7 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
 def _error_message(error: BaseException) -> str:
     """The message of an unforeseen error: its traceback, or one line if it only means that another rank is gone."""
     if not _lost_a_rank(error):
-        return "\n".join(
-            [traceback.format_exc().rstrip(), *_users_line(error), *_memory_line(error)]
-        )
+        return "\n".join([traceback.format_exc().rstrip(), *_advice(error)])
     logging.getLogger(__name__).info(
         "lost another rank", exc_info=True
     )  # with the traceback, in the rank's log
@@ -109,22 +107,17 @@ def _lost_a_rank(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
-def _users_line(error: BaseException) -> list[str]:
-    """The last line of the traceback in the user's code, such as a config, a task or a reward function; [] if there is none."""
-    frames = users_frames(error)
-    return (
-        [f"The last line of your own code in it: {frames[-1].filename}, line {frames[-1].lineno}"]
-        if frames
-        else []
-    )
-
-
-def _memory_line(error: BaseException) -> list[str]:
-    """The settings to lower if memory ran out; [] for another error."""
-    if not has_no_memory(error):
-        return []
-    phase = phase_of(error)
-    return [f"This process was refused memory{f' in {phase}' if phase else ''}. {MEMORY_REMEDY}"]
+def _advice(error: BaseException) -> list[str]:
+    """The last line of the traceback in the user's code, such as a reward function, and the settings to lower if memory ran out."""
+    lines: list[str] = []
+    if frames := users_frames(error):
+        place = f"{frames[-1].filename}, line {frames[-1].lineno}"
+        lines.append(f"The last line of your own code in it: {place}")
+    if has_no_memory(error):
+        phase = phase_of(error)
+        where = f" in {phase}" if phase else ""
+        lines.append(f"This process was refused memory{where}. {MEMORY_REMEDY}")
+    return lines
 
 
 def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:
@@ -216,7 +209,7 @@ def _brief(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return ""
     lines = [line.rstrip() for line in traceback.format_exception_only(error)]
-    return "\n".join([*lines, *_users_line(error), *_memory_line(error)])
+    return "\n".join([*lines, *_advice(error)])
 
 
 def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> None:
@@ -250,9 +243,8 @@ def write_run_report(config: "RunConfig", run_folder: Path) -> None:
         events.progress(f"report: {path}")
     except Exception as error:
         message = f"the report could not be written ({error}); python -m torchtitan_rl.observe.report tries again"
-        shown = (
-            None if isinstance(error, OSError) else error
-        )  # a full disk or a deleted folder needs none
+        # A full disk or a deleted folder needs no traceback.
+        shown = None if isinstance(error, OSError) else error
         logging.getLogger(__name__).warning(message, exc_info=shown)
 
 
