@@ -16,8 +16,8 @@ from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaContr
 
 
 def documented() -> dict[re.Pattern, str]:
-    """Each key of docs/metrics.md as a pattern (<...> is a placeholder), with its reduction."""
-    rows = re.findall(r"^\| (`.*?) \|.*\| (\w+) \|$", OF_ALGORITHM, re.MULTILINE)
+    """Each key of docs/metrics.md as a pattern (<...> is a placeholder), with the reductions of its row."""
+    rows = re.findall(r"^\| (`.*?) \|.*\| ([\w, ]+) \|$", OF_ALGORITHM, re.MULTILINE)
     patterns = {}
     for keys, reduction in rows:
         for key in re.findall(r"`(.*?)`", keys):
@@ -59,6 +59,6 @@ def test_every_metric_is_documented_with_its_reduction_and_every_documented_one_
     keys, rows = emitted(), documented()
     for key, reduction in keys.items():
         matching = [row for pattern, row in rows.items() if pattern.fullmatch(key)]
-        assert reduction in matching, f"{key} ({reduction}) is not in docs/metrics.md, which says {matching}"
+        assert any(reduction in row for row in matching), f"{key} ({reduction}) is not in docs/metrics.md, which says {matching}"
     missing = [pattern.pattern for pattern in rows if not any(pattern.fullmatch(key) for key in keys)]
     assert missing == []
