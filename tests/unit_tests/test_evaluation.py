@@ -71,5 +71,5 @@ def test_results_are_printed_overall_and_by_task_with_wrong_answers(tmp_path, ca
     assert json.loads((tmp_path / "evaluation" / "step-40.json").read_text()) == results
     print_results(results)
     printed = capsys.readouterr().out
-    assert "accuracy 66.7% (" in printed
-    assert "expected answer 46" in printed
+    assert "accuracy=66.7% (" in printed
+    assert "expected_answer=46" in printed

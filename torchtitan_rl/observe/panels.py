@@ -139,18 +139,19 @@ def _numbers(row: Row, console: Console) -> Text:
         empty = cell is None and column not in ("answer", "reward")
         if not (idle or empty):
             shown = "none" if cell is None else compact_number(flat_cell(cell))
-            parts.append(_named(column.replace("_", " "), shown, console))
+            parts.append(_named(column, shown, console))
     return GAP.join(parts)
 
 
 def _named(name: str, value: str, console: Console) -> Text:
-    return Text.assemble(safe(f"{name} ", console, style="dim"), safe(value, console))
+    """Example: "reward=1.2". Without a space, so that no line ends between the two."""
+    return Text.assemble(safe(f"{name}=", console, style="dim"), safe(value, console))
 
 
 def metric_table(values: Mapping[str, float | str], console: Console) -> Table:
     """Metrics, each group in lines after its name, which is the key up to the first "/". A text is shown as it is.
 
-    Example: "  time  generate 0.589  train 0.5817"
+    Example: "  time  generate=0.589  train=0.5817"
     """
     groups: dict[str, list[Text]] = {}
     for key, value in values.items():

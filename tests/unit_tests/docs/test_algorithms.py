@@ -59,6 +59,8 @@ def test_every_metric_is_documented_with_its_reduction_and_every_documented_one_
     keys, rows = emitted(), documented()
     for key, reduction in keys.items():
         matching = [row for pattern, row in rows.items() if pattern.fullmatch(key)]
-        assert any(reduction in row for row in matching), f"{key} ({reduction}) is not in docs/metrics.md, which says {matching}"
+        assert any(reduction in row for row in matching), (
+            f"{key} ({reduction}) is not in docs/metrics.md, which says {matching}"
+        )
     missing = [pattern.pattern for pattern in rows if not any(pattern.fullmatch(key) for key in keys)]
     assert missing == []

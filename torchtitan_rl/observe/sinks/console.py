@@ -109,13 +109,10 @@ class ConsoleSink(Sink):
         return {name: values[name] for name in dict.fromkeys(names)}
 
     def _print_samples(self, key: str, rows: list[Row]) -> None:
-        count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+        count = f"{min(len(rows), MAX_SAMPLES)} of {len(rows)} selected rows"
         self._console.print(Text(f"{key}: {count}", style="bold"))
         for row in rows[:MAX_SAMPLES]:
             self._console.print(sample_panel(row, self._console))
-        if len(rows) > MAX_SAMPLES:
-            left_out = f"{len(rows) - MAX_SAMPLES} more selected rows of {key}: torchtitan-rl report {self.context.run_folder}"
-            self._console.print(Text(left_out, style="dim"), soft_wrap=True)
 
     def _step_of(self, step: int) -> str:
         width = len(str(self.context.total_steps))

@@ -41,7 +41,7 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert [line.index("ETA") for line in steps] == [steps[0].index("ETA")] * 3
     assert "1/3" in steps[0]
     assert "reward  6.500" in steps[0]
-    assert output[1].split() == ["evaluation", "accuracy", "50.0%"]
+    assert output[1].split() == ["evaluation", "accuracy=50.0%"]
     assert len(output) == 6
 
 
@@ -90,12 +90,12 @@ def test_an_evaluation_shows_percent_for_shares_alone_and_the_intervals(recorder
     output = printed(recorder, monkeypatch, {f"evaluation/{name}": value for name, value in measures.items()})
     assert re.search(r"acc +50.0%", output)
     [line] = [line for line in output.splitlines() if "evaluation" in line]
-    assert line.split("  ")[2:5] == ["extra/right/accuracy 120", "accuracy 50.0% (40.0 to 60.0)", "mine_rate 3"]
+    assert line.split("  ")[2:5] == ["extra/right/accuracy=120", "accuracy=50.0% (40.0 to 60.0)", "mine_rate=3"]
 
 
 def test_the_panel_has_what_reward_functions_log_and_the_metrics_asked_for(recorder, monkeypatch):
     values = dict.fromkeys(("extra/right/characters", "mine/depth", "ratio/unlisted"), 7.0)
     output = printed(recorder, monkeypatch, values, console_every=1, console_metrics=["mine/*"])
-    assert re.search(r"extra +right/characters 7", output)
-    assert re.search(r"mine +depth 7", output)
+    assert re.search(r"extra +right/characters=7", output)
+    assert re.search(r"mine +depth=7", output)
     assert "unlisted" not in output
