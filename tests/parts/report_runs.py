@@ -61,7 +61,7 @@ def metrics_of(step: int, steps: int, chance: random.Random) -> dict[str, Any]:
         "optimizer/grad_norm": 0.2, "optimizer/learning_rate": 1e-4, "sampler/logprob_diff/mean": 1e-7,
         "sampler/logprob_diff/max": 3e-5, "groups/zero_variance_fraction": 0.25, "completions/length/mean": 20.0 + step,
         "time/step": 2.0, "time/generate": 0.8, "time/train": 1.0, "perf/step_tokens_per_s": 900.0,
-        "extra/mine/length": 3.0, "obs/overhead_ms": 5.0, "obs/dropped_rows": 0.0,
+        "extra/mine/length": 3.0, "obs/dropped_rows": 0.0,
     }  # fmt: skip
 
 

@@ -85,7 +85,6 @@ class Collector(Listener):
         self._warned: set[str] = set()
         self._phase_seconds: Counter[str] = Counter()
         self._peak_bytes = 0
-        self._seconds = 0.0
         self.rejected = 0
         """Count of values that were not a number (or not a row)."""
 
@@ -94,7 +93,6 @@ class Collector(Listener):
     ) -> None:
         """Stores one value; never raises. A device tensor is copied on its device and read at the flush."""
         try:
-            started = time.perf_counter()
             first = self._first_use.get(key)
             if first is not reduction:
                 key, first = self._admit(key, Reduce(reduction))
@@ -106,7 +104,6 @@ class Collector(Listener):
                 self._waiting.append((key, first, value, weight))
                 if len(self._waiting) > _MAX_WAITING:
                     self._fold()
-                self._seconds += time.perf_counter() - started
         except Exception as error:
             self._reject(plain(key), type(value).__name__, error)
 
@@ -131,8 +128,8 @@ class Collector(Listener):
         with self._lock:
             return self._phase_seconds[name]
 
-    def drain(self) -> tuple[Collection, float]:
-        """Returns this rank's collection since the last drain, and the seconds spent recording it."""
+    def drain(self) -> Collection:
+        """Returns this rank's collection since the last drain."""
         with self._lock:
             phases, self._phase_seconds = self._phase_seconds, Counter()
             peak_bytes, self._peak_bytes = self._peak_bytes, 0
@@ -143,11 +140,10 @@ class Collector(Listener):
         with self._lock:
             self._fold()
             collection, self._collection = self._collection, Collection()
-            seconds, self._seconds = self._seconds, 0.0
         collection.tables = {
             key: self._selection.candidates(rows) for key, rows in collection.tables.items()
         }
-        return collection, seconds
+        return collection
 
     def warn(self, topic: str, message: str) -> None:
         """Logs `message` once for each topic."""

@@ -143,22 +143,14 @@ class Recorder(Configurable):
 
         Returns: the merged numbers on rank 0, {} elsewhere. Never raises; an internal error loses this step's metrics.
         """
-        started = time.perf_counter()
-        collection, recording_s = self._or_after_error(
-            "collecting", self.collector.drain, (Collection(), 0.0)
-        )
-        drained = time.perf_counter()
+        collection = self._or_after_error("collecting", self.collector.drain, Collection())
         gathered: list[Any] | None = [collection]
         if self._gather is not None:
-            gathered = self._or_after_error(
-                "gathering", lambda: self._gather(collection), [collection]
-            )
+            gather = functools.partial(self._gather, collection)
+            gathered = self._or_after_error("gathering", gather, [collection])
         if gathered is None or self._rank != 0:
             return {}
-        waited_s = time.perf_counter() - drained
-        return self._or_after_error(
-            "merging", lambda: self._write(step, gathered, started - recording_s + waited_s), {}
-        )
+        return self._or_after_error("merging", lambda: self._write(step, gathered), {})
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: a resumed run cuts the files where it goes on. First waits, at most 5 s a file, until all steps are in them."""
@@ -195,14 +187,8 @@ class Recorder(Configurable):
         for sink_thread in self.sinks.values():
             sink_thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _write(
-        self, step: int, collections: list[Collection], overhead_from: float
-    ) -> dict[str, float]:
-        """Merges the ranks' collections, passes the step to the sinks, and returns the step's values.
-
-        Args:
-            overhead_from: perf_counter time from which obs/overhead_ms is counted.
-        """
+    def _write(self, step: int, collections: list[Collection]) -> dict[str, float]:
+        """Merges the ranks' collections, passes the step to the sinks, and returns the step's values."""
         collection, *others = collections
         for other in others:
             collection.merge(other, self.collector.warn)
@@ -214,7 +200,6 @@ class Recorder(Configurable):
         values["obs/dropped_rows"] = float(sum(sink_thread.dropped_rows for sink_thread in sinks))
         values["obs/sink_errors"] = float(sum(sink_thread.disabled for sink_thread in sinks))
         values["obs/rejected_values"] = float(self.collector.rejected)
-        values["obs/overhead_ms"] = 1e3 * (time.perf_counter() - overhead_from)
         record = StepRecord(
             step=step,
             time_s=time.time(),

@@ -19,7 +19,6 @@ class IdleNotice:
     def __init__(self) -> None:
         self._steps = self._seen = 0
         self._rewarded = False
-        self._environments_failed = True
 
     def see(self, groups: Sequence[Group[Episode]]) -> None:
         """Counts one step, given all its groups with their advantages, which are equal on every rank."""
@@ -27,8 +26,6 @@ class IdleNotice:
         self._rewarded = self._rewarded or any(
             episode.reward is not None for episode in flat(groups)
         )
-        ends = {episode.completion.finish_reason for episode in flat(groups)}
-        self._environments_failed = self._environments_failed and ends == {"env_error"}
         taught = any(e.in_loss and e.credit.has_advantage for e in flat(groups))
         self._steps = 0 if taught else self._steps + 1
         if self._steps in AFTER_STEPS:
@@ -41,14 +38,11 @@ class IdleNotice:
     def check_rewarded(self) -> None:
         """Raise TrainingStopped if there were steps, and no completion of them had a reward: the run is no success."""
         if self._seen and not self._rewarded:
-            why = (
-                "every conversation ended because its environment or agent failed, so nothing was learned. Correct it; "
-                "extra/error/environment in the samples says what failed."
-                if self._environments_failed
-                else "every reward function failed or returned None, so nothing was learned. Correct the functions; "
-                "extra/error/<function> in the samples says what failed."
+            raise TrainingStopped(
+                f"no completion of {self._seen} steps had a reward, so nothing was learned: every reward function failed or "
+                "returned None, or the environment or agent of every conversation failed. extra/error/<function> and "
+                "extra/error/environment in the samples say what failed."
             )
-            raise TrainingStopped(f"no completion of {self._seen} steps had a reward: {why}")
 
 
 def likely_reason(groups: Sequence[Group[Episode]]) -> str:

@@ -59,7 +59,7 @@ PANEL_METRICS = (
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
     "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
     "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "share/*", "time/[!e]*", "time/evaluate", "perf/*",
-    "obs/overhead_ms", "extra/*",
+    "extra/*",
 )  # fmt: skip
 """About 35 numbers in a typical step, and what reward functions log. Those of an evaluation have their own line."""
 MAX_SAMPLES = 6

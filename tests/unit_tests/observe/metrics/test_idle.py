@@ -38,19 +38,12 @@ def test_missing_signal_report_has_the_likely_reason(groups, reason):
     assert reason in likely_reason(groups)
 
 
-@pytest.mark.parametrize(
-    ("end", "why"),
-    [
-        ("stop", "every reward function failed"),
-        ("env_error", "its environment or agent failed.* extra/error/environment"),
-    ],
-)
-def test_run_without_any_reward_fails_and_names_what_failed(end, why):
+def test_run_without_any_reward_fails_and_says_where_the_reasons_are():
     notice = IdleNotice()
     notice.check_rewarded()  # an evaluation alone has no steps
     for _ in range(2):
-        notice.see([group(0, sample(0, None, finish_reason=end), sample(1, None, finish_reason=end))])
-    with pytest.raises(TrainingStopped, match=f"no completion of 2 steps had a reward: .*{why}"):
+        notice.see([group(0, sample(0, None), sample(1, None))])
+    with pytest.raises(TrainingStopped, match="no completion of 2 steps had a reward.* extra/error/environment"):
         notice.check_rewarded()
     notice.see([group(0, sample(0, None), sample(1, 0.0))])
     notice.check_rewarded()
