@@ -82,7 +82,7 @@ class Recorder(Configurable):
         """Project name on W&B and Trackio. Empty: torchtitan_rl, or on W&B what WANDB_PROJECT says."""
 
         max_traces_per_step: int = number(16, least=0, remedy="0 logs none.")
-        """Rollouts of each split to log to Trackio as traces in a training step; 0: none."""
+        """Stored rollouts of each split to log to Trackio as traces in a step, the selected ones first; 0: none."""
 
     def __init__(
         self,
@@ -115,9 +115,8 @@ class Recorder(Configurable):
         self._failed: set[str] = set()
         classes = chosen_sinks(config.sinks)
         self._filters = sink_filters(config.filters, classes)
-        num_traces = config.max_traces_per_step if "trackio" in classes else 0
         complete = functools.partial(with_special_tokens, decode=decode)
-        self._selection = Selection(config.select, config.keep_all_rows, num_traces, complete)
+        self._selection = Selection(config.select, config.keep_all_rows, complete)
         self.collector = Collector(self._selection, config.leave_out_columns)
         self.sinks: dict[str, SinkThread] = {}
         """The running sinks by name, on rank 0."""
@@ -206,7 +205,6 @@ class Recorder(Configurable):
             values=values,
             tables={key: table.shown for key, table in selected.items() if table.shown},
             kept={key: table.kept for key, table in selected.items()},
-            traces={key: table.traces for key, table in selected.items()},
             distributions=collection.distributions(),
         )
         for name, sink_thread in self.sinks.items():

@@ -189,8 +189,6 @@ class Selected:
     kept: list[Row]
     """The rows to store: the shown rows with their siblings, those of the greedy evaluation, and with `keep_all` all others too
     (`select_reason` "" if no selector chose it)."""
-    traces: list[Row]
-    """The rows to show as conversations, `num_traces` of each split: the shown rows, then a seeded sample."""
 
 
 class Selection:
@@ -200,7 +198,6 @@ class Selection:
         self,
         select: Sequence[str],
         keep_all: bool = False,
-        num_traces: int = 0,
         complete: Callable[[Row], Row] = lambda row: row,
     ) -> None:
         """
@@ -213,14 +210,14 @@ class Selection:
         self._selectors = [parse_selector(text) for text in select]
         if not any(selector.reason == "unscored" for selector in self._selectors):
             self._selectors.append(parse_selector(f"unscored:{UNSCORED_SHOWN}"))
-        self._keep_all, self._num_traces = keep_all, num_traces
+        self._keep_all = keep_all
 
     def candidates(self, rows: list[Row]) -> list[Row]:
         """This rank's rows that the selection over all ranks may need."""
         needed = []
         for members in self._splits(rows):
             selected = [c for selector in self._selectors for c in selector.choose(members)]
-            with_tokens = {id(c) for c in [*selected, *random(self._num_traces)(members)]}
+            with_tokens = {id(c) for c in selected}
             siblings = _siblings(members, selected)
             for c in members:
                 if id(c) in with_tokens:
@@ -235,32 +232,24 @@ class Selection:
 
     def select(self, rows: list[Row], step: int) -> Selected:
         """Selects from the candidates of all ranks, in step `step`."""
-        result = Selected([], [], [])
+        result = Selected([], [])
         for members in self._splits(rows):
             reasons: dict[int, list[str]] = {id(c): [] for c in members}
             for selector in self._selectors:
                 for c in selector.choose(members):
                     reasons[id(c)].append(selector.reason)
             siblings = _siblings(members, [c for c in members if reasons[id(c)]])
-            sampled = {id(c) for c in random(self._num_traces)(members)}
             members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
-            shown, traces = [], []
             for c in members:
                 row = {**c.row, "step": step, "select_reason": ", ".join(reasons[id(c)])}
                 plain_row = _without_tokens(row)
                 if reasons[id(c)]:
-                    shown.append(plain_row)
+                    result.shown.append(plain_row)
                     result.kept.append(row)
-                    continue
-                if self._stores(row):
+                elif self._stores(row):
                     result.kept.append(plain_row)
                 elif id(c) in siblings:
                     result.kept.append({**plain_row, "select_reason": SIBLING})
-                if id(c) in sampled:
-                    traces.append({**plain_row, "select_reason": "trace"})
-            result.shown.extend(shown)
-            rollouts = [row for row in shown + traces if "response" in row]
-            result.traces.extend(rollouts[: self._num_traces])
         return result
 
     def _splits(self, rows: list[Row]) -> list[list[Candidate]]:

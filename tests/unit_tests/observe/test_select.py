@@ -118,13 +118,6 @@ def test_the_whole_group_of_a_shown_row_is_stored_on_any_number_of_ranks(count):
     assert [r["prompt_idx"] for r in found.kept] == [5] * 4
 
 
-def test_each_split_has_its_traces_with_selected_rows_first():
-    rows = [row(p, 0, float(p), split=split, step=1) for split in ("train", "eval") for p in range(50)]
-    traces = Selection(("top:1",), num_traces=4).select(rows, 1).traces
-    assert [r["split"] for r in traces] == ["eval"] * 4 + ["train"] * 4
-    assert [r["select_reason"] for r in traces] == ["top", "trace", "trace", "trace"] * 2
-
-
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_any_recorded_column_and_a_users_function_rank_rows_over_all_ranks(count, tmp_path, caplog):
     (tmp_path / "mine.py").write_text(

@@ -33,8 +33,6 @@ class StepRecord:
     """The selected rows of each non-empty table, each with its `select_reason`."""
     kept: dict[str, list[Row]] = field(default_factory=dict)
     """The rows for the local store: every row with `keep_all_rows`, else the selected rows with their siblings."""
-    traces: dict[str, list[Row]] = field(default_factory=dict)
-    """The rollouts of each table to show as conversations."""
     distributions: dict[str, np.ndarray] = field(default_factory=dict)
     """The values, or a sample of them, of each key recorded with Reduce.DISTRIBUTION; not empty."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from torchtitan_rl.observe.cell_text import flat_cell
 from torchtitan_rl.observe.sample_rows import Row
+from torchtitan_rl.observe.select import SIBLING
 from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRecord
 
 TRACES = "rollout/traces"
@@ -43,13 +44,21 @@ class TrackioSink(Sink):
         for key, rows in record.tables.items():
             data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
             logged[key] = self._trackio.Table(data=data)
-        rollouts = [row for rows in record.traces.values() for row in rows]
-        if rollouts:
+        if rollouts := self._rollouts(record):
             logged[TRACES] = [self._trace(row, record.step) for row in rollouts]
         self._run.log(logged, step=record.step)
 
     def close(self) -> None:
         self._run.finish()
+
+    def _rollouts(self, record: StepRecord) -> list[Row]:
+        """The stored samples with a response, up to `max_traces_per_step` of each split, the selected ones first."""
+        splits: dict[str, list[Row]] = {}
+        rows = [row for rows in record.kept.values() for row in rows if "response" in row]
+        for row in sorted(rows, key=lambda row: row["select_reason"] in ("", SIBLING)):
+            splits.setdefault(str(row.get("split")), []).append(row)
+        most = self.context.config.max_traces_per_step
+        return [row for members in splits.values() for row in members[:most]]
 
     def _trace(self, row: Row, step: int) -> Any:
         asked = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
