@@ -8,7 +8,6 @@ import hashlib
 import heapq
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchtitan_rl.errors import expect
@@ -181,16 +180,6 @@ def guarded(function: Callable[[Row], Any], text: str) -> Value:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """The selected rows of a table, each with its `select_reason`, ordered by split, then by descending score."""
-
-    shown: list[Row]
-    kept: list[Row]
-    """The rows to store: the shown rows with their siblings, those of the greedy evaluation, and with `keep_all` all others too
-    (`select_reason` "" if no selector chose it)."""
-
-
 class Selection:
     """All selectors of the config. Each split has its own selection."""
 
@@ -230,9 +219,13 @@ class Selection:
         """Whether the row is stored even if no selector chooses it: every held-out prompt can then be followed over training."""
         return self._keep_all or row.get("split") == HELD_OUT_SPLIT
 
-    def select(self, rows: list[Row], step: int) -> Selected:
-        """Selects from the candidates of all ranks, in step `step`."""
-        result = Selected([], [])
+    def select(self, rows: list[Row], step: int) -> list[Row]:
+        """The rows to store, of the candidates of all ranks: those that selectors chose, with their reasons, and their siblings.
+
+        With `keep_all`, and in the greedy evaluation, all others too, with the reason "". Ordered by split, then by
+        descending score.
+        """
+        stored: list[Row] = []
         for members in self._splits(rows):
             reasons: dict[int, list[str]] = {id(c): [] for c in members}
             for selector in self._selectors:
@@ -242,15 +235,13 @@ class Selection:
             members.sort(key=lambda c: (c.score is None, -(c.score or 0.0), c.place))
             for c in members:
                 row = {**c.row, "step": step, "select_reason": ", ".join(reasons[id(c)])}
-                plain_row = _without_tokens(row)
                 if reasons[id(c)]:
-                    result.shown.append(plain_row)
-                    result.kept.append(row)
+                    stored.append(row)
                 elif self._stores(row):
-                    result.kept.append(plain_row)
+                    stored.append(_without_tokens(row))
                 elif id(c) in siblings:
-                    result.kept.append({**plain_row, "select_reason": SIBLING})
-        return result
+                    stored.append({**_without_tokens(row), "select_reason": SIBLING})
+        return stored
 
     def _splits(self, rows: list[Row]) -> list[list[Candidate]]:
         splits: dict[str, list[Candidate]] = {}
@@ -285,6 +276,16 @@ def _siblings(members: list[Candidate], chosen: list[Candidate]) -> set[int]:
     """The ids of the members of the groups of the chosen candidates."""
     groups = {c.group for c in chosen} - {None}
     return {id(c) for c in members if c.group in groups}
+
+
+def is_shown(row: Row) -> bool:
+    """Whether a selector has chosen the stored row."""
+    return row["select_reason"] not in ("", SIBLING)
+
+
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """The stored rows that selectors have chosen, without their tokens."""
+    return [_without_tokens(row) for row in rows if is_shown(row)]
 
 
 def _without_tokens(row: Row) -> Row:

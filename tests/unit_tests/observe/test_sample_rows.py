@@ -8,7 +8,7 @@ import torch
 
 from tests.parts.observability import NASTY, group, rows_of, sample
 from torchtitan_rl.observe.sample_rows import plain
-from torchtitan_rl.observe.select import Selection
+from torchtitan_rl.observe.select import Selection, shown
 from torchtitan_rl.types import LogprobDiff
 
 SPECIFIED = [
@@ -20,7 +20,7 @@ SPECIFIED = [
 
 def test_an_episode_row_has_every_specified_column_in_order():
     rows = rows_of(group(0, sample(extra={"note": "n"}), columns={"level": 3}), step=7)
-    [row] = Selection(["top"]).select(rows, 7).shown
+    [row] = shown(Selection(["top"]).select(rows, 7))
     assert list(row) == [*SPECIFIED, "reward/correct", "extra/note", "example/level"]
 
 

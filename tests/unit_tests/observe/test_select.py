@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtitan_rl.observe.select import Selection
+from torchtitan_rl.observe.select import Selection, shown
 
 ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", "unscored:3", "zero_variance:2",
        "group_best:1", "group_worst:1", "pinned:three")  # fmt: skip
 
 
 def selected(rows, select=("top", "bottom", "random"), **options):
-    return Selection(select, **options).select(rows, 1).shown
+    return shown(Selection(select, **options).select(rows, 1))
 
 
 def over_ranks(ranks, select, **options):
@@ -67,9 +67,9 @@ def spread(rows, count, seed):
 def test_selection_over_1_2_and_4_ranks_equals_that_of_the_pooled_rows(rows, count, k, seed):
     ranks = spread(rows, count, seed)
     for name, sign in (("top", -1), ("bottom", 1)):
-        found = over_ranks(ranks, (f"{name}:{k}", "unscored:0")).shown
+        found = shown(over_ranks(ranks, (f"{name}:{k}", "unscored:0")))
         assert sorted(r["score"] for r in found) == sorted(scores_by_hand(rows, k, sign))
-    assert repr(over_ranks(ranks, ALL).shown) == repr(selected(rows, ALL))
+    assert repr(shown(over_ranks(ranks, ALL))) == repr(selected(rows, ALL))
 
 
 def ties(step, **cells):
@@ -112,10 +112,10 @@ def test_the_whole_group_of_a_shown_row_is_stored_on_any_number_of_ranks(count):
     rows = [row(p, s, float(4 * p + s)) for p in range(6) for s in range(4)]
     size = len(rows) // count
     found = over_ranks([rows[size * rank :][:size] for rank in range(count)], ("top", "unscored:0"))
-    assert [(r["prompt_idx"], r["sample_idx"]) for r in found.shown] == [(5, 3)]
-    reasons = {(r["prompt_idx"], r["sample_idx"]): r["select_reason"] for r in found.kept if r["prompt_idx"] == 5}
+    assert [(r["prompt_idx"], r["sample_idx"]) for r in shown(found)] == [(5, 3)]
+    reasons = {(r["prompt_idx"], r["sample_idx"]): r["select_reason"] for r in found if r["prompt_idx"] == 5}
     assert reasons == {(5, 3): "top", (5, 2): "sibling", (5, 1): "sibling", (5, 0): "sibling"}
-    assert [r["prompt_idx"] for r in found.kept] == [5] * 4
+    assert [r["prompt_idx"] for r in found] == [5] * 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -133,9 +133,9 @@ def test_any_recorded_column_and_a_users_function_rank_rows_over_all_ranks(count
         f"{tmp_path}/mine.py:shortest:3",
         f"{tmp_path}/mine.py:broken:2",
     ]
-    shown = over_ranks([rows[rank::count] for rank in range(count)], select).shown
+    chosen = shown(over_ranks([rows[rank::count] for rank in range(count)], select))
     by_reason = {}
-    for one in shown:
+    for one in chosen:
         for reason in one["select_reason"].split(", "):
             by_reason.setdefault(reason, []).append(one)
     assert [one["extra/length"] for one in by_reason["top extra/length"]] == [9, 9]

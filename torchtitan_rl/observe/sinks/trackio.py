@@ -4,7 +4,7 @@ from typing import Any
 
 from torchtitan_rl.observe.cell_text import flat_cell
 from torchtitan_rl.observe.sample_rows import Row
-from torchtitan_rl.observe.select import SIBLING
+from torchtitan_rl.observe.select import is_shown
 from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRecord
 
 TRACES = "rollout/traces"
@@ -55,7 +55,7 @@ class TrackioSink(Sink):
         """The stored samples with a response, up to `max_traces_per_step` of each split, the selected ones first."""
         splits: dict[str, list[Row]] = {}
         rows = [row for rows in record.kept.values() for row in rows if "response" in row]
-        for row in sorted(rows, key=lambda row: row["select_reason"] in ("", SIBLING)):
+        for row in sorted(rows, key=lambda row: not is_shown(row)):
             splits.setdefault(str(row.get("split")), []).append(row)
         most = self.context.config.max_traces_per_step
         return [row for members in splits.values() for row in members[:most]]

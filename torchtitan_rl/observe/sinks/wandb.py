@@ -7,7 +7,7 @@ from typing import Any
 from torchtitan_rl.observe.cell_text import flat_cell
 from torchtitan_rl.observe.line_file import read_lines
 from torchtitan_rl.observe.sample_rows import Row
-from torchtitan_rl.observe.select import SIBLING
+from torchtitan_rl.observe.select import is_shown
 from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRecord
 from torchtitan_rl.observe.store import END_OF_BATCH, STORE_FILE
 from torchtitan_rl.observe.tokens import TOKENS
@@ -52,8 +52,11 @@ class WandbSink(Sink):
     def rewind(self, step: int) -> None:
         """Reads the rows that earlier sessions have shown before `step`."""
         for row in read_lines(self.context.run_folder / STORE_FILE, END_OF_BATCH):
-            shown = row["select_reason"] not in ("", SIBLING)
-            if row["step"] < step and shown and self.context.takes(row["table"], row["step"]):
+            if (
+                row["step"] < step
+                and is_shown(row)
+                and self.context.takes(row["table"], row["step"])
+            ):
                 cells = {
                     column: cell
                     for column, cell in row.items()
