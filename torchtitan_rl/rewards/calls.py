@@ -38,33 +38,27 @@ class AsyncCalls:
     """An event loop in a thread of its own, in which async functions wait together while other groups are still being sampled."""
 
     def __init__(self) -> None:
-        self._loop: Future[asyncio.AbstractEventLoop] | None = None
-        self._done = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, call: RewardCall) -> "Future[ScorerResult]":
         """Start a call of an async function. The first one starts the thread."""
         if self._loop is None:
-            self._loop = Future()
-            threading.Thread(
-                target=lambda: asyncio.run(self._wait()), name="async rewards", daemon=True
-            ).start()
+            self._loop = asyncio.new_event_loop()
+            run_forever = self._loop.run_forever
+            threading.Thread(target=run_forever, name="async rewards", daemon=True).start()
         result: Future[ScorerResult] = Future()
 
         async def run() -> None:
             # It sets the result itself: another coroutine may block the loop afterwards.
             result.set_result(await call.scorer.run_async(call.groups, call.state))
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop.result())
+        asyncio.run_coroutine_threadsafe(run(), self._loop)
         return result
 
-    async def _wait(self) -> None:
-        self._loop.set_result(asyncio.get_running_loop())
-        await self._done.wait()
-
     def close(self) -> None:
-        """Cancel what still waits, and end the thread, unless a coroutine blocks it: it is abandoned then."""
+        """End the thread, unless a coroutine blocks it: it is abandoned then."""
         if self._loop is not None:
-            self._loop.result().call_soon_threadsafe(self._done.set)
+            self._loop.call_soon_threadsafe(self._loop.stop)
 
 
 def finish(calls: Sequence[RewardCall]) -> dict[Completion, ResultsOfCompletion]:
