@@ -82,7 +82,6 @@ class EchoingConversations(Conversations):
 
     def __init__(self) -> None:
         self.config = self.Config()
-        self.max_turn_tokens, self.max_rollout_tokens, self.wait_for_answers = None, None, False
         self._members, self._templates = {"": Echoes()}, {"": self}
 
     def answer(self, messages: list[dict], last_token: int) -> list[int]:

@@ -1,12 +1,11 @@
-"""`Conversations` creates the environments of a batch of samples and holds the limits of a conversation."""
+"""`Conversations` creates the environments of a batch of samples."""
 
 import inspect
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torchtitan.config import Configurable
 
@@ -16,13 +15,13 @@ from torchtitan_rl.data.template import ChatTemplate
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.data.turns import Environment
 from torchtitan_rl.environments.checks import ROLES, described
+from torchtitan_rl.environments.conversations_config import ConversationsConfig
 from torchtitan_rl.environments.fitted import FittedEnvironment
 from torchtitan_rl.environments.pool import EnvironmentPool
 from torchtitan_rl.environments.threads import resolve
 from torchtitan_rl.environments.tools import ToolEnvironment
 from torchtitan_rl.environments.vllm_parsers import call_parser
 from torchtitan_rl.errors import expect
-from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import correctable
 from torchtitan_rl.types import Prompt
 
@@ -35,63 +34,11 @@ logger = logging.getLogger(__name__)
 class Conversations(Configurable):
     """Creates one environment for each sample, and the pool that runs them."""
 
-    @dataclass(kw_only=True, slots=True)
-    class Config(Configurable.Config):
-        max_turns: int = number(8, least=1)
-        """Maximum number of policy turns. A conversation that needs more ends with finish_reason "max_turns"."""
-
-        max_traces: int = number(
-            16, least=1, remedy="Use 1 for conversations whose history may not be rewritten."
-        )
-        """Maximum number of token sequences of one rollout. An agent opens one whenever it rewrites its history, for
-        example to compact it, and for each of its sub-agents. A rollout that needs more ends with finish_reason
-        "max_traces"."""
-
-        max_rollout_tokens: int | None = number(
-            None, least=1, remedy="Leave it out for no limit of its own."
-        )
-        """Maximum tokens of all traces of a rollout together, contexts included. All of them share a micro-batch, so
-        this bounds its memory. A rollout that needs more ends with finish_reason "max_tokens". None: no limit."""
-
-        max_turn_tokens: int | None = number(
-            None, least=1, remedy="Leave it out for no limit of its own."
-        )
-        """Maximum tokens in one turn. A longer turn ends the conversation with finish_reason "max_tokens". Two other
-        limits do the same: sampling.max_tokens for all turns of the policy together, and generator.max_model_len for
-        the whole conversation. None: no limit for a single turn."""
-
-        time_limit_seconds: float = number(0.0, least=0, remedy="Use 0 for no limit.")
-        """Time limit of a whole conversation, in seconds. It is checked when an environment is called; the
-        finish_reason is then "time". 0: no limit."""
-
-        call_seconds: float = number(60.0, least=0, remedy="Use 60; 0 sets no limit.")
-        """Time limit of one call of an environment, in seconds. A call that takes longer counts as failed. 0: no
-        limit."""
-
-        max_answer_characters: int = number(20_000, least=1)
-        """Maximum length of one message from an environment. A longer message counts as a failure."""
-
-        max_open: int = number(512, least=1)
-        """Maximum number of environments that one engine has open at once. The next conversation begins when another
-        environment has been closed."""
-
-        on_failure: Literal["raise", "none"] = "raise"
-        """Handling of an environment that raises, times out or returns an invalid value. raise: stop the run. none: end
-        the conversation with finish_reason "env_error" and without a reward. Such a conversation is left out of the
-        baseline and counted in the metrics."""
-
-        tool_call_parser: str = "auto"
-        """Reads the policy's tool calls. auto: the JSON formats of Qwen, Hermes and Llama 3. Any other: the name of one of
-        vLLM's tool parsers, as for `vllm serve --tool-call-parser`."""
-
-        wait_for_answers: bool = False
-        """Pause sampling while an environment is running. The composition of a batch then does not depend on timing, so
-        a run is bit-for-bit repeatable. Use it with environments that answer at once. Without it the tokens are the
-        same unless the last bit of a log-probability decides between two tokens."""
+    Config = ConversationsConfig
 
     def __init__(
         self,
-        config: Config,
+        config: ConversationsConfig,
         *,
         members: Mapping[str, Task],
         tokenizer: "PreTrainedTokenizerBase",
@@ -104,9 +51,6 @@ class Conversations(Configurable):
             template_options: arguments of the chat template other than messages and tools.
         """
         self.config = config
-        self.max_turn_tokens = config.max_turn_tokens
-        self.max_rollout_tokens = config.max_rollout_tokens
-        self.wait_for_answers = config.wait_for_answers
         self._members = members
         schemas = {name: tool_schemas(task.tools()) for name, task in members.items()}
         self._templates = {

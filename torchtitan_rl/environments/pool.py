@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from torchtitan.config import Configurable
-
 from torchtitan_rl.conversation import Answer, Conversation
 from torchtitan_rl.data.template import ChatTemplate
 from torchtitan_rl.data.turns import Environment, Message, Turn
@@ -24,6 +22,7 @@ from torchtitan_rl.environments.checks import (
     described,
     escaped,
 )
+from torchtitan_rl.environments.conversations_config import ConversationsConfig
 from torchtitan_rl.environments.threads import Worker, resolve
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.fields.references import users_line
@@ -53,7 +52,7 @@ class EnvironmentSession:
         conversation: Conversation,
         make: Make,
         template: ChatTemplate,
-        limits: Configurable.Config,
+        limits: ConversationsConfig,
     ) -> None:
         self.conversation = conversation
         self.worker = Worker()
@@ -213,7 +212,7 @@ class EnvironmentPool:
     At most `max_open` environments are open at once. The next one is made when another has been closed.
     """
 
-    def __init__(self, limits: Configurable.Config) -> None:
+    def __init__(self, limits: ConversationsConfig) -> None:
         self._limits = limits
         self._call_seconds = limits.call_seconds or math.inf
         self._has_warned = False

@@ -181,16 +181,15 @@ class Generator(Configurable):
         self, prompt: Prompt, sampling: SamplingConfig, seed_of: Callable[..., int]
     ) -> list[Conversation]:
         """Returns the prompt's conversations, each without a turn."""
-        longest_turn = self.environments.max_turn_tokens if self.environments else None
-        longest_rollout = self.environments.max_rollout_tokens if self.environments else None
+        limits = self.environments.config if self.environments else None
         return [
             Conversation(
                 prompt=prompt,
                 sample_idx=sample_idx,
                 sampling=sampling,
-                most_in_turn=longest_turn or sampling.max_tokens,
+                most_in_turn=(limits and limits.max_turn_tokens) or sampling.max_tokens,
                 most_tokens=self.config.max_model_len,
-                most_in_rollout=longest_rollout,
+                most_in_rollout=limits and limits.max_rollout_tokens,
                 seed=seed_of(prompt.prompt_idx, sample_idx),
             )
             for sample_idx in range(sampling.n)
@@ -308,7 +307,7 @@ class SamplingRound:
                     self._engine,
                     environments,
                     generator.share,
-                    wait_for_answers=factory is not None and factory.wait_for_answers,
+                    wait_for_answers=factory is not None and factory.config.wait_for_answers,
                     seeded=self._seeded,
                 )
                 yield from self._as_they_end(ended)

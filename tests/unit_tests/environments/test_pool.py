@@ -32,7 +32,7 @@ def talk(made):
         ]  # fmt: skip
         pool = factory.start(played)
         try:
-            waits = factory.wait_for_answers
+            waits = factory.config.wait_for_answers
             ended = roll_out(played, ScriptedEngine(tokenizer, say), pool, lambda one: one, wait_for_answers=waits)
             return played, list(ended)
         finally:
