@@ -40,10 +40,6 @@ class Context(list[Message]):
         super().__init__(messages)
         self.tools, self.parent, self.reason = tools, parent, reason
 
-    def with_messages(self, messages: Sequence[Message]) -> "Context":
-        """Returns the same with other messages."""
-        return Context(messages, tools=self.tools, parent=self.parent, reason=self.reason)
-
 
 def escaped(text: str) -> str:
     """Returns the text with each character that cannot be tokenized as its escape. Example: the 6 characters "\\ud800"."""
@@ -79,7 +75,11 @@ def checked_messages(messages: object, most_characters: int) -> Sequence[Message
                 f"conversations.max_answer_characters, {most_characters:,}"
             )
     readable = tuple(mapped(plain(message), escaped) for message in checked)
-    return messages.with_messages(readable) if isinstance(messages, Context) else readable
+    if isinstance(messages, Context):
+        return Context(
+            readable, tools=messages.tools, parent=messages.parent, reason=messages.reason
+        )
+    return readable
 
 
 def checked_turn(turn: object, most_characters: int) -> Turn:

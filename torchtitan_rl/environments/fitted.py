@@ -1,5 +1,6 @@
 """An environment that adapts to the run: to its limits, its format of tool calls and its chat template."""
 
+import math
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -13,7 +14,11 @@ class FittedEnvironment(Environment):
     """Base of environments that read the policy's tool calls. A run calls `fit` before the reset."""
 
     _parser: CallParser | None = None
+    _seconds = math.inf
+    _most_characters: float = math.inf
+    _conversation: Conversation | None = None
     _begins_thinking = False
+    _in_order = False
     _make_grammar: Callable[..., str] | None = None
 
     def fit(
@@ -27,7 +32,7 @@ class FittedEnvironment(Environment):
         in_order: bool = False,
         make_grammar: Callable[..., str] | None = None,
     ) -> None:
-        """Adapt to a run.
+        """Adapt to a run, whose limits lower the environment's own.
 
         Args:
             conversation: the conversation of this environment, which grows while it is played.
@@ -39,6 +44,9 @@ class FittedEnvironment(Environment):
             make_grammar: `Grammars.of`; None where the engine does not record the tokens that it kept.
         """
         self._parser = self._parser or parser
+        self._seconds = min(self._seconds, 0.9 * call_seconds)
+        self._most_characters = min(self._most_characters, most_characters)
+        self._conversation, self._in_order = conversation, in_order
         self._begins_thinking = begins_thinking
         self._make_grammar = make_grammar and partial(make_grammar, begins_thinking=begins_thinking)
 

@@ -56,12 +56,6 @@ class ToolEnvironment(FittedEnvironment):
         self._most_characters = most_characters
         self._parser = parser
 
-    def fit(self, *, call_seconds: float, most_characters: int, **facts: Any) -> None:
-        """Adapt to the limits and the chat template of a run, which calls this before the first turn."""
-        super().fit(call_seconds=call_seconds, most_characters=most_characters, **facts)
-        self._seconds = min(self._seconds, 0.9 * call_seconds)
-        self._most_characters = min(self._most_characters, most_characters)
-
     def step(self, message: Message) -> Turn:
         """Returns the answers of the message's calls; without a call the conversation is done."""
         calls = self._calls(self._spoken(message["content"]), self._tools.keys())

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.chat_messages import REASONING
 from torchtitan_rl.data.tool_calls import CallParser, ToolCall, suits
 from torchtitan_rl.data.turns import Message, Turn
@@ -75,8 +74,6 @@ class AgentEnvironment(FittedEnvironment):
         self.role = role
         self._agent, self._task, self._env, self._seconds = agent, task, dict(env or {}), seconds
         self._broken_call_reward = broken_call_reward
-        self._conversation: Conversation | None = None
-        self._in_order = False
         self._session, self._running = None, None
         self._has_ended = False
         self._request: ChatRequest | None = None
@@ -89,20 +86,6 @@ class AgentEnvironment(FittedEnvironment):
         self._texts: dict[str, str] = {}
         """{a message of the policy, as agents repeat it: its text as it was sampled, without thoughts}"""
         self._turns = 0
-
-    def fit(
-        self,
-        *,
-        conversation: Conversation,
-        call_seconds: float,
-        in_order: bool = False,
-        **facts: Any,
-    ) -> None:
-        """Adapt to a run, which calls this before the reset."""
-        super().fit(conversation=conversation, call_seconds=call_seconds, **facts)
-        self._conversation = conversation
-        self._seconds = min(self._seconds, 0.9 * call_seconds)
-        self._in_order = in_order
 
     def reset(self) -> Context:
         """Starts the agent. Returns the messages and tools of its first request, which are the whole prompt."""
