@@ -154,10 +154,42 @@ class PackedQwen3(Qwen3Model, SeesPacks):
         pass
 
     def see_pack(self, layout: SegmentLayout, records: Tensor | None) -> None:
-        route(self, layout, records)
+        """Tell the mixtures which rows of the next forward, and of its backward, are padding, and to which experts the others go.
+
+        Args:
+            records: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
+        """
+        for number, layer in self.layers.items():
+            if not getattr(layer, "moe_enabled", False):
+                continue
+            layer.moe.padding = layout.padding
+            layer.moe.replayed = None
+            if records is not None:
+                of_layers = records.view(len(records), len(self.layers), -1)  # [T, layers, K]
+                layer.moe.replayed = of_layers[:, int(number)]  # [T, K]
 
     def update_metrics(self, group: dist.ProcessGroup | None) -> dict[str, Metric]:
-        return routing_metrics(self, group)
+        mixtures_of_layers = list(mixtures(self))
+        counted = torch.stack([moe.take_counts() for moe in mixtures_of_layers])  # [layers, E + 3]
+        if group is not None:
+            dist.all_reduce(counted, group=group)
+        counted = counted.cpu()  # the host waits once
+        counts = counted[:, :-3]  # [layers, E]
+        entropies = counted[:, -3]  # [layers]
+        replayed, otherwise = counted[:, -2:].sum(0).tolist()
+        tokens = counts.sum(1) / mixtures_of_layers[0].router.top_k  # [layers]
+        if not tokens.all():
+            return {}
+        largest = counts.amax(1) / counts.mean(1)  # [layers]
+        values = {
+            "moe/largest_load": largest.max(),
+            "moe/router_entropy": (entropies / tokens).mean(),
+            "moe/dead_experts": (counts == 0).sum(),
+        }
+        if replayed:
+            values["moe/replayed"] = replayed / tokens.sum()
+            values["moe/chosen_otherwise"] = otherwise / replayed
+        return {name: Metric(float(value), "mean") for name, value in values.items()}
 
 
 def packed_qwen3(config: Qwen3Model.Config) -> PackedQwen3.Config:
@@ -178,51 +210,3 @@ def mixtures(model: Decoder) -> Iterator[PackedMoE]:
     for layer in model.layers.values():
         if getattr(layer, "moe_enabled", False):
             yield layer.moe
-
-
-def route(model: Decoder, layout: SegmentLayout, records: Tensor | None) -> None:
-    """Tell a model's mixtures which rows of the next forward, and of its backward, are padding, and to which experts the
-    others go.
-
-    Args:
-        records: [T, R] uint8, the experts that the sampler chose in all layers; None: the routers choose.
-    """
-    for number, layer in model.layers.items():
-        if not getattr(layer, "moe_enabled", False):
-            continue
-        layer.moe.padding = layout.padding
-        layer.moe.replayed = None
-        if records is not None:
-            of_layers = records.view(len(records), len(model.layers), -1)  # [T, layers, K]
-            layer.moe.replayed = of_layers[:, int(number)]  # [T, K]
-
-
-def routing_metrics(model: Decoder, group: dist.ProcessGroup | None) -> dict[str, Metric]:
-    """Returns the metrics of what the tokens chose since the last call; {} for a dense model. Collective.
-
-    Args:
-        group: the data-parallel ranks; None for one.
-    """
-    found = list(mixtures(model))
-    if not found:
-        return {}
-    counted = torch.stack([moe.take_counts() for moe in found])  # [layers, E + 3]
-    if group is not None:
-        dist.all_reduce(counted, group=group)
-    counted = counted.cpu()  # the host waits once
-    counts = counted[:, :-3]  # [layers, E]
-    entropies = counted[:, -3]  # [layers]
-    replayed, otherwise = counted[:, -2:].sum(0).tolist()
-    tokens = counts.sum(1) / found[0].router.top_k  # [layers]
-    if not tokens.all():
-        return {}
-    largest = counts.amax(1) / counts.mean(1)  # [layers]
-    values = {
-        "moe/largest_load": largest.max(),
-        "moe/router_entropy": (entropies / tokens).mean(),
-        "moe/dead_experts": (counts == 0).sum(),
-    }
-    if replayed:
-        values["moe/replayed"] = replayed / tokens.sum()
-        values["moe/chosen_otherwise"] = otherwise / replayed
-    return {name: Metric(float(value), "mean") for name, value in values.items()}

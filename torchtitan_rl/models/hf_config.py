@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear, RMSNorm, TransformerBlock
+from torchtitan.models.common import (
+    CosSinRoPE,
+    Embedding,
+    Linear,
+    RMSNorm,
+    TransformerBlock,
+)
 from torchtitan.models.common.attention import GQAttention
 from torchtitan.models.common.config_utils import (
     get_attention_config,
@@ -180,7 +186,8 @@ def _spec(
     if rope_scaling:
         scaling = {ours: rope_scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
         rope = replace(rope, scaling="llama", **scaling)
-    attention = partial(
+    norm = partial(RMSNorm.Config, eps=rms_norm_eps, param_init=_NORM_INIT)
+    make_attention = partial(
         make_gqa_config,
         dim=dim,
         n_heads=num_attention_heads,
@@ -188,12 +195,15 @@ def _spec(
         head_dim=head_dim,
         rope=rope,
     )
-    make_block = partial(_block, family, attention=attention, ffn_dim=intermediate_size)
     layers: list[TransformerBlock.Config] = []
     for number in range(num_hidden_layers):
-        is_dense = mixture is None or number in mixture.dense
-        norms = _norm(dim, rms_norm_eps), _norm(dim, rms_norm_eps), _norm(head_dim, rms_norm_eps)
-        layers.append(make_block(norms=norms, mixture=None if is_dense else mixture))
+        layer = _layer(family, make_attention, norm, dim=dim, head_dim=head_dim)
+        if mixture is None or number in mixture.dense:
+            inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
+            layer.feed_forward = make_ffn_config(dim=dim, hidden_dim=intermediate_size, **inits)
+        else:
+            layer.moe = mixture.config(dim)
+        layers.append(layer)
     embedding_init = {"weight": skip_param_init} if tie_word_embeddings else _LINEAR_INIT
     return ModelSpec(
         name=family.name,
@@ -201,7 +211,7 @@ def _spec(
         model=family.model(
             vocab_size=vocab_size,
             dim=dim,
-            norm=_norm(dim, rms_norm_eps),
+            norm=norm(normalized_shape=dim),
             enable_weight_tying=tie_word_embeddings,
             tok_embeddings=Embedding.Config(
                 num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
@@ -218,41 +228,28 @@ def _spec(
     )
 
 
-def _block(
+def _layer(
     family: Family,
+    make_attention: Callable[..., GQAttention.Config],
+    norm: Callable[..., RMSNorm.Config],
     *,
-    attention: Callable[..., GQAttention.Config],
-    norms: tuple[RMSNorm.Config, RMSNorm.Config, RMSNorm.Config],
-    ffn_dim: int,
-    mixture: MixtureOfExperts | None,
+    dim: int,
+    head_dim: int,
 ) -> TransformerBlock.Config:
-    """Returns the config of one block, with a mixture of experts or a dense feed-forward of width `ffn_dim`.
-
-    `norms`: before the attention, before the feed-forward, and of queries and keys.
-    """
-    attention_norm, ffn_norm, qk_norm = norms
-    attention_config = attention(
+    """Returns the config of one block, still without its MLP or mixture of experts."""
+    attention = make_attention(
         wqkv_param_init=_LINEAR_INIT,
         wo_param_init=_LINEAR_INIT,
         inner_attention=get_attention_config("varlen"),
         fuse_qkv=True,
-        qk_norm=qk_norm if family.qk_norm else None,
+        qk_norm=norm(normalized_shape=head_dim) if family.qk_norm else None,
     )
-    attention_config.qkv_linear.wqkv.bias = family.qkv_bias
-    dim = attention_norm.normalized_shape
-    inits = {"w1_param_init": _LINEAR_INIT, "w2w3_param_init": _LINEAR_INIT}
-    feed_forward = None if mixture else make_ffn_config(dim=dim, hidden_dim=ffn_dim, **inits)
+    attention.qkv_linear.wqkv.bias = family.qkv_bias
     return family.block(
-        attention=attention_config,
-        feed_forward=feed_forward,
-        moe=mixture.config(dim) if mixture else None,
-        attention_norm=attention_norm,
-        ffn_norm=ffn_norm,
+        attention=attention,
+        attention_norm=norm(normalized_shape=dim),
+        ffn_norm=norm(normalized_shape=dim),
     )
-
-
-def _norm(size: int, eps: float) -> RMSNorm.Config:
-    return RMSNorm.Config(normalized_shape=size, eps=eps, param_init=_NORM_INIT)
 
 
 def small_qwen3(
