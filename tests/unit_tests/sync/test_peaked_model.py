@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tests.parts.tiny import save_peaked_checkpoint, scale_policy
-from tests.unit_tests.sync.test_weight_sync import Pair, scale_rotary_base
+from tests.unit_tests.sync.test_weight_sync import Pair, fault_of_another_model, scale_rotary_base
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.sync.weight_sync import WeightSyncError
+from torchtitan_rl.sync.in_process import OTHER_VALUES
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="the engine's float32 head is a CPU's")
 
@@ -42,25 +42,12 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_another_model_is_named(pair, wrong):
-    [engine] = pair.generator.llm.apply_model(lambda model: model)
-    rotary = engine.model.layers[0].self_attn.rotary_emb.cos_sin_cache
-    kept = rotary.clone()
-    WRONG[wrong](engine)
-    pair.begin_anew()
-    try:
-        with pytest.raises(WeightSyncError, match="They compute different models"):
-            pair.sync()
-    finally:
-        rotary.copy_(kept)
-        engine.logits_processor.scale, engine.logits_processor.soft_cap = 1.0, None
+    assert "They compute different models" in fault_of_another_model(pair, WRONG[wrong])
 
 
 def test_words_in_another_order_are_named(pair):
-    weights = {name: tensor.clone() for name, tensor in pair.weights()}
-    for name in ("lm_head.weight", "model.embed_tokens.weight"):
-        weights[name] = weights[name].roll(1, 0)
-    pair.begin_anew()
-    with pytest.raises(WeightSyncError, match="arrived with other values than the policy holds"):
-        pair.sync(weights.items())
+    weights = dict(pair.weights())
+    rolled = {name: weights[name].roll(1, 0) for name in ("lm_head.weight", "model.embed_tokens.weight")}
+    assert OTHER_VALUES in pair.fault_with(rolled)
     pair.begin_anew()
     pair.sync()

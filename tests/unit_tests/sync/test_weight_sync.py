@@ -303,17 +303,24 @@ def scale_rotary_base(model: torch.nn.Module, factor: float) -> None:
             layer.cos_sin_cache.copy_(torch.cat([angles.cos(), angles.sin()], -1))
 
 
+def fault_of_another_model(pair, change) -> str:
+    """The error of a first push into an engine that computes another model; it computes its own again afterwards."""
+    [engine] = pair.generator.llm.apply_model(lambda model: model)
+    rotary, epsilon = engine.model.layers[0].self_attn.rotary_emb.cos_sin_cache, engine.model.norm.variance_epsilon
+    kept = rotary.clone()
+    change(engine)
+    pair.begin_anew()
+    try:
+        return pair.fault()
+    finally:
+        rotary.copy_(kept)
+        set_all(engine, "variance_epsilon", epsilon)
+        engine.logits_processor.scale, engine.logits_processor.soft_cap = 1.0, None
+
+
 @pytest.mark.parametrize("wrong", WRONG_MODELS)
 def test_another_model_is_named_by_the_probe(pair, wrong):
-    engine = pair.generator.llm.apply_model(lambda model: model)[0]
-    rotary = module(pair, "model.layers.0.self_attn.rotary_emb").cos_sin_cache
-    kept, epsilon = rotary.clone(), engine.model.norm.variance_epsilon
-    WRONG_MODELS[wrong](engine)
-    pair.begin_anew()
-    message = pair.fault()
-    rotary.copy_(kept)
-    set_all(engine, "variance_epsilon", epsilon)
-    engine.logits_processor.scale, engine.logits_processor.soft_cap = 1.0, None
+    message = fault_of_another_model(pair, WRONG_MODELS[wrong])
     assert "although every weight arrived. They compute different models" in message
 
 

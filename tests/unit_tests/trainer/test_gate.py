@@ -33,6 +33,11 @@ def sampled_tokens(draw, number=2000, temperature=1.0, scale=4.0, noise=0.0) -> 
     return [ComparedTokens(log_pi[at] - log_mu[at], log_mu[at], log_pi[at] + entropy)]
 
 
+def gate_in(dtype: str, **config) -> LogprobGate:
+    """A gate for a trainer in float32 and an engine in this dtype."""
+    return LogprobGate(LogprobGateConfig(**config), dtypes={"float32", dtype})
+
+
 def compared(batch, logprobs) -> ComparedTokens:
     return compare_with_sampler(batch, TokenScores(logprobs, torch.zeros_like(logprobs)).at(batch.loss_positions))
 
@@ -89,17 +94,17 @@ def test_gate_stops_with_the_likely_causes(diff):
     with pytest.raises(
         LogprobGateError, match=r"max_diff 0\.1: .*stale weights.*prefix cache.*temperature.*kept by top_p"
     ):
-        LogprobGate(LogprobGateConfig(max_diff=0.1), dtypes={"float32"}).check(tokens([diff]))
+        gate_in("float32", max_diff=0.1).check(tokens([diff]))
 
 
 def test_gate_passes_within_the_bound_and_when_off():
-    LogprobGate(LogprobGateConfig(max_diff=0.1, distribution=False), dtypes={"float32"}).check(tokens([0.1]))
-    assert LogprobGate(LogprobGateConfig(max_diff=None), dtypes={"float32"}).check(tokens([math.inf])) is None
+    gate_in("float32", max_diff=0.1, distribution=False).check(tokens([0.1]))
+    gate_in("float32").check(tokens([math.inf]))
 
 
 def test_logprob_diff_distribution_is_compared_with_earlier_steps():
     generator = np.random.default_rng(0)
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32", "bfloat16"})
+    gate = gate_in("bfloat16")
     for step in range(30):  # bfloat16: tenths on a rare token, a mean that moves
         rare = [0.4] * (step % 2)
         gate.check(tokens([*generator.exponential(1e-3 * (1 + step % 3), size=4000), *rare]))
@@ -110,7 +115,7 @@ def test_logprob_diff_distribution_is_compared_with_earlier_steps():
 
 
 def test_an_uncertain_prompt_does_not_stop_a_bfloat16_policy_that_has_become_certain():
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
+    gate = gate_in("bfloat16")
     for log_mu in [-1.0] * 5 + [-1e-3] * 20 + [-1.0]:  # SmolLM2's differences are 0.07 to 0.1 times 1 - mu
         gate.check(tokens([0.09 * -math.expm1(log_mu)] * 200, log_mu))
     with pytest.raises(LogprobGateError, match=r"is 51.8, over 10 x the median 0\.08"):
@@ -118,12 +123,11 @@ def test_an_uncertain_prompt_does_not_stop_a_bfloat16_policy_that_has_become_cer
 
 
 def test_gate_knows_the_steps_before_a_resume():
-    config = LogprobGateConfig()
-    gate = LogprobGate(config, dtypes={"float32", "bfloat16"})
+    gate = gate_in("bfloat16")
     for _ in range(25):
         gate.check(tokens([0.03] * 1000))
     saved = RunState(logprob_gate=gate).state_dict()
-    resumed, other = LogprobGate(config, dtypes={"bfloat16"}), LogprobGate(config, dtypes={"float32"})
+    resumed, other = gate_in("bfloat16"), gate_in("float32")
     for one in (resumed, other):
         RunState(logprob_gate=one).load_state_dict(saved)
     with pytest.raises(LogprobGateError, match="10 x the median 0.03 of the 20 steps before"):
@@ -134,7 +138,7 @@ def test_gate_knows_the_steps_before_a_resume():
 
 
 def test_quantile_detects_a_few_percent_of_wrong_tokens():
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32", "bfloat16"})
+    gate = gate_in("bfloat16")
     for _ in range(3):
         gate.check(tokens([0.1] * 1000))
     with pytest.raises(LogprobGateError, match="logprob_diff/p99"):
@@ -143,7 +147,7 @@ def test_quantile_detects_a_few_percent_of_wrong_tokens():
 
 def float32_gate(generator) -> LogprobGate:
     """A gate after five steps like debug's in float32: mean 4e-7, 99th percentile 1.6e-6."""
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32"})
+    gate = gate_in("float32")
     for _ in range(5):
         gate.check(tokens(generator.exponential(4e-7, size=2500)))
     return gate
@@ -160,7 +164,7 @@ def test_float32_gate_detects_weights_one_update_behind(wrong, mean):
 
 def test_float32_gate_has_a_limit_at_the_first_step():
     with pytest.raises(LogprobGateError, match="over 0.001, the largest that is allowed in float32"):
-        LogprobGate(LogprobGateConfig(), dtypes={"float32"}).check(tokens([2e-3] * 1000))
+        gate_in("float32").check(tokens([2e-3] * 1000))
 
 
 @pytest.mark.parametrize("number", [1, 10, 100, 400, 2500])
@@ -172,7 +176,7 @@ def test_single_outlier_token_does_not_stop_training(number):
 
 
 def test_differences_below_the_floor_never_stop_training():
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"float32"})
+    gate = gate_in("float32")
     for rare in (1e-7, 1e-7, 1e-7, 1e-5):
         gate.check(tokens([1e-7] * 980 + [rare] * 20))
     with pytest.raises(LogprobGateError, match="p99 is .*, over 2e-05, the floor in float32"):
@@ -185,7 +189,7 @@ def test_another_temperature_is_named_at_step_1(dtype, temperature, factor):
     noise = {"float32": 1e-6, "bfloat16": 0.06}[dtype]
     step = sampled_tokens(np.random.default_rng(0), temperature=temperature, noise=noise)
     with pytest.raises(LogprobGateError, match=f"as if the sampler multiplied the logits by {factor}"):
-        LogprobGate(LogprobGateConfig(), dtypes={dtype}).check(step)
+        gate_in(dtype).check(step)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_another_temperature_is_named_at_step_1(dtype, temperature, factor):
     [("mean", "1", [0.3] * 800 + [6.0] * 200), ("p75", "0.5", [0.7] * 1000), ("p99", "20", [0.3] * 980 + [30.0] * 20)],
 )
 def test_bfloat16_has_limits_at_step_1_and_they_do_not_grow_with_the_run(name, bound, wrong):
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
+    gate = gate_in("bfloat16")
     for _ in range(2):
         with pytest.raises(LogprobGateError, match=f"{name} / .*over {bound}, the largest that is allowed in bfloat16"):
             gate.check(tokens(wrong))
@@ -203,7 +207,7 @@ def test_bfloat16_has_limits_at_step_1_and_they_do_not_grow_with_the_run(name, b
 
 def test_an_odd_token_that_all_siblings_share_stops_nothing():
     """Gemma 3 270M: four of 69 tokens had a relative difference of 6.74; with 16 samples of 4 tokens it would be 16 of 256."""
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
+    gate = gate_in("bfloat16")
     for step in range(100):
         odd = [6.74] * 16 if step % 20 == 0 else []
         gate.check(tokens([*odd, *np.random.default_rng(step).exponential(0.09, size=240)]))
@@ -228,6 +232,6 @@ def test_slope_is_that_of_least_squares_and_one_token_never_stops_by_it():
 def test_no_healthy_bfloat16_step_of_ten_thousand_is_stopped():
     """From an uncertain policy to a certain one, with some steps of few tokens."""
     draw = np.random.default_rng(0)
-    gate = LogprobGate(LogprobGateConfig(), dtypes={"bfloat16"})
+    gate = gate_in("bfloat16")
     for step in range(10_000):
         gate.check(sampled_tokens(draw, number=(40, 200)[step % 2], scale=4 + 16 * step / 10_000, noise=0.06))
