@@ -68,44 +68,44 @@ def examine(config: "PretrainedConfig", architecture: str) -> Examined:
         ) from error
 
 
+def _refuse(is_so: Any, reason: str) -> None:
+    """Raise Unsupported if it is so."""
+    if is_so:
+        raise Unsupported(reason)
+
+
 def _check_config(config: "PretrainedConfig", architecture: str) -> None:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     parts = sorted(config.sub_configs)
-    if parts:
-        raise Unsupported(f"it is multimodal or nested ({', '.join(parts)})")
-    if getattr(config, "quantization_config", None) is not None:
-        raise Unsupported("it is quantized")
-    if config.is_encoder_decoder:
-        raise Unsupported("it is an encoder-decoder")
-    if experts := [name for name in EXPERTS if (getattr(config, name, None) or 0) > 1]:
-        raise Unsupported(
-            f"it is a mixture of experts ({experts[0]} {getattr(config, experts[0])})"
-        )
+    _refuse(parts, f"it is multimodal or nested ({', '.join(parts)})")
+    _refuse(getattr(config, "quantization_config", None) is not None, "it is quantized")
+    _refuse(config.is_encoder_decoder, "it is an encoder-decoder")
+    for name in EXPERTS:
+        number = getattr(config, name, None) or 0
+        _refuse(number > 1, f"it is a mixture of experts ({name} {number})")
     mixing = ATTENDING | ({"linear_attention"} if config.model_type in LINEAR else set())
-    if others := sorted(set(getattr(config, "layer_types", None) or ()) - mixing):
-        raise Unsupported(
-            f"it is a hybrid or recurrent model, with layers of type {', '.join(others)}"
-        )
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if known is None or known.__name__ != architecture:
-        found = f"which is {known.__name__}" if known else "and there is none"
-        raise Unsupported(
-            f"it is not transformers' decoder for model_type {config.model_type!r}, {found}"
-        )
-    if (
-        config.model_type in ("cohere", "cohere2")
-        and getattr(config, "rms_norm_eps", None) is not None
-    ):
-        raise Unsupported(
-            "it has rms_norm_eps, for which vLLM uses RMSNorm and transformers LayerNorm: leave it out"
-        )
+    others = ", ".join(sorted(set(getattr(config, "layer_types", None) or ()) - mixing))
+    _refuse(others, f"it is a hybrid or recurrent model, with layers of type {others}")
+    decoder = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    known = f"which is {decoder.__name__}" if decoder else "and there is none"
+    _refuse(
+        decoder is None or decoder.__name__ != architecture,
+        f"it is not transformers' decoder for model_type {config.model_type!r}, {known}",
+    )
+    is_cohere = config.model_type in ("cohere", "cohere2")
+    _refuse(
+        is_cohere and getattr(config, "rms_norm_eps", None) is not None,
+        "it has rms_norm_eps, for which vLLM uses RMSNorm and transformers LayerNorm: leave it out",
+    )
     rope = getattr(config, "rope_parameters", None) or {}
-    for one in rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]:
-        if one.get("rope_type") in LENGTH_DEPENDENT:
-            raise Unsupported(
-                f"it has rope_type {one['rope_type']!r}, which depends on the batch's longest sequence"
-            )
+    by_layer = all(isinstance(value, dict) for value in rope.values())
+    for settings in rope.values() if by_layer else [rope]:
+        kind = settings.get("rope_type")
+        _refuse(
+            kind in LENGTH_DEPENDENT,
+            f"it has rope_type {kind!r}, which depends on the batch's longest sequence",
+        )
 
 
 def _check_structure(model: "PreTrainedModel") -> None:
@@ -113,35 +113,28 @@ def _check_structure(model: "PreTrainedModel") -> None:
     linear = {part for layer in linear_layers(model.base_model) for part in layer.modules()}
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if "Moe" in kind or "MoE" in kind or "Expert" in kind:
-            raise Unsupported(f"it is a mixture of experts ({kind})")
-        own = next(module.parameters(recurse=False), None) is not None and module not in linear
-        if own and not (isinstance(module, (nn.Linear, nn.Embedding)) or kind.endswith("Norm")):
-            raise Unsupported(
-                f"it has {name} of class {kind}: recurrent, convolutional or other parts beside attention and MLP"
-            )
-    base, prefix = model.base_model, model.base_model_prefix
-    parts = {
-        name for name, child in base.named_children() if next(child.parameters(), None) is not None
-    }
-    outer = {
-        name for name, child in model.named_children() if next(child.parameters(), None) is not None
-    }
-    if (prefix, parts, outer) != (
-        "model",
-        {"embed_tokens", "layers", "norm"},
-        {"model", "lm_head"},
-    ):
-        raise Unsupported(
-            f"its parts are {sorted(outer)} with {sorted(parts)}, not model and lm_head with embed_tokens, layers, norm"
+        is_mixture = "Moe" in kind or "MoE" in kind or "Expert" in kind
+        _refuse(is_mixture, f"it is a mixture of experts ({kind})")
+        own = [*module.parameters(recurse=False)] and module not in linear
+        usual = isinstance(module, (nn.Linear, nn.Embedding)) or kind.endswith("Norm")
+        _refuse(
+            own and not usual,
+            f"it has {name} of class {kind}: recurrent, convolutional or other parts beside attention and MLP",
         )
+    parts, outer = _parts_with_weights(model.base_model), _parts_with_weights(model)
+    usual = parts == ["embed_tokens", "layers", "norm"] and outer == ["lm_head", "model"]
+    _refuse(
+        model.base_model_prefix != "model" or not usual,
+        f"its parts are {outer} with {parts}, not model and lm_head with embed_tokens, layers, norm",
+    )
     named = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    if stored := sorted(model.state_dict().keys() - named):
-        raise Unsupported(
-            f"it stores {stored[0]}, which is no parameter and would not reach the engine"
-        )
-    if model.lm_head.bias is not None:
-        raise Unsupported("it has a bias on its output head")
+    stored = next(iter(sorted(model.state_dict().keys() - named)), "")
+    _refuse(stored, f"it stores {stored}, which is no parameter and would not reach the engine")
+    _refuse(model.lm_head.bias is not None, "it has a bias on its output head")
+
+
+def _parts_with_weights(module: nn.Module) -> list[str]:
+    return sorted(name for name, child in module.named_children() if [*child.parameters()])
 
 
 class Calls:
@@ -161,14 +154,11 @@ class Calls:
         window: int | None,
         **options: Any,
     ) -> Tensor:
-        if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
-            raise Unsupported("its attention is not causal")
-        if options:
-            raise Unsupported(f"its attention uses {', '.join(sorted(options))}")
-        if q.shape[-1] != v.shape[-1]:
-            raise Unsupported(
-                f"its heads have {q.shape[-1]} entries in keys and {v.shape[-1]} in values"
-            )
+        is_causal = getattr(module, "is_causal", True) and options.get("is_causal") is not False
+        _refuse(not is_causal, "its attention is not causal")
+        _refuse(options, f"its attention uses {', '.join(sorted(options))}")
+        k_size, v_size = q.shape[-1], v.shape[-1]
+        _refuse(k_size != v_size, f"its heads have {k_size} entries in keys and {v_size} in values")
         self.windows.append(window)
         return torch.empty_like(q)
 
@@ -181,9 +171,8 @@ def _windows(model: "PreTrainedModel") -> tuple[int | None, ...]:
     calls, tokens = Calls(), torch.zeros(1, 4, dtype=torch.int64, device="meta")
     with torch.no_grad():
         model.model.forward(input_ids=tokens, position_ids=tokens, use_cache=False, packed=calls)
-    layers = len(model.model.layers)
-    if len(calls.windows) != layers:
-        raise Unsupported(f"its {layers} layers call attention {len(calls.windows)} times")
+    layers, times = len(model.model.layers), len(calls.windows)
+    _refuse(times != layers, f"its {layers} layers call attention {times} times")
     return tuple(calls.windows)
 
 
@@ -203,8 +192,7 @@ def _logit_scale(model: "PreTrainedModel") -> float:
     model.model, model.lm_head = _Known(), nn.Identity()
     logits, hidden = model.forward().logits, _Known.hidden
     scale = float(logits[0, 0, -1] / hidden[0, 0, -1])
-    if not scale > 0 or not torch.allclose(logits, hidden * scale, rtol=1e-9, atol=0):
-        raise Unsupported(
-            "it transforms its logits by more than a positive factor (a soft cap, for example)"
-        )
+    is_scaled = scale > 0 and torch.allclose(logits, hidden * scale, rtol=1e-9, atol=0)
+    reason = "it transforms its logits by more than a positive factor (a soft cap, for example)"
+    _refuse(not is_scaled, reason)
     return scale
