@@ -35,6 +35,11 @@ def algorithm_of(config: RunConfig) -> Algorithm:
     return config.algorithm.build(max_completion_tokens=config.sampling.max_tokens)
 
 
+def built(**fields) -> Algorithm:
+    """An objective with these fields."""
+    return Algorithm.Config(**fields).build(max_completion_tokens=MAX_TOKENS)
+
+
 def prompt(index: int) -> Prompt:
     return Prompt(prompt_idx=index, text=f"prompt {index}", token_ids=[1, 2], expected_answer="4")
 

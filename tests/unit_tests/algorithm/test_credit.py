@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
-    MAX_TOKENS,
+    built,
     episodes_of,
     group,
     normalizers_of,
 )
-from torchtitan_rl.algorithm import Advantage, Algorithm, GroupFilter, GroupMean, Truncation
+from torchtitan_rl.algorithm import Advantage, GroupFilter, GroupMean, Truncation
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo, semantic_entropy
 
 
@@ -21,7 +21,7 @@ class ArrayAdvantage(Advantage):
 
 
 def test_advantages_may_be_returned_as_a_tensor():
-    algorithm = Algorithm.Config(advantage=ArrayAdvantage.Config()).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(advantage=ArrayAdvantage.Config())
     episodes = episodes_of(algorithm, group(0, [1.0, None, 4.0]))
     assert [episode.credit.advantage for episode in episodes] == [0.0, 0.0, 3.0]
     assert all(type(episode.credit.advantage) is float for episode in episodes)
@@ -33,7 +33,7 @@ class Easy(GroupFilter):
 
 
 def test_a_filter_may_answer_false_for_a_group_that_is_kept():
-    algorithm = Algorithm.Config(group_filter=Easy.Config()).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(group_filter=Easy.Config())
     assert [episode.in_loss for episode in episodes_of(algorithm, group(0, [1.0, 4.0]))] == [True, True]
 
 
@@ -48,7 +48,7 @@ def test_penalty_interval_is_at_most_the_length_limit_of_a_mixture_member():
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**20])
 def test_rewards_equal_up_to_summation_order_give_no_advantage(scale):
-    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(zero_variance="drop")
     sums = [scale * ((0.1 + 0.2) + 0.3), scale * ((0.3 + 0.2) + 0.1)]
     assert sums[0] != sums[1]
     cancelled = [(0.1 + 0.2) - 0.3, 0.0]
@@ -79,10 +79,8 @@ def test_semantic_entropy_in_closed_form(answers, means, expected):
 
 
 def test_seed_grpo_scales_all_advantages_of_a_group_alike():
-    plain = Algorithm.Config(advantage=GroupMean.Config()).build(max_completion_tokens=MAX_TOKENS)
-    seed = Algorithm.Config(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5)).build(
-        max_completion_tokens=MAX_TOKENS
-    )
+    plain = built(advantage=GroupMean.Config())
+    seed = built(advantage=GroupMean.Config(), seed_grpo=SeedGrpo.Config(alpha=0.5))
     # the mean log-probability is -1 for both lengths: shares 1/4 each
     scored_group = group(
         0, [1.0, 0.0, 0.0, 0.0], answer=["4", "5", "5", None], logprobs=[tokens(n) for n in (1, 2, 3, 4)]
@@ -96,11 +94,11 @@ def test_seed_grpo_scales_all_advantages_of_a_group_alike():
 
 
 def test_length_and_likelihood_count_only_sampled_tokens():
-    algorithm = Algorithm.Config(
+    algorithm = built(
         advantage=GroupMean.Config(),
         seed_grpo=SeedGrpo.Config(alpha=1.0),
         truncation=Truncation.Config(mode="penalty", cache_tokens=8),
-    ).build(max_completion_tokens=MAX_TOKENS)
+    )
     tool = (True, True, *[False] * 10)  # two tokens of the policy, ten of an environment
     lists = {"logprobs": [tokens(2) + (0.0,) * 10, tokens(2)], "loss_mask": [tool, None], "answer": ["4", "5"]}
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], **lists))

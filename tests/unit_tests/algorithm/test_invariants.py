@@ -7,6 +7,7 @@ import torch
 
 from tests.parts.algorithm import (
     MAX_TOKENS,
+    built,
     episodes_of,
     group,
     merge,
@@ -163,9 +164,7 @@ def bandit_step(algorithm: Algorithm, logits: torch.Tensor, arms: list[int]) -> 
 
 
 def test_expected_rloo_gradient_is_the_policy_gradient():
-    algorithm = Algorithm.Config(advantage=Rloo.Config(), loss=Reinforce.Config()).build(
-        max_completion_tokens=MAX_TOKENS
-    )
+    algorithm = built(advantage=Rloo.Config(), loss=Reinforce.Config())
     logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
     policy = torch.softmax(logits, 0)
     for first in range(3):  # the expectation over all pairs of arms, exactly

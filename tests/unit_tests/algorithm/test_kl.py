@@ -7,6 +7,7 @@ import torch
 
 from tests.parts.algorithm import (
     MAX_TOKENS,
+    built,
     episodes_of,
     group,
     normalizers_of,
@@ -69,7 +70,7 @@ def test_missing_reference_is_an_error_with_a_remedy(placement):
 
 
 def test_micro_batch_of_padding_needs_no_reference():
-    algorithm = Algorithm.Config(kl=KL.Config(coef=0.5)).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(kl=KL.Config(coef=0.5))
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), reference=[[-1.0, -1.0]] * 2)
     values = policy_like(episodes)
     batch = pack(episodes, normalizers_of(algorithm, episodes), order=[], padding=4)

@@ -7,6 +7,7 @@ import torch
 
 from tests.parts.algorithm import (
     MAX_TOKENS,
+    built,
     episodes_of,
     group,
     merge,
@@ -21,7 +22,7 @@ from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 
 
 def test_semantic_entropy_metrics_of_a_step():
-    algorithm = Algorithm.Config(seed_grpo=SeedGrpo.Config(alpha=0.5)).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(seed_grpo=SeedGrpo.Config(alpha=0.5))
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], answer=["4", "5"]), group(1, [1.0, 0.0], answer=["4", "4"]))
     expected = {
         "semantic_entropy/mean": math.log(2) / 2,
@@ -109,7 +110,7 @@ def test_a_mean_over_two_ranks_weighs_by_count():
 
 
 def test_entropy_and_logprob_diff_are_distributions_over_loss_tokens():
-    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0, None], logprobs=[(-1.0, -2.0), (-3.0,), (-4.0,)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), padding=3)
     values = [torch.tensor(v, dtype=torch.float64) for v in ([-1.5, -2.0], [-3.25], [-9.0])]

@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from tests.parts.algorithm import MAX_TOKENS, episodes_of, group, normalizers_of, pack, spread_logprobs
+from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, spread_logprobs
 from torchtitan_rl.algorithm import (
-    Algorithm,
     NoCorrection,
     SequenceMask,
     Sequences,
@@ -41,7 +40,7 @@ def test_mismatch_weights_equal_their_closed_form(config, expected, changed):
 
 
 def test_mismatch_statistics_are_logged_even_without_a_correction():
-    algorithm = Algorithm.Config().build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built()
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0], logprobs=[(-1.0, -2.0), (-1.0, -1.0)]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([-1.5, -2.0], [-1.0, 0.0])]

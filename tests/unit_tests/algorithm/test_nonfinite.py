@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
-    MAX_TOKENS,
+    built,
     episodes_of,
     group,
     group_of,
@@ -18,7 +18,7 @@ from tests.parts.algorithm import (
     scored,
     spread_logprobs,
 )
-from torchtitan_rl.algorithm import Algorithm, BatchStd, GroupMean, Grpo, Gspo, MaxEnt, NonFiniteError
+from torchtitan_rl.algorithm import BatchStd, GroupMean, Grpo, Gspo, MaxEnt, NonFiniteError
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 
 NAN, INF = math.nan, math.inf
@@ -32,13 +32,13 @@ def with_bad_reward(value: float):
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_non_finite_reward_is_reported_with_prompt_sample_and_function(value):
     with pytest.raises(NonFiniteError, match=rf"prompt 0, sample 1: the total reward is {value}"):
-        episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), with_bad_reward(value))
+        episodes_of(built(), with_bad_reward(value))
 
 
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config()])
 def test_masked_non_finite_rewards_are_excluded_and_counted(loss):
     config = {} if isinstance(loss, MaxEnt.Config) else {"advantage": GroupMean.Config()}
-    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, **config).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(nonfinite="mask", loss=loss, **config)
     episodes = episodes_of(algorithm, with_bad_reward(NAN))
     clean = episodes_of(algorithm, group(0, [1.0, 0.0]))
     assert [episodes[0].credit.advantage, episodes[2].credit.advantage] == [
@@ -52,8 +52,8 @@ def test_masked_non_finite_rewards_are_excluded_and_counted(loss):
 def test_non_finite_sampler_logprob_is_reported_or_masked():
     completions = group_of(0, scored(0, 1.0, logprobs=(-1.0, -INF)), scored(1, 0.0))
     with pytest.raises(NonFiniteError, match=r"prompt 0, sample 0: the sampler's log-probability of token 1 is -inf"):
-        episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), completions)
-    algorithm = Algorithm.Config(nonfinite="mask", seed_grpo=SeedGrpo.Config()).build(max_completion_tokens=MAX_TOKENS)
+        episodes_of(built(), completions)
+    algorithm = built(nonfinite="mask", seed_grpo=SeedGrpo.Config())
     assert [episode.in_loss for episode in episodes_of(algorithm, completions)] == [False, True]
 
 
@@ -64,9 +64,9 @@ def test_rewards_that_overflow_mean_or_std_are_reported_or_masked(rewards, advan
         NonFiniteError,
         match=r"prompt 0, sample 0: the advantage is .*. Rewards of this size overflow, or algorithm.advantage",
     ):
-        episodes_of(Algorithm.Config(advantage=advantage).build(max_completion_tokens=MAX_TOKENS), group(0, rewards))
+        episodes_of(built(advantage=advantage), group(0, rewards))
     episodes = episodes_of(
-        Algorithm.Config(nonfinite="mask", advantage=advantage).build(max_completion_tokens=MAX_TOKENS),
+        built(nonfinite="mask", advantage=advantage),
         group(0, rewards),
     )
     assert [episode.credit.advantage for episode in episodes] == [0.0] * 3
@@ -74,9 +74,7 @@ def test_rewards_that_overflow_mean_or_std_are_reported_or_masked(rewards, advan
 
 
 def prepared(nonfinite: str, **kwargs):
-    algorithm = Algorithm.Config(advantage=GroupMean.Config(), nonfinite=nonfinite, **kwargs).build(
-        max_completion_tokens=MAX_TOKENS
-    )
+    algorithm = built(advantage=GroupMean.Config(), nonfinite=nonfinite, **kwargs)
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes), old=[[-1.0, -1.0]] * 4)
     return algorithm, episodes, batch
@@ -103,7 +101,7 @@ def test_non_finite_policy_logprob_is_reported():
 @pytest.mark.parametrize("loss", [Gspo.Config(), MaxEnt.Config(clip_coef=1.0)])
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_masked_non_finite_tokens_have_no_gradient_and_are_counted(loss, value):
-    algorithm = Algorithm.Config(nonfinite="mask", loss=loss, entropy_coef=0.1).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(nonfinite="mask", loss=loss, entropy_coef=0.1)
     episodes = episodes_of(algorithm, group(3, [1.0, 0.0]), group(5, [1.0, 0.0]))
     batch = pack(episodes, normalizers_of(algorithm, episodes))
     values = [

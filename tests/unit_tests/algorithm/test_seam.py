@@ -6,18 +6,19 @@ import torch
 
 from tests.parts.algorithm import (
     MAX_TOKENS,
+    built,
     episodes_of,
     group,
     normalizers_of,
     run_loss,
 )
-from torchtitan_rl.algorithm import Algorithm, Cispo, Clip, Gspo, Reinforce, TokenLoss
+from torchtitan_rl.algorithm import Cispo, Clip, Gspo, Reinforce, TokenLoss
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.types import flat
 
 
 def test_normalizers_count_only_episodes_in_the_loss():
-    algorithm = Algorithm.Config(zero_variance="drop").build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(zero_variance="drop")
     episodes = episodes_of(algorithm, group(0, [1.0, 0.0]), group(1, [2.0, 2.0]))
     normalizers = normalizers_of(algorithm, episodes)
     assert (normalizers.num_tokens, normalizers.num_sequences, normalizers.num_groups) == (4, 2, 1)
@@ -32,7 +33,7 @@ def test_normalizers_count_only_episodes_in_the_loss():
 
 def test_a_group_of_one_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
-        Algorithm.Config().build(max_completion_tokens=MAX_TOKENS).validate_sampling(1)
+        built().validate_sampling(1)
 
 
 class Bonus(Clip):
@@ -43,12 +44,12 @@ class Bonus(Clip):
 
 
 def test_only_a_class_that_says_so_itself_has_zero_gradient_without_an_advantage():
-    episode = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS), group(0, [1.0, 1.0]))[0]
+    episode = episodes_of(built(), group(0, [1.0, 1.0]))[0]
     for loss, zero in (
         (Clip, True), (Gspo, True), (Cispo, True), (Reinforce, True), (Bonus, False),
         (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Gspo,), {"zero_without_advantage": True}), True),
     ):  # fmt: skip
-        algorithm = Algorithm.Config(loss=loss.Config()).build(max_completion_tokens=MAX_TOKENS)
+        algorithm = built(loss=loss.Config())
         assert algorithm.zero_gradient(episode) is zero, loss
 
 
@@ -68,7 +69,7 @@ class Demonstrations(TokenLoss):
 
 
 def test_a_loss_of_given_tokens_needs_no_reward_no_sampler_and_no_second_sample():
-    algorithm = Algorithm.Config(loss=Demonstrations.Config()).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(loss=Demonstrations.Config())
     algorithm.validate_sampling(1)
     groups = [group(0, [None], logprobs=[(0.0, 0.0)]), group(1, [None], logprobs=[(0.0, 0.0, 0.0)])]
     episodes = episodes_of(algorithm, *groups)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.parts.algorithm import MAX_TOKENS, episodes_of, group_of
-from torchtitan_rl.algorithm import Algorithm, GroupMean, Truncation
+from tests.parts.algorithm import built, episodes_of, group_of
+from torchtitan_rl.algorithm import GroupMean, Truncation
 from torchtitan_rl.trainer.packing import token_advantages
 from torchtitan_rl.types import Completion, ScoredCompletion, TurnRecord
 
@@ -21,7 +21,7 @@ def conversation(sample_idx: int, *earned: float, final: float = 0.0, end: str =
 
 
 def test_tokens_have_the_advantage_of_their_turn_and_observed_tokens_none():
-    algorithm = Algorithm.Config(advantage=GroupMean.Config(), credit="turn").build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(advantage=GroupMean.Config(), credit="turn")
     first, second = episodes_of(algorithm, group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 2.0, 0.0)))
     assert token_advantages(first).tolist() == [-0.5, 0, -1, -1, 0]
     assert token_advantages(second).tolist() == [0.5, 0, 1, 1, 0, 0, 0, 0, 0]
@@ -32,10 +32,7 @@ def test_group_with_equal_totals_and_different_turns_has_variance():
     pair = group_of(0, conversation(0, 1.0, 0.0), conversation(1, 0.0, 1.0))  # returns [1, 0] and [1, 1]
     for choice in ("keep", "drop", "refill"):
         by_turn, whole = (
-            Algorithm.Config(advantage=GroupMean.Config(), credit=credit, zero_variance=choice).build(
-                max_completion_tokens=MAX_TOKENS
-            )
-            for credit in ("turn", "episode")
+            built(advantage=GroupMean.Config(), credit=credit, zero_variance=choice) for credit in ("turn", "episode")
         )
         episodes = episodes_of(by_turn, pair)
         assert [e.credit.turn_advantages for e in episodes] == [(0.0, -0.5), (0.0, 0.5)]
@@ -49,15 +46,9 @@ def test_group_with_equal_totals_and_different_turns_has_variance():
 @pytest.mark.parametrize("end", ["length", "max_tokens", "max_turns", "time"])
 def test_conversation_cut_by_any_limit_is_masked_or_penalised(end):
     pair = conversation(0, 1.0, end=end), conversation(1, 0.0)
-    masked = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask")).build(
-        max_completion_tokens=MAX_TOKENS
-    )
+    masked = built(advantage=GroupMean.Config(), truncation=Truncation.Config(mode="mask"))
     assert [e.credit.left_out for e in episodes_of(masked, group_of(0, *pair))] == ["truncated", None]
-    fined = Algorithm.Config(advantage=GroupMean.Config(), truncation=Truncation.Config(cut_reward=-0.5)).build(
-        max_completion_tokens=MAX_TOKENS
-    )
+    fined = built(advantage=GroupMean.Config(), truncation=Truncation.Config(cut_reward=-0.5))
     assert [e.credit.shaped_reward for e in episodes_of(fined, group_of(0, *pair))] == [0.5, 0.0]
-    only = Algorithm.Config(truncation=Truncation.Config(mode="mask", cut=("length",))).build(
-        max_completion_tokens=MAX_TOKENS
-    )
+    only = built(truncation=Truncation.Config(mode="mask", cut=("length",)))
     assert [e.in_loss for e in episodes_of(only, group_of(0, *pair))] == [end != "length", True]

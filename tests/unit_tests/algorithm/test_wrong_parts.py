@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.parts.algorithm import MAX_TOKENS, episodes_of, group, normalizers_of, pack, policy_like, run_loss
-from torchtitan_rl.algorithm import Algorithm, Correction, ListwiseLoss, Mismatch, TokenLoss
+from tests.parts.algorithm import built, episodes_of, group, normalizers_of, pack, policy_like, run_loss
+from torchtitan_rl.algorithm import Correction, ListwiseLoss, Mismatch, TokenLoss
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.state import RunState
 
@@ -67,7 +67,7 @@ def take_step(algorithm):
     ],
 )
 def test_faulty_part_is_named_at_the_first_step(field, part, message):
-    algorithm = Algorithm.Config(**{field: part.Config()}).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(**{field: part.Config()})
     with pytest.raises(UserError, match=rf"^algorithm\.{field}: {message}"):
         take_step(algorithm)
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.parts.algorithm import (
     MAX_TOKENS,
+    built,
     episodes_of,
     group,
     loss_inputs,
@@ -61,10 +62,6 @@ def part(name: str):
     """A class of the page, by file and name. Example: part("opo.Opo")"""
     module, _, one = name.partition(".")
     return getattr(importlib.import_module(module), one)
-
-
-def built(**parts) -> Algorithm:
-    return Algorithm.Config(**parts).build(max_completion_tokens=MAX_TOKENS)
 
 
 def test_every_block_is_tested_and_at_most_30_lines():

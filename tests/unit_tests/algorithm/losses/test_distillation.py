@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.parts.algorithm import episodes_of, group, normalizers_of, run_loss
+from tests.parts.algorithm import built, episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from tests.parts.tiny_trainer import MAX_TOKENS, catch_gradients, scored_step, tiny_trainer
 from torchtitan_rl.algorithm import Algorithm, Loss, TokenTruncate
@@ -29,12 +29,12 @@ TEACHER = [(-0.5, -2.0), (-1.5, -0.1)]
 
 def taught(groups, teacher=TEACHER, **loss):
     """The algorithm, its credited episodes and their packed batch."""
-    algorithm = Algorithm.Config(loss=Distill.Config(**loss)).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(loss=Distill.Config(**loss))
     drafted = draft_episodes(groups)
     for episode, values in zip(flat(drafted), teacher, strict=True):
         episode.credit.token_columns[LOGPROBS] = np.array(values, dtype=np.float32)
     algorithm.credit.assign(drafted)
-    step = episodes_of(Algorithm.Config().build(max_completion_tokens=MAX_TOKENS))
+    step = episodes_of(built())
     step.extend(flat(drafted))
     step.groups, step.members = drafted, [m for g in drafted for m in minibatches.items_of([g], whole_groups=True)[0]]
     normalizers = normalizers_of(algorithm, step)
@@ -219,7 +219,7 @@ def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_hel
 
 
 def test_off_policy_distillation_has_the_datas_completions():
-    algorithm = Algorithm.Config(loss=ExactDistill.Config(demonstrations=True)).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(loss=ExactDistill.Config(demonstrations=True))
     assert not algorithm.policy_loss.from_engine
     algorithm.validate_sampling(1)
     with pytest.raises(UserError, match=r"^sampling.n = 2: expected 1 with a loss of demonstrations"):

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.parts.algorithm import MAX_TOKENS
+from tests.parts.algorithm import built
 from torchtitan_rl.algorithm import Algorithm, BetaController, MetaController, TauController, maxent_class_defaults
 
 ENTROPY, KL = "maxent/weight_entropy_with_neutral/mean", "reference/kl_k3"
 
 
 def algorithm_with(**kwargs) -> Algorithm:
-    return Algorithm.Config(loss=replace(maxent_class_defaults(), **kwargs)).build(max_completion_tokens=MAX_TOKENS)
+    return built(loss=replace(maxent_class_defaults(), **kwargs))
 
 
 def values(metrics) -> dict[str, float]:

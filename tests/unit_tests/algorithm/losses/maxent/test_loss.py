@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.parts.algorithm import (
-    MAX_TOKENS,
+    built,
     episodes_of,
     group,
     merge,
@@ -39,7 +39,7 @@ SIGMOID_1 = math.e / (math.e + 1)
 def maxent(**kwargs) -> Algorithm:
     """The defaults of the authors' class, with `kwargs`."""
     loss = replace(maxent_class_defaults(), **{"q_floor": 0.0, "neutral": "skip"} | kwargs)
-    return Algorithm.Config(loss=loss).build(max_completion_tokens=MAX_TOKENS)
+    return built(loss=loss)
 
 
 def packed(algorithm, episodes, **kwargs):
@@ -88,7 +88,7 @@ def test_equal_rewards_have_no_gradient_by_default():
 
 
 def test_equal_rewards_pull_to_the_uniform_distribution_with_the_class_s_defaults():
-    algorithm = Algorithm.Config(loss=maxent_class_defaults()).build(max_completion_tokens=MAX_TOKENS)
+    algorithm = built(loss=maxent_class_defaults())
     episodes = episodes_of(algorithm, group(0, [1.0, 1.0]))
     assert [(e.credit.left_out, e.credit.columns["mass"]) for e in episodes] == [(None, 0.5)] * 2
 
