@@ -26,7 +26,8 @@ import torch.distributed as dist  # noqa: E402
 from torchtitan.config import CommConfig, ParallelismConfig  # noqa: E402
 from torchtitan.distributed import ParallelDims  # noqa: E402
 
-from tests.parts.pushes import Policy  # noqa: E402
+from tests.parts.hf_decoders import packed, transformers_logprobs  # noqa: E402
+from tests.parts.pushes import SEQUENCES, Policy, TokenizerStandIn  # noqa: E402
 from tests.parts.tiny import ODD, save_odd_checkpoint, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.environments import Environment, Turn  # noqa: E402
@@ -37,22 +38,10 @@ from torchtitan_rl.models.score import score  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.weight_sync import WeightSync  # noqa: E402
 from torchtitan_rl.trainer.model_loader import load_hf_weights  # noqa: E402
-from torchtitan_rl.types import Prompt, SegmentLayout  # noqa: E402
+from torchtitan_rl.types import Prompt  # noqa: E402
 
 # Largest allowed difference in log-probability of (policy and transformers, sampler and policy) and of gradients (relative).
 BOUNDS = {"float32": (1e-5, 1e-4, 1e-4), "bfloat16": (0.1, 0.3, 0.2)}
-SEQUENCES = [[3, 12, 4, 12, 5, 14, 9, 1], [7, 8, 9], [100, 101, 102, 103, 104, 105], [5, 5, 5, 5, 5]]
-
-
-class TokenizerStandIn:
-    """The three things the generator asks of one; the tiny model's tokens stand for no text."""
-
-    eos_token_id = 0
-    chat_template = None
-    added_tokens_decoder: dict = {}
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        return " ".join(map(str, token_ids))
 
 
 class Echo(Environment):
@@ -88,40 +77,16 @@ class EchoingConversations(Conversations):
         return [int(word) for word in messages[0]["content"].split()[:2]] + [99]
 
 
-def packed(sequences: list[list[int]], multiple: int) -> tuple[torch.Tensor, SegmentLayout, torch.Tensor, torch.Tensor]:
-    """(token_ids [T], layout, labels [T], mask [T])"""
-    tokens = [t for s in sequences for t in s]
-    padding = -len(tokens) % multiple
-    layout = SegmentLayout.of([*map(len, sequences), *[padding] * bool(padding)], device=device.DEVICE_TYPE)
-    labels = [t for s in sequences for t in [*s[1:], 0]] + [0] * padding
-    mask = [m for s in sequences for m in [1] * (len(s) - 1) + [0]] + [0] * padding
-    tokens, labels, mask = (torch.tensor(c, device=device.DEVICE_TYPE) for c in (tokens + [0] * padding, labels, mask))
-    return tokens, layout, labels, mask
-
-
-def reference(folder: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """transformers' log-probabilities of every label, in order, and the gradients of their mean."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    rows = []
-    for sequence in SEQUENCES:
-        ids = torch.tensor([sequence])
-        logp = model(ids).logits[0, :-1].log_softmax(-1)  # [L - 1, V]
-        rows.append(logp.gather(-1, ids[0, 1:, None])[:, 0])  # [L - 1]
-    logprobs = torch.cat(rows)
-    logprobs.mean().backward()
-    return logprobs.detach(), {name: p.grad for name, p in model.named_parameters()}
-
-
 def check_gradients(model, adapter, folder: str, dims: ParallelDims, dtype: str, failures: list[str]) -> float:
     """Each data-parallel rank takes every dp_size-th sequence; summed gradients must be the whole's."""
     most_diff, _, most_relative = BOUNDS[dtype]
-    expected_logprobs, expected_grads = reference(folder)
+    expected_logprobs, expected_grads = transformers_logprobs(Path(folder), list(map(torch.tensor, SEQUENCES)))
     batch = dims.get_mesh("batch") if dims.dp_enabled else None
     size, rank = (batch.size(), batch.get_local_rank()) if batch else (1, 0)
     count = sum(len(s) - 1 for s in SEQUENCES)
-    tokens, layout, labels, mask = packed(SEQUENCES[rank::size], 8 * dims.tp)
+    parts = [torch.tensor(s) for s in SEQUENCES[rank::size]]
+    padding = -sum(map(len, parts)) % (8 * dims.tp)
+    tokens, labels, layout, mask = packed(parts, padding, device.DEVICE_TYPE)
     logprobs = score(model, tokens, labels, layout, 1.0).logprobs
     (logprobs * mask).sum().div(count).backward()
 

@@ -14,8 +14,7 @@ from torchtitan.config import ParallelismConfig, TrainingConfig
 from transformers import AutoConfig
 
 from scripts.make_random_checkpoint import small_model
-from tests.integration.parity import TokenizerStandIn
-from tests.parts.pushes import Policy
+from tests.parts.pushes import Policy, TokenizerStandIn
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models import spec_from_folder
@@ -110,13 +109,15 @@ def sequences() -> list[Tensor]:
     return [torch.randint(0, ODD_DIMENSIONS["vocab_size"], (n,), generator=random) for n in LENGTHS]
 
 
-def packed(parts: list[Tensor]) -> tuple[Tensor, Tensor, SegmentLayout, Tensor]:
+def packed(
+    parts: list[Tensor], padding: int = PADDING, device: str = "cpu"
+) -> tuple[Tensor, Tensor, SegmentLayout, Tensor]:
     """Sequences in one pack with padding: token ids, labels, layout and mask (1 where a label is a sequence's), [T] each."""
-    tokens = torch.cat([*parts, torch.zeros(PADDING, dtype=torch.int64)])
-    mask = torch.cat([torch.ones(len(tokens) - PADDING), torch.zeros(PADDING)])
+    tokens = torch.cat([*parts, torch.zeros(padding, dtype=torch.int64)]).to(device)
+    mask = torch.cat([torch.ones(len(tokens) - padding), torch.zeros(padding)]).to(device)
     mask[torch.tensor([len(p) for p in parts]).cumsum(0) - 1] = 0
-    layout = SegmentLayout.of([*map(len, parts), PADDING], device="cpu", padding=PADDING)
-    return tokens, tokens.roll(-1), layout, mask
+    lengths = [*map(len, parts), padding] if padding else list(map(len, parts))
+    return tokens, tokens.roll(-1), SegmentLayout.of(lengths, device=device, padding=padding), mask
 
 
 def transformers_logprobs(folder: Path, parts: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.integration.parity import SEQUENCES, TokenizerStandIn
-from tests.parts.pushes import Policy
+from tests.parts.pushes import SEQUENCES, Policy, TokenizerStandIn
 from tests.parts.tiny import sampled, scale_policy, sharded_policy
 from torchtitan_rl import comm
 from torchtitan_rl.fields.lora_config import LoraConfig

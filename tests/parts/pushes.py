@@ -1,4 +1,4 @@
-"""What a push reads of a trainer, for a policy without an optimizer."""
+"""What a push and an engine read of a trainer, for a policy without an optimizer."""
 
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -15,6 +15,19 @@ from torchtitan_rl.types import SegmentLayout
 
 MULTIPLE = 8
 """Sequences are padded to this, for tensor parallelism."""
+
+SEQUENCES = [[3, 12, 4, 12, 5, 14, 9, 1], [7, 8, 9], [100, 101, 102, 103, 104, 105], [5, 5, 5, 5, 5]]
+
+
+class TokenizerStandIn:
+    """The three things the generator asks of one; the tiny model's tokens stand for no text."""
+
+    eos_token_id = 0
+    chat_template = None
+    added_tokens_decoder: dict = {}
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        return " ".join(map(str, token_ids))
 
 
 class Policy:
