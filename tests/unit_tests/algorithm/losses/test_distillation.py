@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.parts.algorithm import built, episodes_of, group, normalizers_of, run_loss
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
-from tests.parts.tiny_trainer import MAX_TOKENS, catch_gradients, scored_step, tiny_trainer
+from tests.parts.tiny_trainer import catch_gradients, scored_step, tiny_trainer
 from torchtitan_rl.algorithm import Algorithm, Loss, TokenTruncate
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
