@@ -1,6 +1,7 @@
 """Tiny random models for tests: a Qwen3, and one of each other architecture with odd dimensions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torchtitan_rl.models import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.models.hf import local_shard
 from torchtitan_rl.models.lora.adapters import Lora, own_part
 from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config
-from torchtitan_rl.types import Completion, Group, Prompt
+from torchtitan_rl.types import Completion, Episode, Group, Member, Prompt, ScoredCompletion
 
 DIMENSIONS = {
     "vocab_size": 128,
@@ -179,3 +180,23 @@ def change_adapters(model: nn.Module, version: int) -> None:
 def sampled(generator: Generator, prompts: Sequence[Prompt], **how: Any) -> list[Group[Completion]]:
     """Returns the groups of `Generator.generate`, in the prompts' order."""
     return sorted(generator.generate(prompts, **how), key=lambda group: group.prompt.prompt_idx)
+
+
+def members_of(groups: Sequence[Group[Completion]]) -> list[Member]:
+    """Every sample as a sequence to train on, with reward 1."""
+    return [
+        Member(group.prompt, Episode(scored=ScoredCompletion(completion=completion, reward=1.0)))
+        for group in groups
+        for completion in group.samples
+    ]
+
+
+@contextmanager
+def crowded(generator: Generator) -> Iterator[None]:
+    """Leave ten free blocks in the engine's KV cache, so that some of twelve sequences are preempted."""
+    generator.llm.reset_prefix_cache()
+    pool = generator.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)
+    yield
+    pool.free_blocks(taken)
+    assert generator.stats.metrics()["generator/preemptions"].value > 0

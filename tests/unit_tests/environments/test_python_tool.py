@@ -79,3 +79,8 @@ def test_python_tool_failures_are_shown_to_the_policy():
     assert answers[0] == "42\n"
     assert answers[1].startswith("error: ProgramError: the program ended with exit code 1: Traceback")
     assert turn.columns == {"tool_calls": 2, "tool_errors": 1}
+
+
+def test_a_command_that_is_not_there_is_an_error_of_the_run_and_not_of_the_policy():
+    with pytest.raises(FileNotFoundError, match="there is no program 'no-such-program'"):
+        python_tool(command=["no-such-program", "-"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.parts.tiny import sampled
+from tests.parts.tiny import crowded, members_of, sampled
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.score import score
@@ -15,7 +15,7 @@ from torchtitan_rl.trainer.gate import LogprobGate, LogprobGateError
 from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
 from torchtitan_rl.trainer.packing import pack
 from torchtitan_rl.trainer.trainer_config import LogprobGateConfig
-from torchtitan_rl.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion
+from torchtitan_rl.types import NO_RECORD, Member, Normalizers
 
 V, TEMPERATURE = 128, 0.7
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
@@ -36,11 +36,7 @@ def pair(one_rank, tmp_path_factory):
 
 def members(pair, **sampling) -> list[Member]:
     config = SamplingConfig(n=4, max_tokens=8, temperature=TEMPERATURE, **sampling)
-    return [
-        Member(group.prompt, Episode(scored=ScoredCompletion(completion=completion, reward=1.0)))
-        for group in sampled(pair.generator, PROMPTS, sampling_config=config)
-        for completion in group.samples
-    ]
+    return members_of(sampled(pair.generator, PROMPTS, sampling_config=config))
 
 
 def scores(pair, batch, labels=None):
@@ -128,11 +124,7 @@ def test_preempted_sequences_have_the_same_records(pair):
         return [completion.sampler_records.tolist() for group in groups for completion in group.samples]
 
     free = records()
-    generator.llm.reset_prefix_cache()
-    pool = generator.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
-    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)
-    crowded = records()
-    pool.free_blocks(taken)
-    assert generator.stats.metrics()["generator/preemptions"].value > 0
-    assert crowded == free
+    with crowded(generator):
+        later = records()
+    assert later == free
     assert DEVICE_TYPE == "cuda" or not generator.records.__self__._rows

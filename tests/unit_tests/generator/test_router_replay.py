@@ -10,7 +10,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 
 from tests.integration.parity import EchoingConversations
 from tests.parts.stream import ListStream
-from tests.parts.tiny import sampled, save_odd_checkpoint
+from tests.parts.tiny import crowded, members_of, sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.device import DEVICE_TYPE
@@ -20,7 +20,7 @@ from torchtitan_rl.models.experts import mixtures
 from torchtitan_rl.models.score import score
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.packing import by_member, pack
-from torchtitan_rl.types import NO_RECORD, Episode, Member, Normalizers, ScoredCompletion, flat
+from torchtitan_rl.types import NO_RECORD, Normalizers, flat
 
 pytestmark = pytest.mark.skipif(DEVICE_TYPE != "cpu", reason="a GPU's engine records in another way")
 
@@ -54,14 +54,6 @@ def other_routers(pair) -> None:
             moe.router.gate.weight.to_local().normal_(generator=torch.Generator().manual_seed(1))
 
 
-def members(groups) -> list[Member]:
-    return [
-        Member(group.prompt, Episode(scored=ScoredCompletion(completion=completion, reward=1.0)))
-        for group in groups
-        for completion in group.samples
-    ]
-
-
 def scored(pair, batch, *, replay: bool):
     """(log-probabilities [T], experts [layers with a mixture, rows, K]) of a batch."""
     chosen = []
@@ -84,7 +76,7 @@ def recorded(batch):
 
 
 def test_engine_records_the_experts_of_every_token_that_it_read(pair):
-    batch = pack(members(sampled(pair.generator, PROMPTS)), normalizers=COUNTS, multiple=64)
+    batch = pack(members_of(sampled(pair.generator, PROMPTS)), normalizers=COUNTS, multiple=64)
     (_, own), (engine, read) = scored(pair, batch, replay=False), recorded(batch)
     ends = {begin for begin in [*batch.layout.begins.tolist(), len(read)] if 0 < begin <= len(read)}
     assert (~read).nonzero().flatten().tolist() == sorted(end - 1 for end in ends)  # the last token of each sequence
@@ -94,7 +86,7 @@ def test_engine_records_the_experts_of_every_token_that_it_read(pair):
 @pytest.mark.parametrize("share_prompts", [False, True])
 def test_replay_makes_the_choice_identical_for_every_token(pair, share_prompts):
     batch = pack(
-        members(sampled(pair.generator, PROMPTS)),
+        members_of(sampled(pair.generator, PROMPTS)),
         normalizers=COUNTS,
         multiple=64,
         share_prompts=share_prompts,
@@ -109,7 +101,7 @@ def test_replay_makes_the_choice_identical_for_every_token(pair, share_prompts):
 
 
 def test_packed_replay_equals_each_sequence_alone(pair):
-    everyone = members(sampled(pair.generator, PROMPTS))
+    everyone = members_of(sampled(pair.generator, PROMPTS))
     other_routers(pair)
 
     def logprobs(some, share_prompts):
@@ -126,7 +118,7 @@ def test_packed_replay_equals_each_sequence_alone(pair):
 
 
 def test_routers_learn_from_replayed_tokens(pair):
-    batch = pack(members(sampled(pair.generator, PROMPTS)), normalizers=COUNTS, multiple=64)
+    batch = pack(members_of(sampled(pair.generator, PROMPTS)), normalizers=COUNTS, multiple=64)
     other_routers(pair)
     logprobs, _ = scored(pair, batch, replay=True)
     logprobs.sum().backward()
@@ -142,18 +134,14 @@ def records_of(groups) -> list[list]:
 def test_preempted_sequences_have_the_same_records(pair):
     generator = pair.generator
     free = records_of(sampled(generator, PROMPTS, sampling_config=LONG, seeded=True))
-    generator.llm.reset_prefix_cache()
-    pool = generator.llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool
-    taken = pool.get_new_blocks(pool.get_num_free_blocks() - 10)
-    crowded = records_of(sampled(generator, PROMPTS, sampling_config=LONG, seeded=True))
-    pool.free_blocks(taken)
-    assert generator.stats.metrics()["generator/preemptions"].value > 0
-    assert crowded == free
+    with crowded(generator):
+        later = records_of(sampled(generator, PROMPTS, sampling_config=LONG, seeded=True))
+    assert later == free
 
 
 def test_conversations_have_records_of_the_environments_tokens_too(pair):
     pair.generator.environments = EchoingConversations()
-    batch = pack(members(sampled(pair.generator, PROMPTS)), normalizers=COUNTS, multiple=64)
+    batch = pack(members_of(sampled(pair.generator, PROMPTS)), normalizers=COUNTS, multiple=64)
     (_, own), (engine, read) = scored(pair, batch, replay=False), recorded(batch)
     assert not batch.loss_mask[: len(read)].bool()[read].all()
     assert (batch.loss_mask[: len(read)].bool() <= read).all()

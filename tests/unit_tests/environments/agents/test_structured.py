@@ -12,7 +12,7 @@ import xgrammar
 
 from tests.parts.conversations import TaskWith, prompts
 from tests.parts.talk import chat_tokenizer, save_talker
-from tests.parts.tiny import DIMENSIONS, sampled
+from tests.parts.tiny import DIMENSIONS, members_of, sampled
 from tests.unit_tests.generator.test_kept_tokens import COUNTS, TEMPERATURE, gate_of, kept_sets, scores
 from tests.unit_tests.sync.test_weight_sync import Pair
 from torchtitan_rl.environments.agents import AgentEnvironment
@@ -22,7 +22,6 @@ from torchtitan_rl.generator.grammars import MOST_CHARACTERS, Grammars, call_for
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.trainer.packing import pack
-from torchtitan_rl.types import Episode, Member, ScoredCompletion
 
 USER = {"role": "user", "content": "Where to?"}
 
@@ -63,10 +62,7 @@ def play(pair, agent, **sampling):
     )  # fmt: skip
     config = SamplingConfig(**{"n": 4, "max_tokens": 3000, "temperature": TEMPERATURE, **sampling})
     [group] = sampled(pair.generator, prompts(pair.generator.tokenizer, 1), sampling_config=config)
-    members = [
-        Member(group.prompt, Episode(scored=ScoredCompletion(completion=one, reward=1.0))) for one in group.samples
-    ]
-    return pack(members, normalizers=COUNTS, multiple=64), group.samples
+    return pack(members_of([group]), normalizers=COUNTS, multiple=64), group.samples
 
 
 async def ask_for_all(task, *, base_url, api_key):
