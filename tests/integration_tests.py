@@ -184,10 +184,6 @@ def build_test_list() -> list[OverrideDefinitions]:
     checked_run = [steps_are(3), sampler_agrees(), files_exist("config.json", "environment.json", "tensorboard/*")]
     return [
         OverrideDefinitions(
-            [["--cases", "6000"]], "6,000 random updates against an independent dense reference", "dense_reference", 1, [],
-            "tests.integration.dense", expect_output=["; 0 beyond 1e-05"],
-        ),
-        OverrideDefinitions(
             [parity()], "policy, transformers and engine agree in one process", "parity_1", 1, [parity_holds], "tests.integration.parity"
         ),
         OverrideDefinitions(

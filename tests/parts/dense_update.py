@@ -94,11 +94,6 @@ def estimate(d: float, kind: str) -> float:
 def compare(case: dict, credit: list[list[dict]]) -> None:
     """Set each token's advantage: those of the sample's returns among the group's, turn by turn."""
     settings, by_turn = case["settings"], case["settings"]["credit"] == "turn"
-    own = {"role": by_role, "otb": by_place}.get(settings["around"])
-    own = by_function if settings["advantage"] == "gdpo" else own
-    if own is not None:
-        own(case, credit)
-        return
     returns = [
         [returns_of(sample, one["reward"], by_turn) for sample, one in zip(group["samples"], found)]
         for group, found in zip(case["groups"], credit)
@@ -128,59 +123,6 @@ def advantage(returns: list, g: int, i: int, k: int, settings: dict) -> float:
         return centred / (sum(group) / len(group) - settings["lowest"])
     spread = group if kind == "grpo" else [value for values in at_turn for value in values]
     return centred / (torch.tensor(spread, dtype=torch.float64).std().item() + 1e-4)
-
-
-def by_role(case: dict, credit: list[list[dict]]) -> None:
-    """SPIRAL's advantage: the reward above the role's moving average so far. Groups take turns in two roles."""
-    decay, averages = case["settings"]["role_decay"], [0.0, 0.0]
-    for g, (group, found) in enumerate(zip(case["groups"], credit)):
-        for sample, one in zip(group["samples"], found):
-            reward = averages[g % 2] if one["reward"] is None else one["reward"]
-            one["advantages"] = [(reward - averages[g % 2]) * mask for mask in sample["mask"]]
-            averages[g % 2] += (1 - decay) * (reward - averages[g % 2])
-
-
-def by_place(case: dict, credit: list[list[dict]]) -> None:
-    """The optimal token baseline: at the t-th sampled token, the rewards weighted by the energy of the tokens so far."""
-    for group, found in zip(case["groups"], credit):
-        energies, rewards = [], [one["reward"] for one in found]
-        for sample in group["samples"]:
-            terms = [1 - 2 * math.exp(p) + math.exp(c) for p, c in sampled(sample, "before", "collisions")]
-            energies.append([sum(terms[: t + 1]) for t in range(len(terms))])
-        for i, (sample, one) in enumerate(zip(group["samples"], found)):
-            values = []
-            for t in range(len(energies[i])):
-                peers = [j for j, e in enumerate(energies) if len(e) > t and rewards[j] is not None]
-                total = sum(energies[j][t] for j in peers)
-                baseline = sum(energies[j][t] * rewards[j] for j in peers) / (total + 1e-8) if len(peers) > 1 else 0.0
-                values.append(0.0 if rewards[i] is None else rewards[i] - baseline)
-            spread = iter(values)
-            one["advantages"] = [next(spread) if mask else 0.0 for mask in sample["mask"]]
-
-
-def by_function(case: dict, credit: list[list[dict]]) -> None:
-    """GDPO: each reward function and the penalty as z-scores of the group, summed; then z-scores of the step."""
-
-    def z_scores(values: torch.Tensor) -> torch.Tensor:
-        if same(values.tolist()):
-            return torch.zeros_like(values)
-        return (values - values.mean()) / (values.std() + 1e-4)
-
-    members, sums = [], []
-    for group, found in zip(case["groups"], credit):
-        rewarded = [(sample, one) for sample, one in zip(group["samples"], found) if one["reward"] is not None]
-        total = torch.zeros(len(rewarded), dtype=torch.float64)
-        columns = [[sample["breakdown"][name] for sample, _ in rewarded] for name in "ab"]
-        columns.append([one["reward"] - sample["reward"] for sample, one in rewarded])
-        for weight, column in zip((1.0, case["settings"]["weight_b"], 1.0), columns):
-            known = [i for i, value in enumerate(column) if value is not None]
-            total[known] += weight * z_scores(torch.tensor([column[i] for i in known], dtype=torch.float64))
-        members += rewarded
-        sums.append(total)
-        for sample, one in zip(group["samples"], found):
-            one["advantages"] = [0.0] * len(sample["mask"])
-    for (sample, one), value in zip(members, z_scores(torch.cat(sums)).tolist()):
-        one["advantages"] = [value * mask for mask in sample["mask"]]
 
 
 def seed_factor(samples: list[dict], found: list[dict], alpha: float) -> float:

