@@ -72,6 +72,9 @@ class RowReader:
             bool(self.prompt_column or config.template), "task.prompt_column", config.prompt_column,
             f"the column of {table.name} that holds the prompt, but it has {self.columns}", "Name one of them.",
         )  # fmt: skip
+        shown = bool(self.answer_column) and f"{{{self.answer_column}}}" in config.template
+        expected = "one without task.answer_column, which the prompt would show"
+        expect(not shown, "task.template", config.template, expected, "Take it out.")
 
     def example(self, row: Row) -> Example:
         """Returns the row as an example. Raises RowError if it cannot be one."""

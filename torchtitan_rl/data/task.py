@@ -71,6 +71,9 @@ class Example:
             "a list of one or more dicts with a role, or None for a prompt of text alone",
             "Give the first message here; what an environment's reset() returns follows it.",
         )  # fmt: skip
+        expected, remedy = "a text or a number", "Use '' where there is none."
+        is_given = self.expected_answer is not None
+        expect(is_given, "Example.expected_answer", self.expected_answer, expected, remedy)
         object.__setattr__(self, "expected_answer", str(self.expected_answer))
 
 

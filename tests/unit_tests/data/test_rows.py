@@ -394,3 +394,8 @@ def test_messages_refused_by_the_chat_template_are_skipped_and_reported(build, c
     stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
     assert "3 that the chat template rejects: no system (rows 10, 11, 12)" in capsys.readouterr().out
     assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
+
+
+def test_a_template_that_shows_the_answer_is_refused(build):
+    with pytest.raises(UserError, match="task.template = .* which the prompt would show"):
+        build([{"prompt": "a", "answer": "2"}] * 3, template="{prompt} {answer}")
