@@ -35,6 +35,8 @@ _only_of_process: list[Listener] = []
 _only_of_task: ContextVar[Listener | None] = ContextVar("only_of_task", default=None)
 running: list[str] = []
 """The names of the open contexts, outermost first."""
+PHASE = "torchtitan_rl_phase"
+"""The attribute of an error with the contexts in which it was raised."""
 
 
 def listen(listener: Listener) -> Callable[[], None]:
@@ -124,16 +126,19 @@ def _inside(kind: Kind, name: str) -> Iterator[None]:
             for listener in _listeners:
                 open_contexts.enter_context(listener.during(kind, name))
             yield
+    except BaseException as error:
+        error.__dict__.setdefault(PHASE, _where())
+        raise
     finally:
         running.pop()
         _moved()
 
 
+def _where() -> str:
+    """The outermost and the innermost open context. Example: "step 3: grade"."""
+    return ": ".join(dict.fromkeys([running[0], running[-1]])) if running else "between steps"
+
+
 def _moved() -> None:
-    where = "between steps"
-    if running:
-        where = running[0]
-        if running[-1] != where:
-            where = f"{where}: {running[-1]}"
     for listener in _listeners:
-        listener.moved(where)
+        listener.moved(_where())

@@ -5,6 +5,7 @@ unforeseen error, with a traceback; 2 for wrong input, with a message; 3 if trai
 disagree), with a message. The last checkpoint is kept.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -27,11 +28,11 @@ from torchtitan_rl.fields.references import users_frames, users_line
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.job_processes import die_with_parent
-from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY, has_no_memory
-from torchtitan_rl.run.rank_output import RankOutput, failure_marker
-from torchtitan_rl.run.rank_status import StatusFile, heartbeat_text
+from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY
+from torchtitan_rl.run.rank_output import RankOutput
+from torchtitan_rl.run.rank_status import StatusFile, rank_failed, slowest
 from torchtitan_rl.run.rank_variables import be_only_rank
-from torchtitan_rl.run.run_end import REPORT, Phases, phase_of, write_end
+from torchtitan_rl.run.run_end import phase_of, write_end, write_run_report
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.stop_signal import StopSignal
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.controller import Controller
 
 WRONG_INPUT, STOPPED = 2, 3
+LOST_S = 2.0
+"""Seconds after an error in which another rank may turn out to have ended first."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -66,11 +69,31 @@ def main(args: Sequence[str] | None = None) -> None:
                 f"something called sys.exit({request.code!r}) in the middle of the run"
             ) from request
     except SystemExit:
-        status_file.update(outcome="done", since=time.monotonic())
+        status_file.set_outcome("done")
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
+        if _lost_another_rank(error):
+            logging.getLogger(__name__).info("lost another rank", exc_info=True)
+            output.end(1)
+        if status_file.status.run_folder:
+            write_failure(error, Path(status_file.status.run_folder))
         output.fail(*_message_and_code(error))
     output.end(0)
+
+
+def _lost_another_rank(error: BaseException) -> bool:
+    """Whether an error most likely only says that another rank of this node is gone, as gloo's and NCCL's do.
+
+    That rank, or the launcher, says why. Waits a moment for it: the connection may break before the other process has ended.
+    """
+    deadline = time.monotonic() + LOST_S
+    while isinstance(error, RuntimeError) and os.environ["WORLD_SIZE"] != "1":
+        if rank_failed():
+            return True
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return False
 
 
 def _message_and_code(error: BaseException) -> tuple[str, int]:
@@ -87,33 +110,23 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
 
 
 def _error_message(error: BaseException) -> str:
-    """The message of an unforeseen error: its traceback, or one line if it only means that another rank is gone."""
-    if not _lost_a_rank(error):
-        return "\n".join([traceback.format_exc().rstrip(), *_advice(error)])
-    logging.getLogger(__name__).info(
-        "lost another rank", exc_info=True
-    )  # with the traceback, in the rank's log
-    return "this rank lost the connection to another one and ends"
-
-
-def _lost_a_rank(error: BaseException) -> bool:
-    """Whether the error only says that another rank is gone. It comes from gloo, NCCL or the store."""
-    signs = (
-        "Connection closed by peer",
-        "Connection reset by peer",
-        "remote process exited",
-        "Timed out waiting",
-    )
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    """The message of an unforeseen error: its traceback, and what else to read."""
+    lines = [traceback.format_exc().rstrip(), *_advice(error)]
+    if isinstance(error, RuntimeError) and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        lines.append("If a rank of another node ended first, that node's output says why.")
+    return "\n".join(lines)
 
 
 def _advice(error: BaseException) -> list[str]:
     """The last line of the traceback in the user's code, such as a reward function, and the settings to lower if memory ran out."""
+    import torch
+
     lines: list[str] = []
     if frames := users_frames(error):
         place = f"{frames[-1].filename}, line {frames[-1].lineno}"
         lines.append(f"The last line of your own code in it: {place}")
-    if has_no_memory(error):
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if refused or isinstance(error, MemoryError | torch.OutOfMemoryError):
         phase = phase_of(error)
         where = f" in {phase}" if phase else ""
         lines.append(f"This process was refused memory{where}. {MEMORY_REMEDY}")
@@ -121,11 +134,8 @@ def _advice(error: BaseException) -> list[str]:
 
 
 def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:
-    status_file.update(
-        notice_s=config.watchdog.notice_seconds, limit_s=config.watchdog.limit_seconds
-    )
-    for listener in (Terminal(slowest=heartbeat_text), Phases()):
-        events.listen(listener)
+    status_file.set_limits(config.watchdog)
+    events.listen(Terminal(slowest=slowest))
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build import build_run, prepare
         from torchtitan_rl.replicated import check_config
@@ -142,7 +152,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     if not folder.continues:
         folder.begin(name, config)
     try:
-        stop = StopSignal(failure_marker=failure_marker(folder.path), armed=False)
+        stop = StopSignal(armed=False)
         controller = build_run(
             config,
             folder.path,
@@ -151,28 +161,24 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
             stop_requested=stop.requested,
         )
         folder.begin(name, config)
-        stopped = _carry_out(controller, folder.path, stop)
+        stopped = _carry_out(controller, folder.path)
     except BaseException as error:
         if (
             isinstance(error, UserError) and not folder.has_begun
         ):  # what an earlier run has left there stays
-            status_file.update(run_folder="")  # the launcher would write there how the run ended
-        else:
-            if os.environ["RANK"] == "0":
-                folder.begin(name, config)
-            write_failure(error, folder.path)
-            write_run_report(config, folder.path)
+            status_file.update(run_folder="")
+        elif os.environ["RANK"] == "0":
+            folder.begin(name, config)
         raise
-    status_file.update(
-        outcome=str(stopped) if stopped else "done", phase="end", since=time.monotonic()
-    )
+    status_file.set_outcome(str(stopped) if stopped else "done")
     stop.effect = "training has ended, only the report is being written"
     write_outcome(controller, folder.path, stopped)
-    write_run_report(config, folder.path)
+    if os.environ["RANK"] == "0":
+        write_run_report(folder.path)
     close_parts(controller)
 
 
-def _carry_out(controller: "Controller", run_folder: Path, stop: StopSignal) -> int:
+def _carry_out(controller: "Controller", run_folder: Path) -> int:
     """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
     from torchtitan_rl.observe.evaluation_results import print_results_of
 
@@ -182,7 +188,6 @@ def _carry_out(controller: "Controller", run_folder: Path, stop: StopSignal) -> 
             if not stopped:
                 controller.observer.check_rewarded()
             return stopped
-        stop.effect = "the evaluation goes on to its end"
         controller.evaluate_only()
         print_results_of(run_folder, controller.state.step)
         return 0
@@ -192,14 +197,14 @@ def _carry_out(controller: "Controller", run_folder: Path, stop: StopSignal) -> 
 
 
 def write_failure(error: BaseException, run_folder: Path) -> None:
-    """Write to end.json that an error ends the run. A rank that only lost another one leaves this to the one that knows why."""
-    if not _lost_a_rank(error):
-        message, code = _message_and_code(error)
-        message = without_secrets(message)
-        outcome = "stopped" if code == STOPPED else "failed"
-        rank, brief = int(os.environ["RANK"]), without_secrets(_brief(error))
-        phase = phase_of(error)
-        write_end(run_folder, outcome, message, error=brief, code=code, rank=rank, phase=phase)
+    """Write to end.json that an error ends the run and, on rank 0, the report."""
+    message, code = _message_and_code(error)
+    message = without_secrets(message)
+    outcome = "stopped" if code == STOPPED else "failed"
+    rank, brief, phase = int(os.environ["RANK"]), without_secrets(_brief(error)), phase_of(error)
+    write_end(run_folder, outcome, message, error=brief, code=code, rank=rank, phase=phase)
+    if rank == 0:
+        write_run_report(run_folder)
 
 
 def _brief(error: BaseException) -> str:
@@ -229,23 +234,6 @@ def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> N
         message = f"evaluation.stop_after: {config.evaluation.best_by} stopped improving before step {step}"
         events.progress(f"{message}; raise stop_after to continue")
     write_end(run_folder, outcome, message, code=code)
-
-
-def write_run_report(config: "RunConfig", run_folder: Path) -> None:
-    """Write report.html to a run's folder at its end, on rank 0. Logs a warning if that fails."""
-    if os.environ["RANK"] != "0" or not config.metrics.report:
-        return
-    path = run_folder / REPORT
-    try:
-        from torchtitan_rl.observe import report  # only needed at the end of the run
-
-        report.write_report(run_folder, path)
-        events.progress(f"report: {path}")
-    except Exception as error:
-        message = f"the report could not be written ({error}); python -m torchtitan_rl.observe.report tries again"
-        # A full disk or a deleted folder needs no traceback.
-        shown = None if isinstance(error, OSError) else error
-        logging.getLogger(__name__).warning(message, exc_info=shown)
 
 
 def close_parts(controller: "Controller") -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchtitan_rl.run.job_processes import WATCH_VARIABLE
-from torchtitan_rl.run.rank_status import RankStatus, read_statuses
+from torchtitan_rl.run.rank_status import WATCH_VARIABLE, RankStatus, read_statuses
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = [
@@ -87,7 +87,8 @@ class Run:
             self._watch = next(
                 (environment[WATCH_VARIABLE] for environment in marked if WATCH_VARIABLE in environment), None
             )
-        return {status.rank: status for status in read_statuses(self._watch)} if self._watch else {}
+        folder = Path(self._watch) if self._watch else None
+        return {status.rank: status for status in read_statuses(folder)}
 
     def wait_in(self, phase: str, rank: int = 0, timeout_s: float = 240) -> None:
         """Wait until a rank is in a phase whose name ends so: "grade", "checkpoint/save", "start the vLLM engine"."""
@@ -103,7 +104,7 @@ class Run:
         return {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in marked}
 
     def left(self) -> dict[int, str]:
-        """What still lives of a run that has ended, after 5 s for its reaper, which ends last."""
+        """What still lives of a run that has ended, after 5 s for what ends last."""
         give_up = time.monotonic() + 5
         while (found := self.everything()) and time.monotonic() < give_up:
             time.sleep(0.1)
@@ -153,11 +154,6 @@ def start(
     """
     if base == tuple(QUICK):
         make_start()
-    path = folder / log
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1",
-        MARK: id_of(path), **env,
-    }  # fmt: skip
     command = [*prefix, sys.executable]
     command += ["-m", program, *(launcher or ["--standalone"]), f"--nproc_per_node={ranks}"] if program else []
     command += ["-m", "torchtitan_rl.train", *base]
@@ -165,16 +161,26 @@ def start(
         command += ["--config", "debug"]
     if "--dump-folder" not in args:
         command += ["--dump-folder", str(folder / "run")]
-    with path.open("w") as stream:
-        process = subprocess.Popen(
-            [*command, *args],
-            cwd=ROOT,
-            env=environment,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return Run(process, path)
+    return spawn([*command, *args], folder / log, **env)
+
+
+def spawn(command: Sequence[str], log: Path, **env: str) -> Run:
+    """Start a command whose processes can be found, wherever they go."""
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1",
+        MARK: id_of(log), **env,
+    }  # fmt: skip
+    streams = {"stdout": log.open("w"), "stderr": subprocess.STDOUT}
+    return Run(subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams), log)
+
+
+def two_nodes() -> tuple[list[list[str]], int]:
+    """The launcher's arguments on two nodes, as two pods have them, and the port at which they meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}"]
+    return [[f"--node_rank={node}", *common] for node in range(2)], port
 
 
 @functools.cache

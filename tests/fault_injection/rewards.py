@@ -53,15 +53,6 @@ def leaves_a_child(completions, trainer_state, **_):
     return _ordinary(completions)
 
 
-def eats(completions, trainer_state, **_):
-    """Takes 64 MiB at a time and keeps them, up to 4 GiB."""
-    kept = []
-    while _bad(trainer_state) and len(kept) < 64:
-        kept.append(b"x" * 2**26)
-        time.sleep(0.1)
-    return _ordinary(completions)
-
-
 def raises(completions, trainer_state, **_):
     """Fails like a reward function with a bug."""
     if _bad(trainer_state):

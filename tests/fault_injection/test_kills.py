@@ -15,6 +15,7 @@ DEMONSTRATIONS = [
     "--config", "debug_sft", "--sampling.n", "1", "--evaluation.sampling.n", "0", "--evaluation.every", "4", "--evaluation.num-prompts", "32",
     "--num-prompts-per-step", "8", "--num-steps", "12", "--checkpoint.interval", "1",
 ]  # fmt: skip
+REWARD = ["--grader.rewards", "tests/fault_injection/rewards.py:leaves_a_child"]
 LORA = ["--trainer.lora.rank", "4"]
 
 
@@ -68,10 +69,11 @@ def test_killed_rank_of_two_is_named_and_the_job_resumes_bitwise(whole_run_2, tm
     assert ended.code == KILLED
     assert ended.seconds < 40
     ended.says(
-        r"rank 1 \(.*\) in step \d: .* was killed by signal 9 \(SIGKILL\)", "Its peak was", "--dump-folder .* goes on"
+        r"rank 1 \(.*\) in step \d: .* was killed by signal 9 \(SIGKILL\), mostly because memory ran out\. Lower trainer",
+        r"The same command with --dump-folder .* goes on after step-\d\.",
     )
     ended.never_says("Traceback")
-    assert [c for c in run.everything().values() if "train" in c and "launch" not in c] == []
+    assert run.left() == {}
     assert train(tmp_path, *STEPS, ranks=2).code == 0
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run_2, 6)
 
@@ -107,21 +109,11 @@ def test_killed_demonstrations_resume_bitwise(tmp_path, tmp_path_factory, ranks,
     assert found[12]["evaluation/loss"] == metrics_of(whole / "run")[12]["evaluation/loss"]
 
 
-@pytest.mark.parametrize("victim", ["torchtitan_rl.run.launch", "torchtitan_rl.run.agent"])
-def test_no_process_outlives_a_killed_launcher_or_agent(tmp_path, victim):
-    run = start(tmp_path, "--num-steps", "500", ranks=2, log="orphans.log")
+def test_no_process_outlives_a_killed_launcher(tmp_path):
+    run = start(tmp_path, "--num-steps", "500", *REWARD, ranks=2, log="orphans.log")
     run.wait_in("generate")
-    if victim == "torchtitan_rl.run.launch":
-        run.signal(signal.SIGKILL)
-    else:
-        import os
-
-        agent = next(pid for pid, command in run.everything().items() if victim in command)
-        os.kill(agent, signal.SIGKILL)
+    run.signal(signal.SIGKILL)
     assert run.end(30).code == KILLED
-    deadline = time.monotonic() + 5
-    while run.everything() and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert run.left() == {}
 
 

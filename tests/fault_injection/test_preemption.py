@@ -1,33 +1,27 @@
 """A cluster takes a node back: SIGTERM to that node's launcher, a grace period, SIGKILL to all; then the same command on all nodes."""
 
 import signal
-import socket
 
 from tests.fault_injection.conftest import STEPS
-from tests.fault_injection.harness import start, steps_of, weights_of
+from tests.fault_injection.harness import start, steps_of, two_nodes, weights_of
 
 PREEMPTED = 128 + signal.SIGTERM
 
 
-def two_nodes(folder, name):
-    """A run of two launchers with a rank each, as two pods have."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}"]
-    return [
-        start(folder, *STEPS, log=f"{name}{node}.log", launcher=[f"--node_rank={node}", *common]) for node in range(2)
-    ]
+def start_both(folder, name):
+    """A run of two launchers with a rank each."""
+    nodes, _ = two_nodes()
+    return [start(folder, *STEPS, log=f"{name}{i}.log", launcher=node) for i, node in enumerate(nodes)]
 
 
 def test_preempted_node_ends_all_nodes_with_143_and_the_restart_resumes_bitwise(whole_run_2, tmp_path):
-    nodes = two_nodes(tmp_path, "first")
+    nodes = start_both(tmp_path, "first")
     nodes[0].wait_in("generate")
     nodes[1].signal(signal.SIGTERM)
     assert [node.end(240).code for node in nodes] == [PREEMPTED, PREEMPTED]
     saved = max(steps_of(tmp_path / "run"))
     assert saved < 6
-    again = two_nodes(tmp_path, "again")
+    again = start_both(tmp_path, "again")
     assert [node.end(600).code for node in again] == [0, 0]
     again[0].end().says(f"resuming after step {saved}")
     assert weights_of(tmp_path / "run", 6) == weights_of(whole_run_2, 6)

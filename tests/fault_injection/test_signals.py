@@ -72,9 +72,9 @@ def test_stop_signal_in_the_warm_start_ends_at_once_and_leaves_no_partial_checkp
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("processes", [2, 3, 4])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_during_imports_ends_at_once_with_one_sentence(tmp_path, processes):
-    """The launcher and its reaper, then torchrun's agent, then the rank begin one after another."""
+    """The launcher begins, then the rank."""
     run = start(tmp_path, *LONG)
     run.wait_until(lambda: len(run.everything()) >= processes, f"have {processes} processes")
     time.sleep(0.5)  # into the imports of the newest

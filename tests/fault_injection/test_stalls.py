@@ -21,7 +21,7 @@ def test_suspended_rank_is_named_with_a_remedy_and_the_job_ends_at_the_timeout(t
     assert ended.code == 1
     ended.says(
         r"rank 1 is stopped by a signal: kill -CONT \d+",
-        r"longer than watchdog.limit_seconds \(30 s\); the job is ended",
+        r"longer than the limit \(30 s, in a step watchdog.limit_seconds\); the job is ended",
     )
     assert ended.seconds < 45
     ended.never_says("Traceback", "was killed by signal")

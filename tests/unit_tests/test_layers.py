@@ -16,7 +16,6 @@ ORDER = [
         "errors",
         "events",
         "fields",
-        "left_processes",
         "replicated",
         "sampling",
         "summary",

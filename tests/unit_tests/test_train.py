@@ -1,5 +1,6 @@
 """Which exit code a rank ends with, and what it says."""
 
+import errno
 import faulthandler
 import gc
 import multiprocessing
@@ -7,6 +8,7 @@ import os
 import sys
 
 import pytest
+import torch
 
 from torchtitan_rl import events, train
 from torchtitan_rl.command.registry import config_functions, parse_args
@@ -14,7 +16,6 @@ from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.models import small_qwen3
 from torchtitan_rl.run.rank_status import StatusFile
-from torchtitan_rl.run.run_end import Phases
 from torchtitan_rl.run.start_checkpoint import START_CHECKPOINTS
 
 
@@ -72,6 +73,15 @@ def test_a_bug_keeps_its_traceback_and_ends_with_1(run):
     assert code == 1
     assert "Traceback" in said
     assert "ValueError: of torchtitan's or ours" in said
+
+
+def test_rank_that_only_lost_another_one_leaves_the_reason_to_it(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHTITAN_RL_WATCH", str(tmp_path))
+    lost = RuntimeError("[../pair.cc:544] Connection closed by peer [127.0.0.1]:3")
+    assert "Connection closed" in run(raising(lost))[1]  # it is the first that fails
+    assert (tmp_path / "failed").exists()
+    assert run(raising(lost)) == (1, "")
 
 
 def test_a_traceback_ends_with_the_last_line_that_is_the_users_own(run, tmp_path):
@@ -153,11 +163,10 @@ def test_task_and_rewards_are_checked_before_a_start_is_made(monkeypatch, option
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")]
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), OSError(errno.ENOMEM, "fork failed")]
 )
 def test_out_of_memory_error_names_settings_to_lower_by_phase(run, error):
     def training(*_):
-        events.listen(Phases())
         with events.heartbeat("step 3"), events.timed("train"):
             raise error
 

@@ -23,8 +23,8 @@ COMMAND = (sys.executable, "-I", "-")
 MOST_CODE = 60_000
 """Maximum bytes of a program. A pipe holds so many, so handing them over never blocks."""
 
-INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "TORCHTITAN_RL_WATCH")
-"""Environment variables of the run that a program gets. The last one marks the processes of a job, which end with it."""
+INHERITED = ("PATH", "LANG", "LC_ALL", "TZ")
+"""Environment variables of the run that a program gets."""
 
 
 class ProgramError(Exception):

@@ -1,27 +1,21 @@
 """Sends a rank's output to the terminal or to a file in the run folder, and ends the rank with an error message."""
 
-import io
 import logging
 import os
 import re
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from torchtitan_rl.errors import expect
 from torchtitan_rl.run.job_processes import STOP_SIGNALS
+from torchtitan_rl.run.rank_status import failure_marker
 from torchtitan_rl.text import visible
 
 _KEPT = re.compile(r"(\x1b\[[\d;]*m|\r)")
 """Colours, as rich writes them, and the return to the line's begin in progress bars."""
-
-
-def failure_marker(folder: Path) -> Path:
-    """The file that a failing rank leaves, so that the others know that torchrun will end them."""
-    return folder / "logs" / "failed"
 
 
 class RankOutput:
@@ -35,26 +29,16 @@ class RankOutput:
         self.rank = rank
         self._shown_rank = shown_rank
         self._terminal = os.dup(2)
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # like stderr: an ASCII terminal shows \xe9
-        self._folder: Path | None = None
+        sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII terminal shows \xe9
         handler = logging.StreamHandler()
-        handler.addFilter(
-            lambda record: (
-                record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl")
-            )
-        )
+        handler.addFilter(lambda record: record.levelno >= logging.ERROR or record.name.startswith("torchtitan_rl"))  # fmt: skip
         handler.setLevel(logging.WARNING)
         handler.setFormatter(_Visible("%(levelname)s: %(message)s"))
         logging.getLogger().addHandler(handler)
         logging.getLogger().setLevel(logging.INFO)
-        logging.raiseExceptions = (
-            False  # on a full disk a traceback would be printed for each record
-        )
-        logging.getLogger("torch.distributed.tensor").setLevel(
-            logging.ERROR
-        )  # torch prints its warnings itself
+        logging.raiseExceptions = False  # a full disk would get a traceback for each record
+        # torch prints its warnings itself.
+        logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
         if not self.shown:
             self._redirect(os.devnull)
         sys.stdout, sys.stderr = (OutputStream(stream) for stream in (sys.stdout, sys.stderr))
@@ -66,15 +50,12 @@ class RankOutput:
 
     def check_shown_rank(self, world_size: int) -> None:
         """Raise UserError if LOG_RANK is not a rank."""
-        ranks = [str(rank) for rank in range(world_size)]
+        is_rank = self._shown_rank in map(str, range(world_size))
         expected = f"a rank, 0 to {world_size - 1}"
-        expect(
-            self._shown_rank in ranks, "LOG_RANK", self._shown_rank, expected, "Leave it out for 0."
-        )
+        expect(is_rank, "LOG_RANK", self._shown_rank, expected, "Leave it out for 0.")
 
     def to_file(self, run_folder: Path) -> None:
         """Write log records to `run_folder`/logs/rank_N.log, and also the output if it is not shown."""
-        self._folder = run_folder
         path = run_folder / "logs" / f"rank_{self.rank}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
@@ -92,23 +73,20 @@ class RankOutput:
     def fail(self, message: str, code: int) -> None:
         """Print the message and end this process, without waiting for the engine's threads or other ranks.
 
-        Only one rank prints. With a run folder it is the first to fail, because the others fail for the same reason or because
-        it is gone. Without one it is rank 0, and another rank only after some seconds, if nothing has ended it by then.
+        Only the first rank of a node to fail prints: the others fail for the same reason or because it is gone.
         """
         for number in STOP_SIGNALS:  # torchrun sends one when another rank has failed: end at once
             signal.signal(number, signal.SIG_DFL)
         logging.getLogger(__name__).info("this rank failed: %s", message)
         sys.stdout.flush()
         sys.stderr.flush()
-        if self._folder is not None:
-            try:
-                failure_marker(self._folder).touch(exist_ok=False)
-            except FileExistsError:
-                os._exit(code)
-            except OSError:  # a full disk or a deleted folder may be the reason to fail
-                pass
-        elif self.rank != 0:
-            time.sleep(5)
+        try:
+            if marker := failure_marker():
+                marker.touch(exist_ok=False)
+        except FileExistsError:
+            os._exit(code)
+        except OSError:  # a full disk may be the reason to fail
+            pass
         text = visible(f"rank {self.rank}: {message}" if self.rank else message)
         with suppress(OSError):  # nobody reads it
             os.write(self._terminal, f"{text.rstrip()}\n".encode(errors="backslashreplace"))
@@ -123,19 +101,16 @@ class RankOutput:
         os._exit(code)
 
 
-class OutputStream(io.TextIOBase):
+class OutputStream:
     """Passes what is printed through `visible`. A text that cannot be written, as after `| head`, is lost in silence."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Returns the length of the text, which is lost if the stream refuses it."""
         with suppress(OSError, ValueError):
-            parts = _KEPT.split(text)
-            self._stream.write(
-                "".join(part if _KEPT.match(part) else visible(part) for part in parts)
-            )
+            parts = (part if _KEPT.match(part) else visible(part) for part in _KEPT.split(text))
+            self._stream.write("".join(parts))
         return len(text)
 
     def flush(self) -> None:
@@ -145,15 +120,8 @@ class OutputStream(io.TextIOBase):
     def close(self) -> None:
         """Does nothing: user code must not close the stream."""
 
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Visible(logging.Formatter):

@@ -1,7 +1,7 @@
 """Each rank's status: its phase and since when, in a small file that the launcher and rank 0's heartbeat read.
 
-The files are in a folder of this node, named by an environment variable. Writing them needs no collective and no thread, and a
-step never waits for them. The status of a rank that hangs, is stopped or is dead can still be read.
+The files are in a folder of this node, which the launcher names by an environment variable. Writing them needs no collective and
+no thread. The status of a rank that hangs, is stopped or is dead can still be read.
 """
 
 import faulthandler
@@ -11,112 +11,120 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torchtitan_rl.events import Listener
 from torchtitan_rl.fields.number import number
-from torchtitan_rl.run import job_processes
-from torchtitan_rl.run.job_processes import WATCH_VARIABLE
+from torchtitan_rl.run.job_processes import is_alive, state
 
+WATCH_VARIABLE = "TORCHTITAN_RL_WATCH"
+"""The environment variable that names the folder of this node's statuses, if a launcher watches."""
 SHOW_STACKS = signal.SIGRTMIN + 3
 """Makes a rank write the stacks of its threads, even if it hangs: the handler is C code and does not need Python's lock."""
-
+STARTING_NOTICE_S, STARTING_LIMIT_S, ENDING_LIMIT_S = 600.0, 7200.0, 600.0
+"""Least notice and limit before the first step; seconds that a rank may take after its training."""
+SLOWER = 3.0
+"""A rank is late after so many times its longest time without progress in any step, but never before the notice."""
 CHANGES_PER_STEP = 10_000
 ADVANCED_EVERY_S = 1.0
 """Seconds between two writes of progress within a phase."""
-_HOST = socket.gethostname()
-
 FORKED = b"a reward or tool forked and returned in the child too: the child ends here\n"
+
+
+@dataclass(kw_only=True, slots=True)
+class WatchdogLimits:
+    notice_seconds: float = number(25.0, least=1)
+    """The watchdog names a rank and prints its stack when it shows no progress for longer than this and longer than three times
+    what it has needed so far in a step. Progress is the begin of a phase and each decoded token or micro-batch."""
+
+    limit_seconds: float = number(1500.0, least=1)
+    """The watchdog ends the job when a rank shows no progress for longer than this. Set it above the slowest reward and below
+    comm.init_timeout_seconds, whose error names no rank."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """Progress of one rank.
+    """Progress of one rank. Times are seconds of the node's monotonic clock.
 
-    Example: RankStatus(rank=1, host="node0", pid=712, phase="step 3: grade", since=3600.2, changes=41, ...)
+    Example: RankStatus(rank=1, host="node0", pid=712, phase="step 3: grade", began=3600.2, progressed=3604.0, ...)
     """
 
     rank: int
     host: str
     pid: int
     phase: str = "start"
-    since: float = 0.0
-    """Time at which the rank entered the phase, in seconds of the node's monotonic clock."""
-    advanced: float = 0.0
-    """Time of the last progress reported within the phase, such as a decoded token, by the same clock; 0 without any."""
+    began: float = 0.0
+    """When the phase began."""
+    progressed: float = 0.0
+    """When it last showed progress, such as a decoded token."""
     changes: int = 0
     """Phase changes so far; a step counts as 10,000. All ranks run one program: the one with the fewest holds up the others."""
+    notice_s: float = STARTING_NOTICE_S
+    limit_s: float = STARTING_LIMIT_S
+    """Seconds without progress after which the rank is late in this phase, and after which the job ends."""
     run_folder: str = ""
-    all_here: bool = True
-    """Whether all ranks of the job are on this node."""
-    notice_s: float = 25.0
-    limit_s: float = 1500.0
+    """Where the launcher writes how a rank ended that cannot do so."""
     outcome: str = ""
     """How training ended on this rank: "done", or the number of the signal that stopped it after a checkpoint."""
-
-    @property
-    def quiet_since(self) -> float:
-        """Time of the last sign of progress: the rank entered its phase, or advanced in it."""
-        return max(self.since, self.advanced)
-
-
-@dataclass(kw_only=True, slots=True)
-class WatchdogLimits:
-    notice_seconds: float = number(25.0, least=1)
-    """The watchdog names a rank and prints its stack when a phase shows no progress for longer than this and longer than three
-    times what this run has needed so far: in this phase or, if it has never ended yet, in any. Progress is the phase's begin and
-    each decoded token or micro-batch."""
-
-    limit_seconds: float = number(1500.0, least=1)
-    """The watchdog ends the job when one phase of a rank shows no progress for longer than this. Set it above the slowest reward
-    and below comm.init_timeout_seconds, whose error names no rank."""
 
 
 class StatusFile(Listener):
     """This rank's status, written at every change. Writes nothing if no launcher watches."""
 
-    def __init__(self, rank: int, folder: str | None = None) -> None:
+    def __init__(self, rank: int) -> None:
         self._file: int | None = None
-        all_here = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
-        self.status = RankStatus(
-            rank=rank, host=_HOST, pid=os.getpid(), since=time.monotonic(), all_here=all_here
-        )
-        folder = os.environ.get(WATCH_VARIABLE) if folder is None else folder
-        if folder and Path(folder).is_dir():
-            self._file = os.open(
-                status_file_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
-            )
-            stacks = os.open(
-                stacks_file_path(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-            )
+        self._limits = WatchdogLimits()
+        self._longest_s = 0.0
+        """Longest time without progress in a step so far."""
+        now = time.monotonic()
+        self.status = RankStatus(rank, socket.gethostname(), os.getpid(), began=now, progressed=now)
+        if folder := watch_folder():
+            self._file = os.open(folder / f"rank_{rank}.json", os.O_WRONLY | os.O_CREAT, 0o600)
+            stacks = stacks_path(folder, rank).open("a")
             faulthandler.register(SHOW_STACKS, file=stacks, all_threads=True)
             self.update()
+
+    def set_limits(self, limits: WatchdogLimits) -> None:
+        self._limits = limits
+
+    def set_outcome(self, outcome: str) -> None:
+        """Training has ended; only the report and the close of the engine are left."""
+        now = time.monotonic()
+        self.update(outcome=outcome, phase="end", began=now, progressed=now, limit_s=ENDING_LIMIT_S)
 
     def moved(self, where: str) -> None:
         if os.getpid() != self.status.pid:
             os.write(2, FORKED)
             os._exit(1)
+        self._note_progress()
         changes, step = self.status.changes + 1, _step(where)
-        if step != _step(
-            self.status.phase
-        ):  # within a step, ranks may change phase more or less often
+        if step > self.status.changes // CHANGES_PER_STEP:  # the ranks are level again
             changes = step * CHANGES_PER_STEP
-        self.update(phase=where, since=time.monotonic(), changes=changes)
+        notice_s, limit_s = self._limits.notice_seconds, self._limits.limit_seconds
+        if step:
+            notice_s = max(notice_s, min(SLOWER * self._longest_s, limit_s / 2))
+        else:
+            notice_s, limit_s = max(notice_s, STARTING_NOTICE_S), max(limit_s, STARTING_LIMIT_S)
+        now = time.monotonic()
+        self.update(phase=where, began=now, progressed=now, changes=changes, notice_s=notice_s, limit_s=limit_s)  # fmt: skip
 
     def advanced(self) -> None:
-        now = time.monotonic()
-        if now - self.status.quiet_since > ADVANCED_EVERY_S:
-            self.update(advanced=now)
+        if time.monotonic() - self.status.progressed > ADVANCED_EVERY_S:
+            self._note_progress()
+            self.update(progressed=time.monotonic())
+
+    def _note_progress(self) -> None:
+        if _step(self.status.phase):
+            self._longest_s = max(self._longest_s, time.monotonic() - self.status.progressed)
 
     def update(self, **entries: str | float) -> None:
         """Change fields of this rank's status and write it."""
         self.status = replace(self.status, **entries)
         if self._file is not None:
             text = json.dumps(asdict(self.status)).encode()
-            os.pwrite(
-                self._file, text.ljust(4096), 0
-            )  # one write of one page: a reader sees all of it, or retries
+            os.pwrite(self._file, text.ljust(4096), 0)  # one write of a page: readers see all of it
 
 
 def _step(phase: str) -> int:
@@ -125,67 +133,81 @@ def _step(phase: str) -> int:
     return int(rest.partition(":")[0]) if first == "step" else 0
 
 
-def status_file_path(folder: str | Path, rank: int) -> Path:
-    """The file with a rank's status."""
-    return Path(folder) / f"rank_{rank}.json"
+def watch_folder() -> Path | None:
+    """The folder of this node's statuses; None if no launcher watches."""
+    folder = os.environ.get(WATCH_VARIABLE)
+    return Path(folder) if folder and Path(folder).is_dir() else None
 
 
-def stacks_file_path(folder: str | Path, rank: int) -> Path:
-    """The file with a rank's stacks."""
-    return Path(folder) / f"stacks_{rank}.txt"
+def stacks_path(folder: Path, rank: int) -> Path:
+    """The file in which a rank shows its stacks."""
+    return folder / f"stacks_rank_{rank}.txt"
 
 
-def read_statuses(folder: str | Path) -> list[RankStatus]:
-    """The statuses of this node's ranks, by rank, without those that cannot be read at the moment."""
-    found = []
-    for path in Path(folder).glob("rank_*.json"):
-        try:
-            found.append(RankStatus(**json.loads(path.read_text())))
-        except (OSError, ValueError, TypeError):
-            continue
-    return sorted(found, key=lambda status: status.rank)
+def failure_marker() -> Path | None:
+    """The file that the first failing rank of this node leaves; None if no launcher watches."""
+    folder = watch_folder()
+    return folder / "failed" if folder else None
+
+
+def read_statuses(folder: Path | None) -> list[RankStatus]:
+    """The statuses of this node's ranks, by rank."""
+    statuses = []
+    for path in folder.glob("rank_*.json") if folder else ():
+        with suppress(OSError, ValueError):  # not readable at the moment
+            statuses.append(RankStatus(**json.loads(path.read_text())))
+    return sorted(statuses, key=lambda status: status.rank)
+
+
+def has_vanished(status: RankStatus) -> bool:
+    """Whether a rank has ended before the end of training."""
+    return not status.outcome and not is_alive(status.pid)
+
+
+def rank_failed() -> bool:
+    """Whether a rank of this node has failed or vanished, so that torchrun ends the others."""
+    marker = failure_marker()
+    return marker is not None and (
+        marker.exists() or any(has_vanished(status) for status in read_statuses(marker.parent))
+    )
+
+
+def is_stopped(status: RankStatus) -> bool:
+    """Whether a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped a rank."""
+    return state(status.pid) in ("T", "t")
 
 
 def stragglers(ranks: Sequence[RankStatus]) -> list[RankStatus]:
-    """The ranks that hold up the others: those with the fewest phase changes; all ranks if they are equal.
-
-    If a signal has stopped some of these, only the stopped ones: in a collective the others wait for them in the same phase.
-    """
+    """The ranks that hold up the others: those with the fewest phase changes; of these, those that are stopped, if there are any."""
     fewest = min((status.changes for status in ranks), default=0)
     slow = [status for status in ranks if status.changes == fewest]
-    return [status for status in slow if is_stopped_here(status)] or slow
+    return [status for status in slow if is_stopped(status)] or slow
 
 
-def is_stopped_here(status: RankStatus) -> bool:
-    """Whether it is a rank of this node, and a signal has stopped it."""
-    return status.host == _HOST and job_processes.is_stopped(status.pid)
-
-
-def describe_stragglers(ranks: Sequence[RankStatus], now: float) -> str:
+def describe(ranks: Sequence[RankStatus], now: float) -> str:
     """Which ranks hold up the others, in which phase and for how long, and which ranks wait.
 
     Example: "rank 1 (node3) in step 3: grade for 26 s; ranks 0, 2, 3 wait in step 3: gather"
     """
     slow = stragglers(ranks)
-    text = f"{name_ranks(slow)} in {slow[0].phase} for {now - max(status.since for status in slow):.0f} s"
-    if any(status.advanced > status.since for status in slow):
-        text += f", without progress for {now - max(status.quiet_since for status in slow):.0f} s"
+    phase_s = now - max(status.began for status in slow)
+    quiet_s = now - max(status.progressed for status in slow)
+    text = f"{named(slow)} in {slow[0].phase} for {phase_s:.0f} s"
+    if phase_s > quiet_s:
+        text += f", without progress for {quiet_s:.0f} s"
     if ahead := [status for status in ranks if status not in slow]:
-        text += f"; {name_ranks(ahead)} {'wait' if len(ahead) > 1 else 'waits'} in {ahead[0].phase}"
+        text += f"; {named(ahead)} {'wait' if len(ahead) > 1 else 'waits'} in {ahead[0].phase}"
     return text
 
 
-def name_ranks(ranks: Sequence[RankStatus]) -> str:
+def named(ranks: Sequence[RankStatus]) -> str:
     """Example: "rank 1 (node3)", "ranks 0, 2, 3"."""
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} ({ranks[0].host})"
-    shown = ", ".join(str(status.rank) for status in ranks[:8])
-    return f"ranks {shown}{f' and {len(ranks) - 8} more' if len(ranks) > 8 else ''}"
+    return f"ranks {', '.join(str(status.rank) for status in ranks)}"
 
 
-def heartbeat_text() -> str:
+def slowest() -> str:
     """The ranks of this node that hold up the others; "" if there are none, or if no launcher watches."""
-    ranks = read_statuses(os.environ[WATCH_VARIABLE]) if WATCH_VARIABLE in os.environ else []
-    return (
-        describe_stragglers(ranks, time.monotonic()) if len(stragglers(ranks)) < len(ranks) else ""
-    )
+    ranks = read_statuses(watch_folder())
+    return describe(ranks, time.monotonic()) if len(stragglers(ranks)) < len(ranks) else ""

@@ -5,58 +5,33 @@ for a rank that was killed or that hung. Later ones leave it as it is.
 """
 
 import json
+import logging
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from torchtitan_rl.events import Kind, Listener
+from torchtitan_rl.events import PHASE, progress
 from torchtitan_rl.text import head_and_tail
 
 END, LOCK = "end.json", "run.lock"
 REPORT = "report.html"
 MOST_CHARACTERS = 20_000
 """Longer error messages are cut in the middle."""
-REPORT_LIMIT_S = 120.0
-"""The launcher waits at most this long for the report of a run that ended without one."""
 
 Outcome = Literal["done", "evaluated", "stopped", "failed", "killed", "hung"]
 """done: all that was to be done; evaluated: --eval-only; stopped: by a signal, or by training itself; failed: an error; killed: a
 rank was ended by a signal; hung: the watchdog ended the job."""
 
 
-class Phases(Listener):
-    """Notes on an error which contexts it leaves, for `phase_of`."""
-
-    @contextmanager
-    def during(self, kind: Kind, name: str) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            error.__dict__.setdefault(_LEFT, []).append(name)
-            raise
-
-
-_LEFT = "torchtitan_rl_left"
-"""The attribute of an error with the names of the contexts that it has left, innermost first."""
-
-
 def phase_of(error: BaseException) -> str:
-    """The outermost and the innermost context in which an error, or the error that caused it, was raised.
-
-    Example: "step 3: grade". "" if it was raised outside of all contexts.
-    """
-    left: list[str] = []
-    cause: BaseException | None = error
+    """The phase in which an error, or the error that caused it, was raised. Example: "step 3: grade"; "" outside of phases."""
+    phase, cause = "", error
     while cause is not None:
-        theirs = getattr(cause, _LEFT, [])
-        left = [*(name for name in theirs if name not in left), *left]
+        phase = getattr(cause, PHASE, phase)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return ": ".join(dict.fromkeys([*left[-1:], *left[:1]]))
+    return phase
 
 
 def write_end(
@@ -79,9 +54,11 @@ def write_end(
         phase: where it failed, such as "step 3: grade".
     """
     content = {
-        "outcome": outcome, "error": head_and_tail(error, MOST_CHARACTERS), "message": head_and_tail(message, MOST_CHARACTERS), "code": code, "rank": rank, "phase": phase,
-        "time": time.time(),
-    }  # fmt: skip
+        "outcome": outcome,
+        "error": head_and_tail(error, MOST_CHARACTERS),
+        "message": head_and_tail(message, MOST_CHARACTERS),
+        **{"code": code, "rank": rank, "phase": phase, "time": time.time()},
+    }
     forget_earlier_end(folder)
     unfinished = folder / f".{END}.{os.getpid()}"
     with suppress(OSError):
@@ -91,6 +68,12 @@ def write_end(
         unfinished.unlink()
 
 
+def has_report(folder: Path) -> bool:
+    """Whether the report was written after the run's end."""
+    report, end = folder / REPORT, folder / END
+    return report.exists() and end.exists() and report.stat().st_mtime >= end.stat().st_mtime
+
+
 def forget_earlier_end(folder: Path) -> None:
     """Remove an end that is older than the folder's lock, which each start writes: it is an earlier start's."""
     with suppress(OSError):
@@ -98,24 +81,18 @@ def forget_earlier_end(folder: Path) -> None:
             (folder / END).unlink()
 
 
-def ensure_report(folder: Path) -> None:
-    """Write the run's report if it is missing or older than its end. It needs no torch and runs in a process of its own."""
-    # ValueError or AttributeError: a config.json that is no object.
-    with suppress(OSError, ValueError, AttributeError, subprocess.SubprocessError):
-        settings = json.loads((folder / "config.json").read_text())
-        wanted = settings.get("metrics", {}).get("report", True)
-        report, end = folder / REPORT, folder / END
-        if wanted and not (report.exists() and report.stat().st_mtime >= end.stat().st_mtime):
-            command = [
-                sys.executable,
-                "-m",
-                "torchtitan_rl.observe.report",
-                str(folder),
-                "--output",
-                str(report),
-            ]
-            null = subprocess.DEVNULL
-            subprocess.run(
-                command, check=True, timeout=REPORT_LIMIT_S, stdin=null, stdout=null, stderr=null
-            )
-            print(f"report: {report}", flush=True)
+def write_run_report(folder: Path) -> None:
+    """Write the report of a run whose config wants one. Logs a warning if that fails."""
+    path = folder / REPORT
+    try:
+        config = json.loads((folder / "config.json").read_text())
+        if config.get("metrics", {}).get("report", True):
+            from torchtitan_rl.observe import report  # only needed at the end of the run
+
+            report.write_report(folder, path)
+            progress(f"report: {path}")
+    except Exception as error:
+        message = f"the report could not be written ({error}); python -m torchtitan_rl.observe.report tries again"
+        # A full disk or a deleted folder needs no traceback.
+        shown = None if isinstance(error, OSError) else error
+        logging.getLogger(__name__).warning(message, exc_info=shown)

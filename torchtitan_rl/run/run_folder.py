@@ -23,7 +23,6 @@ from torchtitan_rl.fields.references import caller_folder
 from torchtitan_rl.observe.store import UNFINISHED_FILE
 from torchtitan_rl.run.dump_folder import CHECKOUT, explained, lock, new_folder
 from torchtitan_rl.run.identity import described, repositories
-from torchtitan_rl.run.rank_output import failure_marker
 from torchtitan_rl.run.run_end import LOCK, forget_earlier_end
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.text import head_and_tail
@@ -77,7 +76,6 @@ class RunFolder:
                 lock_file.truncate(0)
                 lock_file.write(token)
                 lock_file.flush()
-                failure_marker(path).unlink(missing_ok=True)
             continues = (path / CONFIG).exists()
         path, continues, token = comm.broadcast((path.resolve(), continues, token))
         check_shared(path, token)

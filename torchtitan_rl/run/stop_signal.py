@@ -3,28 +3,27 @@
 import os
 import signal
 import time
-from pathlib import Path
 from types import FrameType
 
 from torchtitan_rl.events import progress
 from torchtitan_rl.run import job_processes
+from torchtitan_rl.run.rank_status import rank_failed
 
 
 class StopSignal:
     """Stores the first stop signal. A second one ends the process at once.
 
-    torchrun also sends SIGTERM when another rank has failed, and then the step cannot be finished. A failing rank, or the
-    launcher for one that was killed, leaves a marker file. If it exists, the signal has its default effect.
+    torchrun also sends SIGTERM when another rank has failed, and then the step cannot be finished: the signal has its default
+    effect.
     """
 
-    def __init__(self, *, failure_marker: Path, armed: bool = True) -> None:
+    def __init__(self, *, armed: bool = True) -> None:
         """`armed`: whether signals are noticed from now on, and not only from the first call of `requested` or `arm`."""
         self.number = 0
         """The first signal that was received; 0 if there was none."""
         self.effect = "saving a checkpoint after this step"
         """The effect of the first signal, for its message."""
         self._at = 0.0
-        self._failure_marker = failure_marker
         if armed:
             self.arm()
         os.register_at_fork(after_in_child=_disarm)
@@ -42,7 +41,7 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         again = self.number and now - self._at > job_processes.SAME_REQUEST_S
-        if again or self._failure_marker.exists():
+        if again or rank_failed():
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         if not self.number:

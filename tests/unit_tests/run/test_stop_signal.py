@@ -16,9 +16,9 @@ from torchtitan_rl.run.stop_signal import StopSignal
 
 
 @pytest.fixture
-def stop(tmp_path):
+def stop():
     before = {number: signal.getsignal(number) for number in job_processes.STOP_SIGNALS}
-    yield StopSignal(failure_marker=tmp_path / "failed")
+    yield StopSignal()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -54,8 +54,8 @@ def test_sighup_is_ignored_under_nohup(stop):
 def test_signal_during_a_print_is_recorded_without_error():
     """Nobody reads the output, so that the process waits in the middle of a print when the signal comes."""
     code = (
-        "from pathlib import Path; from torchtitan_rl.run.stop_signal import StopSignal; "
-        "stop = StopSignal(failure_marker=Path('none')); print('x' * 10**6, flush=True); print(stop.number)"
+        "from torchtitan_rl.run.stop_signal import StopSignal; "
+        "stop = StopSignal(); print('x' * 10**6, flush=True); print(stop.number)"
     )
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "TORCHTITAN_RL_WATCH")
-"""Environment variables of the run that a command gets. The last one marks the processes of a job, which end with it."""
+INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ")
+"""Environment variables of the run that a command gets."""
 
 KEPT = 2000
 """Last bytes of what a command has printed, for error messages."""
