@@ -97,6 +97,12 @@ def test_pause_longer_than_the_limit_ends_no_job_and_a_rank_that_hangs_after_it_
     assert "in hang_here" in end["message"]
 
 
+def test_unknown_option_of_torchrun_is_wrong_input(tmp_path):
+    ended = start(tmp_path, "run", "--bogus").end(60)
+    assert ended.code == 2
+    ended.says("--bogus")
+
+
 def test_port_in_use_and_waiting_for_other_nodes_are_reported(tmp_path):
     (first, _), port = two_nodes()
     with socket.socket() as taken:

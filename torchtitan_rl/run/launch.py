@@ -53,7 +53,7 @@ class Job:
         self._folder = Path(tempfile.mkdtemp(prefix="torchtitan_rl-"))
         os.environ[WATCH_VARIABLE] = str(self._folder)
         self._watchdog = Watchdog(self._folder, say)
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         """What torchrun raised."""
         self._stop_signal, self._stopped_at = 0, 0.0
         """The first signal that asked the job to end, 0 if there was none, and its time."""
@@ -91,7 +91,7 @@ class Job:
                 parsed.rdzv_endpoint, parsed.local_addr = "127.0.0.1:0", "127.0.0.1"
                 parsed.rdzv_id = str(uuid.uuid4())
             run(parsed)
-        except Exception as error:
+        except BaseException as error:
             self._error = error
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -124,6 +124,8 @@ class Job:
             failures = list(self._error.failures.values())
         elif isinstance(self._error, (DistError, RendezvousError)) and not statuses:
             return 2, f"error: the nodes did not meet ({self._error}). {MEETING}", None
+        elif isinstance(self._error, SystemExit):  # as argparse has said
+            return self._error.code, "", None
         elif self._error:
             return 1, "".join(traceback.format_exception(self._error)), None
         if statuses and all(status.outcome for status in statuses):
