@@ -115,36 +115,13 @@ def test_a_reward_that_fails_in_a_dry_run_is_an_error_as_in_the_run(start, tmp_p
         parse_args(["--dry-run", "--config", "debug", *options])
 
 
-_TASK = """
-from dataclasses import dataclass
-from torchtitan_rl.configs.debug import debug
-from torchtitan_rl.configs.toys.sum_digits import SumDigits
-
-class Answered(SumDigits):
-    @dataclass(kw_only=True, slots=True)
-    class Config(SumDigits.Config):
-        pass
-
-    {member}
-
-def mine():
-    config = debug()
-    config.task = Answered.Config(max_integers=2, instruction="")
-    return config
-"""
-
-
-@pytest.mark.parametrize(
-    ("member", "said"),
-    [
-        ("def tools(self): return [lambda x: x]", "expected a function with type hints"),
-        ("def environment(self, prompt): raise KeyError('x')", "Answered.environment raised KeyError: 'x'"),
-        ("def environment(self, prompt): return object()", "expected an Environment"),
-    ],
-)
-def test_a_dry_run_finds_a_wrong_environment(member, said, start, tmp_path):
-    (tmp_path / "mine.py").write_text(_TASK.format(member=member))
-    with pytest.raises(UserError, match=said):
+def test_a_dry_run_finds_a_wrong_environment(start, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from torchtitan_rl.configs.debug import debug\nfrom torchtitan_rl.configs.toys.sum_digits import SumDigits\n"
+        "class Mine(SumDigits):\n    def environment(self, prompt): raise KeyError('x')\n"
+        "def mine():\n    config = debug()\n    config.task = Mine.Config(max_integers=2, instruction='')\n    return config\n"
+    )
+    with pytest.raises(UserError, match="Mine.environment raised KeyError: 'x'"):
         parse_args(["--dry-run", "--config", f"{tmp_path / 'mine.py'}:mine", "--hf-assets-path", str(start)])
 
 
