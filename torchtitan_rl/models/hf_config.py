@@ -17,6 +17,7 @@ from torchtitan.models.common import (
     Embedding,
     Linear,
     RMSNorm,
+    RoPE,
     TransformerBlock,
 )
 from torchtitan.models.common.attention import GQAttention
@@ -182,10 +183,7 @@ def _spec(
 ) -> ModelSpec:
     """Returns a decoder of the family. The arguments are config.json's entries. `mixture`: of layers that are not dense."""
     dim = hidden_size
-    rope = family.rope(dim=head_dim, max_seq_len=max_position_embeddings, theta=float(rope_theta))
-    if rope_scaling:
-        scaling = {ours: rope_scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
-        rope = replace(rope, scaling="llama", **scaling)
+    rope = _rope(family, rope_scaling, head_dim, max_position_embeddings, float(rope_theta))
     norm = partial(RMSNorm.Config, eps=rms_norm_eps, param_init=_NORM_INIT)
     make_attention = partial(
         make_gqa_config,
@@ -226,6 +224,16 @@ def _spec(
         post_optimizer_build_fn=None,
         state_dict_adapter=family.adapter,
     )
+
+
+def _rope(
+    family: Family, scaling: Mapping[str, Any] | None, dim: int, max_seq_len: int, theta: float
+) -> RoPE.Config:
+    rope = family.rope(dim=dim, max_seq_len=max_seq_len, theta=theta)
+    if not scaling:
+        return rope
+    settings = {ours: scaling[theirs] for theirs, ours in _ROPE_SCALING.items()}
+    return replace(rope, scaling="llama", **settings)
 
 
 def _layer(

@@ -1,10 +1,9 @@
 """Packs whole sequences into one row of tokens: a micro-batch. Each trace of a sequence is a segment of the row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -108,16 +107,15 @@ def pack(
     shared = np.array([segment.shared for segment in segments], dtype=np.int64)  # [segments]
     lengths = np.array([segment.length for segment in segments], dtype=np.int64)  # [segments]
     own_lengths = lengths - shared  # [segments], those of `SegmentLayout.of` before padding
-    filled = int(own_lengths.sum())
-    longest = int(lengths.max(initial=0))
+    filled, longest = int(own_lengths.sum()), int(lengths.max(initial=0))
     padding_lengths = _padding_lengths(filled, longest, multiple)
     row = _Row(segments, own_lengths, sum(padding_lengths))
     episodes = [member.episode for member in members]
     completions = [episode.completion for episode in episodes]
 
-    def on_device_at_labels(values: Sequence[np.ndarray]) -> Tensor:
+    def at_labels(values: Iterable[np.ndarray]) -> Tensor:
         """Values [L] of each member's completion tokens -> [T] float32."""
-        return _on_device(row.at_labels(values))
+        return _on_device(row.at_labels([*values]))
 
     token_ids = row.tokens([completion.token_ids for completion in completions])  # [T]
     loss_mask = row.at_labels([completion.loss_mask for completion in completions])  # [T]
@@ -127,55 +125,42 @@ def pack(
     batch = TrainBatch(
         token_ids=_on_device(token_ids),
         labels=_on_device(_shifted(token_ids, own_lengths)),
-        layout=_layout(own_lengths, shared, padding_lengths),
+        layout=SegmentLayout.of(
+            [*own_lengths, *padding_lengths],
+            [*shared, *[0] * len(padding_lengths)],
+            device=DEVICE_TYPE,
+            padding=row.padding,
+        ),
         loss_mask=_on_device(loss_mask),
         loss_positions=_on_device(np.flatnonzero(loss_mask)),
-        sampler_logprobs=on_device_at_labels(
-            [completion.sampler_logprobs for completion in completions]
-        ),
-        advantages=on_device_at_labels([token_advantages(episode) for episode in episodes]),
+        sampler_logprobs=at_labels(completion.sampler_logprobs for completion in completions),
+        advantages=at_labels(token_advantages(episode) for episode in episodes),
         sequence_ids=_on_device(sequence_ids),
         group_ids=_on_device(group_ids),
         members=[*members],
         normalizers=normalizers,
     )
-    if any(completion.sampler_records is not None for completion in completions):
-        batch.sampler_records = _on_device(row.records(members))
-    _add_optional(batch, on_device_at_labels)
+    _add_optional(batch, row, at_labels)
     for name in columns:
-        _add_column(batch, name, on_device_at_labels)
+        _add_column(batch, name, at_labels)
     return batch
 
 
-def _layout(
-    own_lengths: npt.NDArray[np.int64], shared: npt.NDArray[np.int64], padding_lengths: list[int]
-) -> SegmentLayout:
-    """The layout of segments with these own and shared tokens [segments], and of padding."""
-    lengths = [*own_lengths, *padding_lengths]
-    no_shared = [0] * len(padding_lengths)
-    return SegmentLayout.of(
-        lengths, [*shared, *no_shared], device=DEVICE_TYPE, padding=sum(padding_lengths)
-    )
-
-
 def _add_optional(
-    batch: TrainBatch, on_device_at_labels: Callable[[Sequence[np.ndarray]], Tensor]
+    batch: TrainBatch, row: "_Row", at_labels: Callable[[Iterable[np.ndarray]], Tensor]
 ) -> None:
-    """Add what only some batches have: which tokens are fresh, and the reference's log-probabilities, [T] each."""
+    """Add what only some batches have: the sampler's records, which tokens are fresh, the reference's log-probabilities."""
     episodes = [member.episode for member in batch.members]
-    completions = [episode.completion for episode in episodes]
-    if any(completion.token_versions is not None for completion in completions):
-        batch.fresh_mask = on_device_at_labels(
-            [completion.fresh_mask for completion in completions]
-        )
+    if any(episode.completion.sampler_records is not None for episode in episodes):
+        batch.sampler_records = _on_device(row.records(batch.members))
+    if any(episode.completion.token_versions is not None for episode in episodes):
+        batch.fresh_mask = at_labels(episode.completion.fresh_mask for episode in episodes)
     if episodes and all(episode.reference_logprobs is not None for episode in episodes):
-        batch.reference_logprobs = on_device_at_labels(
-            [episode.reference_logprobs for episode in episodes]
-        )
+        batch.reference_logprobs = at_labels(episode.reference_logprobs for episode in episodes)
 
 
 def _add_column(
-    batch: TrainBatch, name: str, at_labels: Callable[[Sequence[np.ndarray]], Tensor]
+    batch: TrainBatch, name: str, at_labels: Callable[[Iterable[np.ndarray]], Tensor]
 ) -> None:
     """Add a column of the members' credit. Raises UserError if the loss has not set it in all of them."""
     if name == REFERENCE_LOGPROBS:  # no credit: `batch.reference_logprobs`
@@ -189,8 +174,7 @@ def _add_column(
             "assign_credit for each: episode.credit.columns for [S], token_columns for [T]."
         )
     if by_token:
-        values = [credit.token_columns[name] for credit in credits]  # [L] each
-        batch.token_columns[name] = at_labels(values)
+        batch.token_columns[name] = at_labels(credit.token_columns[name] for credit in credits)
     if by_sequence:
         values = np.array([credit.columns[name] for credit in credits], dtype=np.float32)  # [S]
         batch.columns[name] = _on_device(values)
@@ -210,13 +194,13 @@ def by_member(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:
 
 def completion_values(batch: TrainBatch, values: FloatArray) -> list[FloatArray]:
     """Returns `by_member`'s parts of values [M] at the tokens of the completions: [L] each, 0 outside the loss."""
-    found: list[FloatArray] = []
+    values_of_members: list[FloatArray] = []
     for member, of_member in zip(batch.members, by_member(batch, values), strict=True):
         mask = member.episode.completion.loss_mask  # [L]
         at_tokens = np.zeros(len(mask), values.dtype)  # [L]
         at_tokens[mask] = of_member
-        found.append(at_tokens)
-    return found
+        values_of_members.append(at_tokens)
+    return values_of_members
 
 
 class _Row(NamedTuple):
