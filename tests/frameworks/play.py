@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.parts.conversations import conversations, prompts
+from tests.parts.conversations import ScriptedEngine, conversations, prompts
 from tests.parts.talk import chat_tokenizer
-from torchtitan_rl.conversation import Conversation, Sampled
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.generator.rollout import roll_out
 from torchtitan_rl.sampling import SamplingConfig
@@ -95,26 +95,6 @@ OTHER_FORMS = {
 }
 
 
-class Script:
-    """A policy that says these texts, and then the last one again. Each turn has a text of its own."""
-
-    def __init__(self, made, texts: list[str]) -> None:
-        self.made, self.texts, self.asked, self.said = made, texts, [], []
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.asked)
-
-    def add(self, place, conversation, *, seeded) -> None:
-        self.asked.append(place)
-
-    def step(self) -> list[Sampled]:
-        text = self.texts[min(len(self.said), len(self.texts) - 1)]
-        ids = self.made(text + self.made.eos_token)["input_ids"]
-        self.said.append(ids)
-        return [Sampled(self.asked.pop(), ids, [-0.5] * len(ids), text, "stop")]
-
-
 def agent_of(venvs: Path, name: str, question: str, **env: str) -> AgentEnvironment:
     """The framework's agent, started as a command."""
     framework = FRAMEWORKS[name]
@@ -129,7 +109,7 @@ def agent_of(venvs: Path, name: str, question: str, **env: str) -> AgentEnvironm
     return AgentEnvironment(command, task=question, env=env, role="tool")
 
 
-def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Script]:
+def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, ScriptedEngine]:
     """The rollout of one framework's agent."""
     texts = [OTHER_FORMS.get(FRAMEWORKS[name].calls, {}).get(text, text) for text in SCENARIOS[scenario]]
     if name == "smolagents ToolCalling":
@@ -142,7 +122,7 @@ def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Scr
     environments = conversations(lambda _: agent_of(venvs, name, QUESTION, SCENARIO=scenario), made, **limits)
     # The script follows what it is asked: no grammar is needed.
     pool = environments.start([one], make_grammar=lambda *_, **__: None)
-    policy = Script(made, texts)
+    policy = ScriptedEngine(made, *texts)
     try:
         list(roll_out([one], policy, pool, lambda value: value, wait_for_answers=False))
     finally:
@@ -150,7 +130,7 @@ def play(venvs: Path, name: str, scenario: str, made) -> tuple[Conversation, Scr
     return one, policy
 
 
-def trained_once(one: Conversation, policy: Script) -> bool:
+def trained_once(one: Conversation, policy: ScriptedEngine) -> bool:
     """Whether the loss has exactly the tokens that the policy said, and each trace those of its own turns."""
     completion = one.completion(0)
     trained = []

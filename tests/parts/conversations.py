@@ -40,11 +40,11 @@ def said(text: str, **facts) -> Turn:
 
 
 class ScriptedEngine:
-    """In place of `TurnEngine`: a policy that says one text in every turn, all turns asked for at each step."""
+    """In place of `TurnEngine`: a policy that says one of these texts at each step, and the last one again when none is left."""
 
-    def __init__(self, made, text: str) -> None:
-        self.ids, self.asked = made(text + made.eos_token)["input_ids"], []
-        self.text = made.decode(self.ids, skip_special_tokens=True)
+    def __init__(self, made, *texts: str) -> None:
+        self.made, self.asked, self.said = made, [], []
+        self.texts = [made(text + made.eos_token)["input_ids"] for text in texts]
 
     @property
     def busy(self) -> bool:
@@ -55,7 +55,10 @@ class ScriptedEngine:
 
     def step(self) -> list[Sampled]:
         indices, self.asked = self.asked, []
-        return [Sampled(index, self.ids, [-0.5] * len(self.ids), self.text, "stop") for index in indices]
+        ids = self.texts[min(len(self.said), len(self.texts) - 1)]
+        self.said.append(ids)
+        text = self.made.decode(ids, skip_special_tokens=True)
+        return [Sampled(index, ids, [-0.5] * len(ids), text, "stop") for index in indices]
 
 
 class TaskWith(SumDigits):

@@ -8,11 +8,12 @@ import pytest
 
 @pytest.fixture
 def files(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The Python blocks of the module's PAGE, each in the file that its first line names. MODULES are imported anew."""
-    page = request.module.PAGE.read_text()
-    for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", page, re.DOTALL):
+    """The current folder, with the Python blocks of the module's PAGE, each in the file that its first line names, to be imported anew."""
+    blocks = re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", request.module.PAGE, re.DOTALL)
+    for name, code in blocks:
         (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for name in request.module.MODULES:
-        sys.modules.pop(name, None)
+    for name, _ in blocks:
+        sys.modules.pop(name.removesuffix(".py"), None)

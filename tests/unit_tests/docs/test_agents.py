@@ -12,10 +12,8 @@ from tests.unit_tests.docs.test_conversations import talk
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.data.task import recipe_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
-
-
-MODULES = ("my_agent_task", "my_agent_rewards", "my_verifiers_task")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "agents.md").read_text()
 
 
 @pytest.fixture
@@ -47,14 +45,14 @@ def test_reward_function_receives_the_agents_logs(files):
 
 
 def test_start_of_the_verifiers_example_suits_its_prompts():
-    task = load_config(f"{PAGE.parents[1]}/examples/verifiers/my_verifiers_task.py:words").task
+    task = load_config(f"{ROOT}/examples/verifiers/my_verifiers_task.py:words").task
     recipe = recipe_of(task.warm_start, "task.warm_start")
     assert recipe.worked(task.build().train_example(0, seed=0), random.Random(0))
 
 
 @pytest.mark.skipif("VERIFIERS_VENV" not in os.environ, reason="needs a venv with verifiers: docs/agents.md")
 def test_verifiers_environment_returns_reward_and_metrics(files):
-    for file in (PAGE.parents[1] / "examples" / "verifiers").glob("*.py"):
+    for file in (ROOT / "examples" / "verifiers").glob("*.py"):
         shutil.copy(file, files)
     (files / "verifiers_venv").symlink_to(os.environ["VERIFIERS_VENV"])
     config = load_config(f"{files}/my_verifiers_task.py:words")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts.conversations import ScriptedEngine
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.conversation import Conversation, Sampled
+from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.generator.rollout import roll_out
@@ -16,27 +17,7 @@ from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Group
 
-PAGE = Path(__file__).parents[3] / "docs" / "conversations.md"
-MODULES = ("my_tools", "my_environment", "my_start")
-
-
-class Script:
-    """A policy that says these texts, one a turn."""
-
-    def __init__(self, made, *texts: str) -> None:
-        self.made, self.texts, self.asked = made, list(texts), []
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.asked)
-
-    def add(self, place, conversation, *, seeded) -> None:
-        self.asked.append(place)
-
-    def step(self) -> list[Sampled]:
-        text = self.texts.pop(0)
-        ids = self.made(text + self.made.eos_token)["input_ids"]
-        return [Sampled(self.asked.pop(), ids, [-0.5] * len(ids), text, "stop")]
+PAGE = (Path(__file__).parents[3] / "docs" / "conversations.md").read_text()
 
 
 def talk(config, *texts: str):
@@ -51,7 +32,11 @@ def talk(config, *texts: str):
     one = Conversation(
         prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000, most_tokens=4000
     )
-    list(roll_out([one], Script(made, *texts), conversations.start([one]), lambda value: value, wait_for_answers=False))
+    list(
+        roll_out(
+            [one], ScriptedEngine(made, *texts), conversations.start([one]), lambda value: value, wait_for_answers=False
+        )
+    )
     group = Group(prompt=one.prompt, samples=[one.completion(0)])
     [scored] = build_grader(config.grader, task).grade([group])
     return one.prompt, scored.samples[0]
@@ -100,5 +85,5 @@ def test_the_table_of_finish_reasons_is_complete():
 
     from torchtitan_rl.types import FinishReason
 
-    table = re.search(r"\| finish reason .*?\n\n", PAGE.read_text(), re.DOTALL)[0]
+    table = re.search(r"\| finish reason .*?\n\n", PAGE, re.DOTALL)[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(get_args(FinishReason))

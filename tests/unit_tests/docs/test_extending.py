@@ -3,7 +3,6 @@
 import importlib
 import math
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,17 +44,7 @@ TESTED = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def files(tmp_path, monkeypatch):
-    """The page's Python blocks, each in the file that its first line names, importable from there."""
-    for name, code in BLOCKS.items():
-        (tmp_path / name).write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    yield tmp_path
-    for name in BLOCKS:
-        sys.modules.pop(name.removesuffix(".py"), None)
+pytestmark = pytest.mark.usefixtures("files")
 
 
 def part(name: str):

@@ -12,20 +12,15 @@ from torchtitan_rl.command.registry import config_functions, load_config, parse_
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PAGE = "".join(PAGES.values())
 SHOWN = ("--help", "--list-configs", "--print-config", "--dry-run")
 LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slurm")
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
-    """A folder with examples/ and the Python blocks of all pages, each in the file of its first line."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    for page in PAGES.values():
-        for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", page, re.DOTALL):
-            (tmp_path / name).write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+def here(files):
+    """A folder with examples/ and the Python blocks of all pages."""
+    (files / "examples").symlink_to(ROOT / "examples")
 
 
 def commands() -> list[tuple[str, str]]:
@@ -46,7 +41,7 @@ def _lines(block: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("page", "arguments"), commands())
-def test_documented_command_lines_parse(files, page, arguments):
+def test_documented_command_lines_parse(here, page, arguments):
     args = [arg for arg in shlex.split(arguments) if arg not in SHOWN]
     assert parse_args(args)[1].num_steps >= 1
 

@@ -17,16 +17,12 @@ PAGE = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(files, monkeypatch):
     """A folder with the page's Python and JSON files, and no cache but its own."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    for name, code in re.findall(r"```python\n# (\w+\.py)[^\n]*\n(.*?)```", PAGE, re.DOTALL):
-        (tmp_path / name).write_text(code)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", files / "cache")
     [mine] = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "mine.jsonl").write_text(mine)
-    (tmp_path / "arrivals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(2000, 0)))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    (files / "mine.jsonl").write_text(mine)
+    (files / "arrivals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(2000, 0)))
 
 
 def config_on(path: str):
