@@ -10,7 +10,7 @@ from tests.parts.algorithm import (
     policy_like,
     run_loss,
 )
-from tests.parts.metric_pages import OF_ALGORITHM
+from tests.parts.metric_pages import OF_ALGORITHM, pattern
 from tests.unit_tests.algorithm.test_invariants import ALGORITHMS
 from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
 
@@ -21,7 +21,7 @@ def documented() -> dict[re.Pattern, str]:
     patterns = {}
     for keys, reduction in rows:
         for key in re.findall(r"`(.*?)`", keys):
-            patterns[re.compile(re.sub(r"<.*?>", "[^/]+", key.replace("+", r"\+")))] = reduction
+            patterns[pattern(key)] = reduction
     return patterns
 
 
