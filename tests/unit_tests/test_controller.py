@@ -166,18 +166,15 @@ def test_step_samples_updates_pushes_flushes_and_saves_in_order():
     ]
 
 
-def test_refill_samples_as_many_prompts_as_groups_have_equal_rewards():
-    run = Run(rewards=[DIFFERENT, EQUAL, EQUAL])
-    controller(run, algorithm=Algorithm.Config(zero_variance="refill", refill_rounds=3)).run()
-    asked = [call for call in run.calls if call.startswith(("prompts", "update"))]
-    assert asked == ["prompts 0 to 1", "prompts 2 to 2", "prompts 3 to 3", "update with 4 groups"]
-
-
-def test_refill_ends_after_its_number_of_rounds():
-    run = Run(rewards=[EQUAL] * 10)
-    controller(run, algorithm=Algorithm.Config(zero_variance="refill", refill_rounds=1)).run()
-    asked = [call for call in run.calls if call.startswith(("prompts", "update"))]
-    assert asked == ["prompts 0 to 1", "prompts 2 to 3", "update with 4 groups"]
+@pytest.mark.parametrize(
+    ("rewards", "rounds", "asked"),
+    [([DIFFERENT, EQUAL, EQUAL], 3, ["0 to 1", "2 to 2", "3 to 3"]), ([EQUAL] * 10, 1, ["0 to 1", "2 to 3"])],
+)
+def test_refill_samples_as_many_prompts_as_groups_have_equal_rewards_for_some_rounds(rewards, rounds, asked):
+    run = Run(rewards=rewards)
+    controller(run, algorithm=Algorithm.Config(zero_variance="refill", refill_rounds=rounds)).run()
+    calls = [call for call in run.calls if call.startswith(("prompts", "update"))]
+    assert calls == [*(f"prompts {numbers}" for numbers in asked), "update with 4 groups"]
 
 
 def test_reward_functions_are_told_the_step_the_runs_length_and_the_tokens_so_far():

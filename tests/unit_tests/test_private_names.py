@@ -105,15 +105,11 @@ def imported() -> set[str]:
 
 
 @pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
-def test_installed_versions_have_every_private_name(private: Private):
+def test_private_name_is_where_it_was_and_used_where_it_is_listed(private: Private):
     assert is_there(private), (
         f"{private.name} is not where it was: the installed version has moved it. torchtitan_rl/{private.files} uses it "
         f"({private.reason})."
     )
-
-
-@pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
-def test_private_name_is_used_where_listed(private: Private):
     for file in private.files.split(", "):
         assert last_part(private) in (PACKAGE / file).read_text(), f"{file} does not use {private.name} any more"
 

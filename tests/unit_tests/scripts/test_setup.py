@@ -100,17 +100,15 @@ def test_torch_comes_from_its_cpu_index_where_the_plain_name_is_the_cuda_build(c
     assert ("--default-index https://" in installed[0]) is from_its_index
 
 
-def test_a_gpu_machine_without_a_compiler_is_refused_before_anything_is_installed(checkout):
-    result = checkout(NO_GPU="0", TOOLS_CODE="1")
+@pytest.mark.parametrize(
+    ("machine", "lacks"),
+    [({"NO_GPU": "0", "TOOLS_CODE": "1"}, "C compiler"), ({"LIBRARY_CODE": "1"}, "libnuma")],
+    ids=["a GPU's", "a CPU's"],
+)
+def test_a_machine_that_lacks_a_tool_is_refused_before_anything_is_installed(checkout, machine, lacks):
+    result = checkout(**machine)
     assert result.returncode == 1
-    assert "error: no C compiler" in result.stderr
-    assert "-m venv" not in checkout.calls()
-
-
-def test_a_cpu_machine_without_the_engines_library_is_refused_before_anything_is_installed(checkout):
-    result = checkout(LIBRARY_CODE="1")
-    assert result.returncode == 1
-    assert result.stderr == "setup: error: no libnuma\n"
+    assert result.stderr == f"setup: error: no {lacks}\n"
     assert "-m venv" not in checkout.calls()
 
 
