@@ -5,7 +5,6 @@ unforeseen error, with a traceback; 2 for wrong input, with a message; 3 if trai
 disagree), with a message. The last checkpoint is kept.
 """
 
-import errno
 import logging
 import os
 import signal
@@ -24,15 +23,14 @@ if __name__ == "__main__":
 
 from torchtitan_rl import device, events  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
 from torchtitan_rl.errors import TrainingStopped, UserError
-from torchtitan_rl.fields.references import users_frames, users_line
+from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.job_processes import die_with_parent
-from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY
 from torchtitan_rl.run.rank_output import RankOutput
 from torchtitan_rl.run.rank_status import StatusFile, rank_failed, slowest
 from torchtitan_rl.run.rank_variables import be_only_rank
-from torchtitan_rl.run.run_end import phase_of, write_end, write_run_report
+from torchtitan_rl.run.run_end import advice, phase_of, write_end, write_run_report
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.stop_signal import StopSignal
 
@@ -111,26 +109,10 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
 
 def _error_message(error: BaseException) -> str:
     """The message of an unforeseen error: its traceback, and what else to read."""
-    lines = [traceback.format_exc().rstrip(), *_advice(error)]
+    lines = [traceback.format_exc().rstrip(), *advice(error)]
     if isinstance(error, RuntimeError) and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         lines.append("If a rank of another node ended first, that node's output says why.")
     return "\n".join(lines)
-
-
-def _advice(error: BaseException) -> list[str]:
-    """The last line of the traceback in the user's code, such as a reward function, and the settings to lower if memory ran out."""
-    import torch
-
-    lines: list[str] = []
-    if frames := users_frames(error):
-        place = f"{frames[-1].filename}, line {frames[-1].lineno}"
-        lines.append(f"The last line of your own code in it: {place}")
-    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    if refused or isinstance(error, MemoryError | torch.OutOfMemoryError):
-        phase = phase_of(error)
-        where = f" in {phase}" if phase else ""
-        lines.append(f"This process was refused memory{where}. {MEMORY_REMEDY}")
-    return lines
 
 
 def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: StatusFile) -> None:
@@ -214,7 +196,7 @@ def _brief(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return ""
     lines = [line.rstrip() for line in traceback.format_exception_only(error)]
-    return "\n".join([*lines, *_advice(error)])
+    return "\n".join([*lines, *advice(error)])
 
 
 def write_outcome(controller: "Controller", run_folder: Path, stopped: int) -> None:

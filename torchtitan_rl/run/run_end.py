@@ -4,6 +4,7 @@ The first process that knows the cause writes the file: the rank that failed, ra
 for a rank that was killed or that hung. Later ones leave it as it is.
 """
 
+import errno
 import json
 import logging
 import os
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from torchtitan_rl.events import PHASE, progress
+from torchtitan_rl.fields.references import users_frames
+from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY
 from torchtitan_rl.text import head_and_tail
 
 END, LOCK = "end.json", "run.lock"
@@ -96,3 +99,19 @@ def write_run_report(folder: Path) -> None:
         # A full disk or a deleted folder needs no traceback.
         shown = None if isinstance(error, OSError) else error
         logging.getLogger(__name__).warning(message, exc_info=shown)
+
+
+def advice(error: BaseException) -> list[str]:
+    """The last line of the traceback in the user's code, such as a reward function, and the settings to lower if memory ran out."""
+    import torch
+
+    lines: list[str] = []
+    if frames := users_frames(error):
+        place = f"{frames[-1].filename}, line {frames[-1].lineno}"
+        lines.append(f"The last line of your own code in it: {place}")
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if refused or isinstance(error, MemoryError | torch.OutOfMemoryError):
+        phase = phase_of(error)
+        where = f" in {phase}" if phase else ""
+        lines.append(f"This process was refused memory{where}. {MEMORY_REMEDY}")
+    return lines
