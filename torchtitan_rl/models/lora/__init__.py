@@ -1,1 +1,1 @@
-"""LoRA: its settings, the adapters of the policy, and adapter folders of peft."""
+"""LoRA outside the trainer: the adapter in the engine, and adapter folders of peft."""
