@@ -168,7 +168,7 @@ class Controller(Configurable):
 
         All results are on disk when it returns; only `close` remains.
 
-        Returns: 0 if training is complete, else the number of the signal that stopped it.
+        Returns: 0, or the number of the signal that asked it to stop.
         """
         stopped = self.stop_requested()
         self._begin()

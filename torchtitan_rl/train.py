@@ -66,8 +66,9 @@ def main(args: Sequence[str] | None = None) -> None:
             raise RuntimeError(
                 f"something called sys.exit({request.code!r}) in the middle of the run"
             ) from request
-    except SystemExit:
-        status_file.set_outcome("done")
+    except SystemExit as ended:
+        if not ended.code:
+            status_file.set_outcome("done")
         raise
     except BaseException as error:  # CheckpointException and KeyboardInterrupt are no Exceptions
         if _lost_another_rank(error):

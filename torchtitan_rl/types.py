@@ -33,6 +33,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchtitan_rl.sampling import SamplingConfig
 
+LARGEST_REWARD = 1e18
+"""Sums, squares and weights of larger rewards would overflow."""
+
 FinishReason = Literal[
     "stop", "length", "max_turns", "max_tokens", "max_traces", "time", "broken_call", "env_error"
 ]

@@ -8,9 +8,6 @@ from typing import Any, Literal
 from torchtitan_rl.data.chat_messages import Message
 from torchtitan_rl.types import FinishReason
 
-LARGEST_REWARD = 1e18
-"""Sums, squares and weights of larger rewards would overflow."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from torchtitan_rl.data.template import BREAK
-from torchtitan_rl.data.turns import LARGEST_REWARD, Message, Turn
+from torchtitan_rl.data.turns import Message, Turn
 from torchtitan_rl.text import mapped, plain
+from torchtitan_rl.types import LARGEST_REWARD
 
 ROLES = ("user", "tool", "system")
 """Roles of an environment's messages."""

@@ -11,12 +11,12 @@ from typing import Any
 
 from torchtitan_rl.data.task import OpenedText, RewardFunction, Task, completion_text
 from torchtitan_rl.data.tool_calls import opened_thinking
-from torchtitan_rl.data.turns import LARGEST_REWARD, environment_reward
+from torchtitan_rl.data.turns import environment_reward
 from torchtitan_rl.events import recorded_by
 from torchtitan_rl.rewards.reward_log import RewardLog
 from torchtitan_rl.rewards.scorer import Groups, Scorer, ScorerResult, described
 from torchtitan_rl.rewards.trainer_state import TrainerState
-from torchtitan_rl.types import Completion, Group, flat
+from torchtitan_rl.types import LARGEST_REWARD, Completion, Group, flat
 
 JUDGEMENT = "judgement"
 """Name of the task's own judgement among those of reward functions."""

@@ -120,6 +120,8 @@ class Job:
         from torch.distributed.elastic.rendezvous import RendezvousError
 
         statuses, failures = read_statuses(self._folder), []
+        if statuses and all(status.outcome for status in statuses):
+            return max(map(_planned_exit_code, statuses)), "", None
         if isinstance(self._error, ChildFailedError):  # without ranks that ended with code 0
             failures = list(self._error.failures.values())
         elif isinstance(self._error, (DistError, RendezvousError)) and not statuses:
@@ -128,8 +130,6 @@ class Job:
             return self._error.code, "", None
         elif self._error:
             return 1, "".join(traceback.format_exception(self._error)), None
-        if statuses and all(status.outcome for status in statuses):
-            return max(_planned_exit_code(status.outcome) for status in statuses), "", None
         if self._watchdog.hung:
             return 1, "", self._watchdog.hung
         codes = {failure.pid: failure.exitcode for failure in failures}
@@ -149,7 +149,7 @@ class Job:
 
     def _end(self, code: int, why: str, status: RankStatus | None) -> int:
         """Write how the run ended where no rank could, and its report; end what ranks have left behind. Returns `code`."""
-        outcome = "stopped" if self._stop_signal else "killed"
+        outcome = "stopped" if self._stop_signal else "killed" if code > 128 else "failed"
         if self._watchdog.hung:
             outcome, why = "hung", self._watchdog.reason
         where = {"rank": status.rank, "phase": status.phase} if status else {}
@@ -180,11 +180,17 @@ def _killed(number: int, status: RankStatus | None) -> str:
     return f"{who} was killed by signal {name}{cause}. {again}"
 
 
-def _planned_exit_code(outcome: str) -> int:
-    """The exit code of a run that ended as planned, or that a signal stopped after a checkpoint."""
-    if outcome in ("done", str(signal.SIGUSR1.value), str(signal.SIGUSR2.value)):
-        return 0 if outcome == "done" else REQUEUE
-    return 128 + int(outcome)
+def _planned_exit_code(status: RankStatus) -> int:
+    """The exit code of a run that ended as planned, or that a signal stopped. Without a checkpoint it is not to be queued again."""
+    if status.outcome == "done":
+        return 0
+    number = int(status.outcome)
+    if (
+        number in (signal.SIGUSR1, signal.SIGUSR2)
+        and CheckpointFolder(Path(status.run_folder)).newest()
+    ):
+        return REQUEUE
+    return 128 + number
 
 
 def say(text: str) -> None:

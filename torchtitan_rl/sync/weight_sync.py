@@ -201,13 +201,13 @@ class WeightSync(Configurable):
     def _since_compared(self, wrong: Collection[str]) -> list[int]:
         """Returns the versions pushed since these tensors were last compared, that one first; [] before the first push.
 
-        Packed matrices are compared at full checks, all others at every push.
+        Packed matrices are compared at full checks, all others and the engine's constants (`wrong` is empty) at every push.
         """
         policy, engine = self._sides[0]
         copies_of_names = engine.copies(packed=False).tolist()
         compared = zip(policy.shapes, copies_of_names, strict=True)
         packed = {name for name, copies in compared if copies == 0}
-        return self._versions if packed.issuperset(wrong) else self._versions[-1:]
+        return self._versions if wrong and packed.issuperset(wrong) else self._versions[-1:]
 
     def _sampled_with(self, wrong: Collection[str]) -> str:
         """Says which steps may have sampled with tensors that a push finds `wrong`."""

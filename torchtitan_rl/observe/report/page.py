@@ -24,6 +24,8 @@ SIZE_MB = 5.0
 LEAST_ROWS_MB = 0.5
 """Size that samples may always have, however large the metrics are."""
 
+_NOTICE = b"<noscript>This report needs JavaScript."
+"""The text by which a page is known."""
 _VIEWS = ("overview.js", "samples.js", "sample.js", "prompts.js", "health.js")
 _SCRIPTS = ("base.js", "charts.js", *_VIEWS, "app.js")
 _PROMPT_COLUMNS = ("table", "split", "step", "prompt_idx")
@@ -36,15 +38,30 @@ def write_report(folder: Path, output: Path, *, size_mb: float = SIZE_MB) -> Run
         size_mb: maximum size of the page. If samples do not fit, it has the selected ones first, then randomly chosen whole groups.
             They have `LEAST_ROWS_MB` also where scripts and metrics leave less.
 
-    Raises: FileNotFoundError for a folder that is not a run; OSError if the page cannot be written.
+    Raises: FileNotFoundError for a folder that is not a run; FileExistsError for another file of the user's in the place of the page;
+    OSError if it cannot be written.
     """
     run = load_run(folder)
+    if os.path.lexists(output) and not _is_page(output):
+        expected = (
+            "expected a new file or an earlier report, but it is something else. Name another file."
+        )
+        raise FileExistsError(f"--output = {str(output)!r}: {expected}")
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     # A lone surrogate becomes \\udxxx, as in JSON.
     unfinished.write_bytes(render(run, size_mb=size_mb).encode("utf-8", "backslashreplace"))
     os.replace(unfinished, output)
     return run
+
+
+def _is_page(path: Path) -> bool:
+    """Whether there is a page that this module has written, or an empty file."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        begin = file.read(2**17)  # the notice follows the style
+    return not begin or _NOTICE in begin
 
 
 def render(run: Run, *, size_mb: float = SIZE_MB) -> str:
