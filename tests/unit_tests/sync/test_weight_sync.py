@@ -267,7 +267,10 @@ def test_replicas_that_drifted_are_named_with_their_ranks(pair, monkeypatch):
     assert pair.weight_sync.evidence().endswith("the engine is not the cause: norm is not the same on ranks 0 and 1.")
 
 
-def test_changed_rotary_cache_is_named(pair):
+def test_changed_rotary_cache_is_named_and_doubts_no_earlier_step(pair):
+    pair.begin_anew(check_interval=0)
+    for version in range(3):
+        pair.sync(version=version)
     name = "model.layers.0.self_attn.rotary_emb.cos_sin_cache"
     rotary = module(pair, name.rpartition(".")[0]).cos_sin_cache
 
@@ -276,9 +279,10 @@ def test_changed_rotary_cache_is_named(pair):
         rotary[7, 3] += 1e-3
 
     kept = rotary.clone()
-    message = pair.fault(change_during(pair.weights()))
+    message = pair.fault(change_during(pair.weights()), version=3)
     rotary.copy_(kept)
     assert f"policy's: {name} {CHANGED}" in message
+    assert "--resume" not in message
 
 
 WRONG_MODELS = {
