@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Turns the facts of a step into metrics, tables and files. No method can change training."""
+    """Turns the facts of a step into metrics, tables and files. Only `evaluation` is read: by it the best checkpoint and an early end
+    are chosen."""
 
     def keep(
         self,
@@ -170,7 +171,8 @@ class Controller(Configurable):
 
         Returns: 0, or the number of the signal that asked it to stop.
         """
-        stopped = self.stop_requested()
+        self.stop_requested()
+        stopped = 0
         self._begin()
         last_step = self.config.num_steps
         while self.state.step < last_step and not (stopped or self.evaluation.gives_up):
@@ -230,19 +232,19 @@ class Controller(Configurable):
         scored: list[Group[ScoredCompletion]] = []
         missing = wanted
         for sampling_round in range(1 + self.algorithm.refill_rounds):
-            # Nothing is sampled yet: this replica's groups come as they get whole, while `_grade` takes them.
+            # Nothing is sampled yet: this replica's groups come as they get whole, while `_sample_and_grade` takes them.
             sampling = self.step_sampler.step_groups(
                 missing, first_idx=len(scored), step=self.state.step, round=sampling_round
             )
             with sampling as groups:
-                scored += self._grade(groups)
+                scored += self._sample_and_grade(groups)
             missing = wanted - sum(credit.group_left_out(group) is None for group in scored)
             if missing == 0:
                 break
         self.generator.sleep()  # the engine frees its GPU memory for the update; the push wakes it
         return draft_episodes(scored)
 
-    def _grade(
+    def _sample_and_grade(
         self, groups: Iterator[Group[Completion]], prefix: str = "", split: str = "train"
     ) -> list[Group[ScoredCompletion]]:
         """Sample this replica's groups, and grade each as soon as it is whole, while the engine samples the next.
@@ -341,7 +343,7 @@ class Controller(Configurable):
             # Always step 0 and a seed for each sample: the draws do not depend on the step or the number of replicas.
             groups = self.generator.generate(self.held_out, sampling_config=sampling, seeded=True)
             with timed("evaluate"), closing(groups):
-                scored = self._grade(groups, f"{its_pass.prefix}/", its_pass.split)
+                scored = self._sample_and_grade(groups, f"{its_pass.prefix}/", its_pass.split)
             episodes[its_pass] = draft_episodes(scored)
         with timed("evaluate"):
             measured = held_out_measures(self.trainer, self.held_out, episodes, self.teacher)

@@ -22,7 +22,7 @@ from torchtitan_rl.observe.line_file import LineFile
 from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.select import Selection, shown
 from torchtitan_rl.observe.sink_thread import SinkThread
-from torchtitan_rl.observe.sinks import SinkContext, StepRecord, chosen_sinks
+from torchtitan_rl.observe.sinks import Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observe.store import END_OF_BATCH, UNFINISHED_FILE
 from torchtitan_rl.observe.tokens import Decode, with_special_tokens, with_written_tokens
 from torchtitan_rl.observe.unfinished import UnfinishedStep
@@ -118,6 +118,7 @@ class Recorder(Configurable):
         complete = functools.partial(with_special_tokens, decode=decode)
         self._selection = Selection(config.select, config.keep_all_rows, complete)
         self.collector = Collector(self._selection, config.leave_out_columns)
+        self._rewinds = {name: sink.rewind is not Sink.rewind for name, sink in classes.items()}
         self.sinks: dict[str, SinkThread] = {}
         """The running sinks by name, on rank 0."""
         if rank == 0:
@@ -152,9 +153,10 @@ class Recorder(Configurable):
         return self._or_after_error("merging", lambda: self._write(step, gathered), {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: a resumed run cuts the files where it goes on. First waits, at most 5 s a file, until all steps are in them."""
-        for name in ("jsonl", "local"):
-            if name in self.sinks and not self.sinks[name].drain(CHECKPOINT_SECONDS):
+        """Nothing: a resumed run cuts the files where it goes on. First waits, at most 5 s for each sink that can
+        rewind, until all steps are in it."""
+        for name, sink in self.sinks.items():
+            if self._rewinds[name] and not sink.drain(CHECKPOINT_SECONDS):
                 logger.warning(f"sink {name}: steps before this checkpoint are not all written")
         return {}
 

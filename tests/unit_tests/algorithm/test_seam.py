@@ -12,7 +12,7 @@ from tests.parts.algorithm import (
     normalizers_of,
     run_loss,
 )
-from torchtitan_rl.algorithm import Cispo, Clip, Gspo, Reinforce, TokenLoss
+from torchtitan_rl.algorithm import Cispo, Clip, Gspo, OffPolicyMask, Reinforce, SquaredLogRatio, TokenLoss, TopEntropy
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.types import flat
 
@@ -48,6 +48,7 @@ def test_only_a_class_that_says_so_itself_has_zero_gradient_without_an_advantage
     for loss, zero in (
         (Clip, True), (Gspo, True), (Cispo, True), (Reinforce, True), (Bonus, False),
         (type("OfGspo", (Gspo,), {}), False), (type("Sure", (Gspo,), {"zero_without_advantage": True}), True),
+        (OffPolicyMask, True), (type("Masked", (OffPolicyMask,), {}), False), (TopEntropy, False), (SquaredLogRatio, False),
     ):  # fmt: skip
         algorithm = built(loss=loss.Config())
         assert algorithm.zero_gradient(episode) is zero, loss

@@ -25,6 +25,11 @@ class BlockedSink(Sink):
         self.release.wait(60)
 
 
+class BlockedFile(BlockedSink):
+    def rewind(self, step):
+        pass
+
+
 @pytest.fixture
 def faulty(monkeypatch):
     monkeypatch.setattr("torchtitan_rl.observe.recorder.QUEUE_SIZE", 2)
@@ -126,7 +131,7 @@ def test_flush_calls_the_gather_exactly_once_even_when_collecting_fails(recorder
 
 def test_a_checkpoint_waits_a_bounded_time_for_a_blocked_file(recorder, faulty, monkeypatch, caplog):
     monkeypatch.setattr("torchtitan_rl.observe.recorder.CHECKPOINT_SECONDS", 0.2)
-    monkeypatch.setitem(SINKS, "local", f"{__name__}:BlockedSink")
+    monkeypatch.setitem(SINKS, "local", f"{__name__}:BlockedFile")
     run = recorder()
     run.flush(1)
     started = time.monotonic()

@@ -54,6 +54,9 @@ class Modifier(TokenLoss, ABC):
         self.loss = config.loss.build()
         for name in Loss.__annotations__:
             setattr(self, name, getattr(self.loss, name))
+        # A subclass that adds nothing of its own says so, as any loss does for itself alone.
+        own = type(self).zero_without_advantage
+        self.zero_without_advantage = own and self.loss.zero_without_advantage
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         return self.loss(inputs)  # [T]

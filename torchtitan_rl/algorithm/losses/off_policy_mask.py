@@ -22,6 +22,7 @@ class OffPolicyMask(Modifier):
         """The largest mean that is kept, in nats per token. The paper gives no value; this is TRL's example."""
 
     needs_loss_of = ("advantages", "rewards")
+    zero_without_advantage = True
 
     def masked(self, inputs: LossInputs) -> Tensor:
         """[T] bool, true where the loss is 0."""

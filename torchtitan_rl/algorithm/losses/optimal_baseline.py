@@ -19,6 +19,8 @@ class OptimalBaseline(OwnBaseline):
     longest completion has a t-th token, b_t is 0. It costs two forwards a step (trainer/teachers/collisions.py). As verl's `optimal_token_baseline`.
     """
 
+    zero_without_advantage = True
+
     def __init__(self, config: OwnBaseline.Config) -> None:
         super().__init__(config)
         self.reads = (*self.loss.reads, LOGPROBS, LOG_COLLISIONS)

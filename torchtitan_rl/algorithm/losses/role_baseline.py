@@ -23,6 +23,8 @@ class RoleBaseline(OwnBaseline):
         decay: float = number(0.95, least=0, below=1)
         """Weight of b in the next b."""
 
+    zero_without_advantage = True
+
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.baselines: dict[str, float] = {}

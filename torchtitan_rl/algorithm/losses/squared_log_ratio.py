@@ -22,9 +22,5 @@ class SquaredLogRatio(Modifier):
 
     needs_loss_of = ("advantages", "rewards", "samples")
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.zero_without_advantage = False
-
     def __call__(self, inputs: LossInputs) -> Tensor:
         return super().__call__(inputs) + self.config.coef * inputs.log_ratio.square()  # [T]

@@ -13,7 +13,7 @@ from torchtitan_rl.fields.number import number
 class TopEntropy(Modifier):
     """Loss 0 but for the tokens of the highest entropy, a fifth by default. Beyond the 80/20 rule, arXiv 2506.01939.
 
-    The threshold is that of all tokens of the micro-batch, also without an advantage; the paper's is that of the batch. The other tokens
+    The threshold is that of all tokens of the micro-batch, also without an advantage, so all of them are in the batch; the paper's is that of the batch. The other tokens
     count in the mean.
     """
 
@@ -21,11 +21,6 @@ class TopEntropy(Modifier):
     class Config(Modifier.Config):
         fraction: float = number(0.2, above=0, most=1)
         """Share of the tokens that are trained on."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        # A micro-batch without the tokens that have no advantage would have another threshold.
-        self.zero_without_advantage = False
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         entropy = inputs.entropy.detach()  # [T]

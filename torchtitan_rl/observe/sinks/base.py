@@ -77,7 +77,8 @@ class Sink(ABC):
     def rewind(self, step: int) -> None:
         """Removes the output of earlier sessions of this run from `step` on. Called once, before the first write.
 
-        A sink that appends to a file and does not define it has the steps between the checkpoint and the crash twice.
+        A sink that appends to a file and does not define it has the steps between the checkpoint and the crash twice. For one that does,
+        each checkpoint waits until all steps are written, at most 5 s.
         """
 
     def close(self) -> None:
