@@ -19,7 +19,7 @@ from torch import Tensor  # noqa: E402
 from torchtitan.models.common.decoder import Decoder  # noqa: E402
 from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 
-from torchtitan_rl.models import spec_from_folder  # noqa: E402
+from torchtitan_rl.models.hf_config import spec_from_folder  # noqa: E402
 from torchtitan_rl.models.hf_decoder import longest_window  # noqa: E402
 from torchtitan_rl.models.score import score  # noqa: E402
 from torchtitan_rl.trainer.model_loader import load_hf_weights, meta_model  # noqa: E402

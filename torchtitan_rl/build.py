@@ -32,7 +32,7 @@ from torchtitan_rl.data.task import Task
 from torchtitan_rl.events import phase, progress
 from torchtitan_rl.fields.references import caller_folder, tried
 from torchtitan_rl.generator.demonstrations import Demonstrations, NoEngine
-from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.hf_decoder import longest_window
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder

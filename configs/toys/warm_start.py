@@ -31,7 +31,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.events import phase, progress, timed
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import explained
-from torchtitan_rl.models import hf_architecture, new_hf_model, small_qwen3
+from torchtitan_rl.models.hf_config import hf_architecture, new_hf_model, small_qwen3
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec

@@ -42,7 +42,7 @@ from torchtitan_rl.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
 from torchtitan_rl.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.generator import generator as generators  # noqa: E402
-from torchtitan_rl.models import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.types import Prompt, flat  # noqa: E402
 

@@ -16,7 +16,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from scripts.make_random_checkpoint import qwen3
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
-from torchtitan_rl.models import hf_architecture
+from torchtitan_rl.models.hf_config import hf_architecture
 from torchtitan_rl.trainer.model_loader import meta_model
 
 HOST_MS = (0.2, 0.045)

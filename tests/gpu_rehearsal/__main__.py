@@ -28,12 +28,11 @@ from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
 from tests.gpu_rehearsal.shipped import shipped
 from tests.parts.algorithm import algorithm_of
-from torchtitan_rl import models
 from torchtitan_rl.algorithm import KL, Algorithm
 from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
 from torchtitan_rl.command.registry import config_functions, load_config
 from torchtitan_rl.config import RunConfig
-from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.models.hf_config import hf_architecture, small_qwen3
 from torchtitan_rl.run.memory import GIB, choose_by_memory
 
 LAYOUTS = [Layout(1), Layout(8), Layout(8, tp=2), Layout(16, replicate=2), Layout(8, ep=4)]
@@ -184,7 +183,7 @@ def _folder(spec: ModelSpec) -> str:
     """Returns a new folder with the config.json of a Qwen3."""
     folder = tempfile.mkdtemp()
     entries = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": spec.model.max_seq_len}
-    text = json.dumps({"model_type": "qwen3", **entries, **models.hf_architecture(spec.model)})
+    text = json.dumps({"model_type": "qwen3", **entries, **hf_architecture(spec.model)})
     Path(folder, "config.json").write_text(text)
     return folder
 

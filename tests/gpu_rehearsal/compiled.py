@@ -35,13 +35,10 @@ from tests.parts.hf_decoders import save_hf_family  # noqa: E402
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl.algorithm import KL, Algorithm  # noqa: E402
 from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
-from torchtitan_rl.fields.lora_config import LoraConfig  # noqa: E402
-from torchtitan_rl.models import (
-    attention,  # noqa: E402
-    logprobs,  # noqa: E402
-    spec_from_folder,  # noqa: E402
-)
+from torchtitan_rl.models import attention, logprobs  # noqa: E402
+from torchtitan_rl.models.hf_config import spec_from_folder  # noqa: E402
 from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
+from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.trainer import model_loader as loader_module  # noqa: E402
 from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402

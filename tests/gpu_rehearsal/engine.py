@@ -72,11 +72,12 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, ModelRunnerOu
 from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 
 from tests.gpu_rehearsal.shipped import shipped  # noqa: E402
-from torchtitan_rl import comm, models  # noqa: E402
+from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.command.registry import config_functions  # noqa: E402
 from torchtitan_rl.generator import start  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
+from torchtitan_rl.models import hf_config  # noqa: E402
 from torchtitan_rl.models.families import FAMILIES  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
@@ -87,7 +88,7 @@ from torchtitan_rl.trainer.model_loader import meta_model  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
 END, LONGEST = 7, 48
-SPEC = models.small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
+SPEC = hf_config.small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
 ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -237,7 +238,7 @@ class _Tokenizer:
 
 def _folder(spec: object, at: str) -> str:
     [kind] = [family.model_type for family in FAMILIES.values() if family.name == spec.name]
-    config = AutoConfig.for_model(kind, max_position_embeddings=4096, **models.hf_architecture(spec.model))
+    config = AutoConfig.for_model(kind, max_position_embeddings=4096, **hf_config.hf_architecture(spec.model))
     config.architectures = [ARCHITECTURES[kind]]
     config.save_pretrained(at)
     return at

@@ -38,7 +38,7 @@ from torchtitan_rl.algorithm import (  # noqa: E402
     TokenTruncate,
 )
 from torchtitan_rl.algorithm.losses.distillation import ExactDistill  # noqa: E402
-from torchtitan_rl.fields.lora_config import LoraConfig  # noqa: E402
+from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher  # noqa: E402
 from torchtitan_rl.types import flat  # noqa: E402
 

@@ -22,7 +22,7 @@ from tests.parts.hf_decoders import HF_FAMILIES, save_hf_family  # noqa: E402
 from tests.parts.lora import LORA, A, AdapterPair, B  # noqa: E402
 from tests.parts.tiny import change_adapters, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
-from torchtitan_rl.fields.lora_config import LoraConfig  # noqa: E402
+from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import OTHER_VALUES  # noqa: E402
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSyncError  # noqa: E402
 

@@ -17,8 +17,8 @@ from scripts.make_random_checkpoint import small_model
 from tests.parts.pushes import Policy, TokenizerStandIn
 from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf import gather
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.models.score import forget_forwards, score
 from torchtitan_rl.run import safe_load

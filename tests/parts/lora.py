@@ -8,10 +8,10 @@ import torch
 from tests.parts.pushes import SEQUENCES, Policy, TokenizerStandIn
 from tests.parts.tiny import sampled, scale_policy, sharded_policy
 from torchtitan_rl import comm
-from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
 from torchtitan_rl.sync.weight_sync import WeightSync

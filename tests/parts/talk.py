@@ -18,7 +18,7 @@ from torchtitan_rl.configs.toys.guess_number import GuessNumber
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.environments import Context, Environment, Turn
 from torchtitan_rl.environments.agents import AgentEnvironment
-from torchtitan_rl.models import new_hf_model, small_qwen3
+from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3
 
 END_TOKENS = list(range(40, 90))
 """Besides the tokenizer's: so many that a random policy ends its turns."""

@@ -15,9 +15,9 @@ from torchtitan.protocols.model_spec import ModelSpec
 from tests.parts.tiny import tiny_spec
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
-from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.trainer.build_trainer import build_trainer
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.trainer import Trainer

@@ -10,7 +10,7 @@ from scripts.compare_with_transformers import cpu_policy
 from tests.fault_injection.harness import ROOT
 from tests.real_model import packaged
 from torchtitan_rl import device  # noqa: F401
-from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run import packaged_model
 from torchtitan_rl.types import SegmentLayout

@@ -8,7 +8,7 @@ from scripts.compare_with_transformers import main, policy_logprobs, random_toke
 from tests.parts.hf_decoders import BOUNDS, WINDOW, save_hf_family
 from tests.parts.multimodal import save_multimodal
 from tests.parts.tiny import ODD, save_odd_checkpoint
-from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 
 SAVED = {
     "qwen3": save_odd_checkpoint,

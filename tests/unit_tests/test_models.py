@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from tests.parts.hf_decoders import BOUNDS, YARN, policy_figures, save_hf_family
 from tests.parts.tiny import ODD, save_odd_checkpoint, sharded_policy
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf import hf_weights
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.hf_decoder import HFDecoder
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run.start_checkpoint import load_tokenizer

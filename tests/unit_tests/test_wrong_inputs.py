@@ -28,7 +28,7 @@ from torchtitan_rl.data.tasks import Example
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.models.hf_config import small_qwen3
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.dump_folder import check_dump_folder

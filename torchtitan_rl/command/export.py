@@ -21,10 +21,10 @@ from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.errors import UserError, expect
-from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
-from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora, adapter_rows
 from torchtitan_rl.models.lora.folder import merged_weights, write_adapter
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models.multimodal import whole_weights
 from torchtitan_rl.run import manifest, safe_load
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder

@@ -12,7 +12,7 @@ from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.fields.lora_config import is_adapter
+from torchtitan_rl.models.lora.lora_config import is_adapter
 
 
 @torch.no_grad()

@@ -26,9 +26,9 @@ from torchtitan.protocols.sharding import ShardingConfig
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models.attention import PackedRows
 from torchtitan_rl.models.linear_layers import LINEAR, check_linear, each_sequence, run_on_sequences
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models.lora.lora_layers import add_adapters
 from torchtitan_rl.models.multimodal import TextReader
 from torchtitan_rl.models.score import LogprobHead

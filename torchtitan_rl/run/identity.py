@@ -53,7 +53,7 @@ def described(config: "RunConfig") -> dict[str, Any]:
     described_parts = _with_classes(without_model, without_model.to_dict())
     if spec is not None:
         # torchtitan's own tree repeats each layer, with addresses of functions, which differ between runs.
-        from torchtitan_rl.models import hf_architecture  # it imports torchtitan's models
+        from torchtitan_rl.models.hf_config import hf_architecture  # it imports torchtitan's models
 
         names = {"name": spec.name, "flavor": spec.flavor}
         described_parts["model_spec"] = names | hf_architecture(spec.model)

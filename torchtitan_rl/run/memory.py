@@ -9,10 +9,10 @@ import torch
 from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.fields.lora_config import is_adapter
-from torchtitan_rl.models import hf_architecture, spec_from_folder
+from torchtitan_rl.models.hf_config import hf_architecture, spec_from_folder
 from torchtitan_rl.models.logprobs import GPU_TILE
 from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.sync.checksum import GPU_BLOCK
 from torchtitan_rl.sync.lora_engine import room_for
 from torchtitan_rl.trainer.model_loader import meta_model

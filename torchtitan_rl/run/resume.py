@@ -16,7 +16,7 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl import comm
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.events import progress
-from torchtitan_rl.models import hf_architecture
+from torchtitan_rl.models.hf_config import hf_architecture
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import Resume, checkpoints_at, find_resume, is_choice
 from torchtitan_rl.run.identity import identity

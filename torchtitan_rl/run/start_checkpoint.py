@@ -46,7 +46,7 @@ def model_in(folder: Path) -> "ModelSpec":
     Raises:
         UserError: naming `hf_assets_path` and what is missing.
     """
-    from torchtitan_rl.models import spec_from_folder
+    from torchtitan_rl.models.hf_config import spec_from_folder
     from torchtitan_rl.trainer.weight_files import check_tensors
 
     missing = "such folder"

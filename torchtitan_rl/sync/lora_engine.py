@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.models.lora.adapters import Lora
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.models.lora.lora_layers import MATRICES
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 from torchtitan_rl import comm
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import TrainingStopped
-from torchtitan_rl.fields.lora_config import is_adapter
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import exported_rows
 from torchtitan_rl.models.lora.adapters import adapter_rows
+from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.sync.engine_weights import EngineWeights
 from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess
 from torchtitan_rl.sync.probe import disagreement, rounding_noise

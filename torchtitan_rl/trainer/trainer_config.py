@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from torchtitan.config import Configurable, ParallelismConfig
 
-from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.fields.number import number
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.trainer.optimizer import AdamW
 
 if TYPE_CHECKING:

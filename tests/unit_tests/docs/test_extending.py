@@ -258,8 +258,8 @@ def test_schedule_returns_to_its_peak():
 def test_model_family_of_another_name_is_read_from_its_folder(tmp_path):
     from vllm import ModelRegistry
 
-    from torchtitan_rl.models import spec_from_folder
     from torchtitan_rl.models.families import FAMILIES, QWEN3
+    from torchtitan_rl.models.hf_config import spec_from_folder
 
     save_tiny_checkpoint(tmp_path / "own")
     config = (tmp_path / "own" / "config.json").read_text()

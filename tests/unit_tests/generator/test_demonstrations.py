@@ -11,8 +11,8 @@ from torchtitan_rl.algorithm import Algorithm, SeqMeanTokenMean, TokenTruncate, 
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.sft import Nll
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.generator.demonstrations import Demonstrations
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.trainer.teachers.frozen_models import held_out_loss
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion

@@ -26,16 +26,16 @@ from tests.parts.tiny_trainer import tiny_trainer
 from tests.unit_tests.models.lora.test_adapters import copies, saver, updated
 from torchtitan_rl.command.export import copy_assets, write_safetensors
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.fields.lora_config import LoraConfig
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf import hf_weights
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.hf_decoder import (
     check_other_parts,
     check_parallelism,
     packed_attention,
 )
 from torchtitan_rl.models.hf_support import Calls, Unsupported
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.models.score import score
 from torchtitan_rl.run.safe_load import stored_hf_weights
 from torchtitan_rl.trainer.model_loader import meta_model

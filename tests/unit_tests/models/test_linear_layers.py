@@ -8,7 +8,8 @@ from tests.parts.hf_decoders import backward, packed, save_hf_family, transforme
 from tests.parts.tiny import ODD_DIMENSIONS, sharded_policy
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.models import linear_layers, spec_from_folder
+from torchtitan_rl.models import linear_layers
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.hf_decoder import PackedCall, check_other_parts
 from torchtitan_rl.models.score import score
 from torchtitan_rl.trainer.trainer_config import TrainerConfig

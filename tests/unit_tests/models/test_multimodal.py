@@ -16,10 +16,10 @@ from tests.unit_tests.models.lora.test_adapters import saver, updated
 from tests.unit_tests.models.test_hf_decoder import trainer_of
 from torchtitan_rl.command.export import export
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.fields.lora_config import LoraConfig
-from torchtitan_rl.models import hf_architecture, spec_from_folder
+from torchtitan_rl.models.hf_config import hf_architecture, spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.lora.folder import write_adapter
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.models.multimodal import engine_folder, is_text
 from torchtitan_rl.trainer.weight_files import check_tensors
 

@@ -6,7 +6,7 @@ from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models import small_qwen3
+from torchtitan_rl.models.hf_config import small_qwen3
 from torchtitan_rl.run.teacher_folder import check_asked, check_same_vocabulary, prepare_teacher
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.parts.hf_decoders import save_hf_family
 from tests.parts.tiny import save_odd_checkpoint
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.trainer.weight_files import check_tensors
 
 

@@ -15,9 +15,9 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.linear import Linear
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models.hf import blocks_of, gather, local_shard, rows_of
 from torchtitan_rl.models.hf_decoder import HFDecoder
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models.lora.lora_layers import MATRICES
 
 

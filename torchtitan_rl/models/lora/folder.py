@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torchtitan_rl.fields.lora_config import LoraConfig
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.models.multimodal import PART, stored_tensors, text_name
 
 PREFIX = "base_model.model."

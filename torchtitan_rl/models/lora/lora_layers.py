@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from torchtitan_rl.errors import expect
-from torchtitan_rl.fields.lora_config import LoraConfig
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 
 
 class Names(NamedTuple):

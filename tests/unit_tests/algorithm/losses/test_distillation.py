@@ -16,7 +16,7 @@ from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Di
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models import new_hf_model, small_qwen3, spec_from_folder
+from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3, spec_from_folder
 from torchtitan_rl.trainer import minibatches, packing
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher

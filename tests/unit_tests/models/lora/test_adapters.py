@@ -15,9 +15,9 @@ from torchtitan_rl.algorithm import KL, Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.command import export as export_hf
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
-from torchtitan_rl.models import spec_from_folder
 from torchtitan_rl.models.hf import local_shard
+from torchtitan_rl.models.hf_config import spec_from_folder
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.safe_load import SafeReader
 from torchtitan_rl.trainer.optimizer import AdamW

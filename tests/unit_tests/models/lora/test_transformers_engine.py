@@ -9,7 +9,7 @@ from tests.parts.lora import AdapterPair
 from tests.parts.only_rank import only_rank
 from tests.parts.tiny import change_adapters
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.fields.lora_config import LoraConfig
+from torchtitan_rl.models.lora.lora_config import LoraConfig
 from torchtitan_rl.sync.in_process import OTHER_VALUES
 from torchtitan_rl.sync.weight_sync import WeightSyncError
 

@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 from tests.parts.hf_decoders import backward, logprobs_of, sequences, unsharded_policy
 from tests.parts.tiny import change_adapters, sharded_policy
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.fields.lora_config import LoraConfig, is_adapter
-from torchtitan_rl.models import spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.lora.folder import write_adapter
+from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.trainer.model_loader import meta_model
 
 FAMILIES = ("gemma3_text", "mistral", "olmo2", "phi3", "smollm3", "granite", "qwen3_5_text")

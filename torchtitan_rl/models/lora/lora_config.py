@@ -1,13 +1,9 @@
-"""The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen. models/lora does
-the work."""
+"""The settings of LoRA (Hu et al., arXiv 2106.09685): W x + (alpha / rank) B A x, with W frozen."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from torchtitan_rl.fields.number import number
-
-if TYPE_CHECKING:
-    pass
 
 Target = Literal["qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
