@@ -46,6 +46,8 @@ def main() -> None:
             break
         while act != "run" and not last and not (folder / f"rank_1_at_{step + 1}").exists():
             time.sleep(0.05)  # as in a gather
+    if stop.number:
+        (folder / "checkpoint" / f"step-{step}").mkdir(parents=True, exist_ok=True)
     status_file.set_outcome(str(stop.number) if stop.number else "done")
     if act == "lingers":  # as in a close of the engine that never returns
         hang_here()
