@@ -23,7 +23,7 @@ from torch import Tensor  # noqa: E402
 from torchtitan.config import CommConfig  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from tests.integration.parity import SEQUENCES, TokenizerStandIn  # noqa: E402
+from tests.integration.parity import TokenizerStandIn  # noqa: E402
 from tests.parts.pushes import Policy  # noqa: E402
 from tests.parts.tiny import sampled, save_tiny_checkpoint, scale_policy, sharded_policy  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
@@ -55,17 +55,22 @@ class Pair:
         )
         self.policy = Policy(self.model, self.adapter, dtype=dtype)
         self.probe = np.array(probe)
+        self._start: list[Tensor] = []
+        self._updates = 0
         self.config = WeightSync.Config(max_diff=None, check_interval=check_interval)
 
     def weights(self) -> Weights:
         return hf_weights(self.model, self.adapter, self.generator.dtype)
 
     def update(self) -> None:
-        """Move every weight by 1 % up or down, by chance but equal on all ranks."""
+        """Move every weight from the start, up or down, by 1 % at first, then by 2 or 3 % in turn."""
         scale_policy(self.model, 1.0)  # back to shards
+        self._start = self._start or [parameter.detach().clone() for parameter in self.model.parameters()]
+        self._updates += 1
+        share = 0.01 if self._updates == 1 else 0.02 + 0.01 * (self._updates % 2)
         with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.mul_(1 + 0.01 * (1e4 * parameter).sin().sign())
+            for parameter, start in zip(self.model.parameters(), self._start, strict=True):
+                parameter.copy_(start * (1 + share * (1e4 * start).sin().sign()))
 
     def new_sync(self) -> WeightSync:
         """A sync after its first push, which is right."""
@@ -236,7 +241,7 @@ def main() -> None:
     parser.add_argument("--output", help="write the table here as JSON")
     args = parser.parse_args()
     comm.init_process_group(CommConfig(trace_buf_size=0))
-    folder, probe = args.hf_assets_path, SEQUENCES[0]
+    folder, probe = args.hf_assets_path, np.random.default_rng(1).integers(1, 128, 128).tolist()
     if folder:
         probe = AutoTokenizer.from_pretrained(folder)(Path("README.md").read_text())["input_ids"][:128]
     else:
