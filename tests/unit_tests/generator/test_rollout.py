@@ -197,7 +197,7 @@ def test_rewards_in_workers_start_while_another_group_is_sampled(generator, made
         state=SimpleNamespace(step=1),
         _trainer_state=lambda: None,
     )
-    first, _ = Controller._grade(run, generator.generate(prompts(made, 2)))
+    first, _ = Controller._sample_and_grade(run, generator.generate(prompts(made, 2)))
     graded.close()
     began, all_sampled = (first.samples[0].reward_breakdown[name] for name in ("away", "here"))
     assert seen
