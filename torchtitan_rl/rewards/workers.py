@@ -26,6 +26,8 @@ from typing import Any, NoReturn
 
 _SET_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2)."""
+_KEY_BYTES = 16
+"""A random number in front of each message and of its answer: a function may write into its worker's descriptors."""
 _END = signal.SIGRTMIN
 """Ends a supervisor, also one that has not set its handler yet and has no worker."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -158,12 +160,13 @@ class _Supervisor:
             self._worker_line, theirs = Pipe()
             self._worker = _fork(partial(self._work, theirs))
             theirs.close()
+        key = os.urandom(_KEY_BYTES)
         try:
             try:
                 # The alarm also ends the wait for the rest of half a message.
                 signal.setitimer(signal.ITIMER_REAL, seconds)
-                self._worker_line.send_bytes(data)
-                return self._worker_line.recv_bytes()
+                self._worker_line.send_bytes(key + data)
+                answer = self._worker_line.recv_bytes()
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except TimeoutError:
@@ -171,6 +174,10 @@ class _Supervisor:
             raise TimeoutError(f"took longer than {seconds:g} s") from None
         except (EOFError, OSError):
             raise _death(self._kill_worker()) from None
+        if answer[:_KEY_BYTES] != key:
+            self._kill_worker()
+            raise WorkerDied("the function wrote into its worker's descriptors")
+        return answer[_KEY_BYTES:]
 
     def _work(self, line: Connection) -> None:
         """Run the worker: make one call after another and send the results."""
@@ -185,9 +192,9 @@ class _Supervisor:
         torch.set_num_threads(1)  # the threads of the process that was forked do not exist here
         pid = os.getpid()
         while True:
-            data = line.recv_bytes()
+            message = line.recv_bytes()
             try:
-                function, args = pickle.loads(data)
+                function, args = pickle.loads(message[_KEY_BYTES:])
                 answer = pickle.dumps((self._functions[function](*args), None))
             except BaseException as error:  # also SystemExit
                 fault = RuntimeError(f"{type(error).__name__}: {error}")
@@ -200,7 +207,7 @@ class _Supervisor:
                 OSError, ValueError
             ):  # nobody reads it, or the call has closed it
                 sys.stdout.flush()
-            line.send_bytes(answer)
+            line.send_bytes(message[:_KEY_BYTES] + answer)
 
     def _kill_worker(self) -> int:
         """Kill the worker and all that it has started. Returns its wait status."""

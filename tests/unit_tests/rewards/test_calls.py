@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -78,18 +79,34 @@ def dies(completions, **_):
     os._exit(0)
 
 
-def half_message(completions, **_):
+def write_to_sockets(data):
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                os.write(int(entry), b"\x7f\xff\xff\xff")
+                os.write(int(entry), data)
+
+
+def half_message(completions, **_):
+    write_to_sockets(b"\x7f\xff\xff\xff")
     time.sleep(1000)
+
+
+def forged_message(completions, **_):
+    forged = pickle.dumps(([1.0], None))
+    write_to_sockets(len(forged).to_bytes(4, "big") + forged)
+    time.sleep(1000)
+
+
+def stopped(completions, **_):
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.mark.parametrize(
     ("function", "limit", "said"),
     [
         (half_message, 1.0, "longer than 1 s"),
+        (forged_message, 30.0, "wrote into its worker's descriptors"),
+        (stopped, 1.0, "longer than 1 s"),
         (native_loop, 0.5, "longer than 0.5 s"),
         (fork_bomb, 0.5, "longer than 0.5 s"),
         (dies, 30.0, "its process ended with exit code 0"),
