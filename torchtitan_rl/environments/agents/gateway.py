@@ -32,6 +32,10 @@ KEEP_ALIVE_SECONDS = 3600
 """Time for which an idle connection is kept: an agent's tools may take long."""
 
 
+MOST_BYTES, MOST_OPEN = 16 * 2**20, 64
+"""Limits of a request's body and of the requests of one agent that wait: more would fill the rank's memory."""
+
+
 class AgentRequest(NamedTuple):
     """A request that the policy is to answer."""
 
@@ -129,11 +133,13 @@ class Session:
 
     async def ask(self, request: Request) -> Response:
         """Passes a request to the policy's side and waits for the answer."""
-        path, body = request.scope["path"], await request.body()
+        path, body = request.scope["path"], await _body(request)
         if kept := self._undelivered.pop((path, body), None):
             return kept
         pending = await self._joined(request, path, body)
         if pending is None:
+            if len(self._open) >= MOST_OPEN:
+                raise _Refused(429, f"more than {MOST_OPEN} requests at once")
             agent_request = AgentRequest(path, body, next(self._numbers))
             pending = _Open(agent_request, self._gateway.loop.create_future(), [])
             self._open[agent_request.number] = pending
@@ -155,7 +161,7 @@ class Session:
     async def take_outcome(self, request: Request) -> Response:
         """Keeps the outcome that the agent posts; a later one replaces it."""
         try:
-            self.outcome = Outcome.read(await request.body())
+            self.outcome = Outcome.read(await _body(request))
         except AgentError as error:
             self.end(error)
             raise _Refused(400, str(error)) from None
@@ -175,6 +181,16 @@ class Session:
     async def _refuse_all(self, reason: str) -> None:
         for number in list(self._open):
             await self._answer(number, _refusal(400, reason))
+
+
+async def _body(request: Request) -> bytes:
+    """A request's body."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MOST_BYTES:
+            raise _Refused(413, f"a body of more than {MOST_BYTES:,} bytes")
+    return bytes(body)
 
 
 async def _all_gone(requests: list[Request]) -> bool:

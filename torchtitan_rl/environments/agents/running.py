@@ -29,6 +29,9 @@ INHERITED = ("PATH", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ")
 KEPT = 2000
 """Last bytes of what a command has printed, for error messages."""
 
+MOST_BYTES = 16 * 2**20
+"""Limit of what a command prints and of its result: more would fill the rank's memory or disk."""
+
 STOP_SECONDS = 10.0
 """Maximum time that a killed command is waited for."""
 
@@ -41,7 +44,7 @@ class RunningCommand:
     ) -> None:
         self._session = session
         self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
-        self._result, self._printed = self._folder / "result.json", self._folder / "printed.txt"
+        self._result, self._printed = self._folder / "result.json", b""
         task_file = self._folder / "task.json"
         own = {
             "OPENAI_BASE_URL": session.base_url,
@@ -58,15 +61,16 @@ class RunningCommand:
         }
         try:
             task_file.write_text(json.dumps(task))
-            with self._printed.open("wb") as printed:
-                self._process = subprocess.Popen(
-                    command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
-                    stdout=printed, stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
+            self._process = subprocess.Popen(
+                command, cwd=self._folder, env={**inherited, **env, **own}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         except BaseException:
             shutil.rmtree(self._folder)
             raise
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._reader.start()
         self._waiter.start()
 
     def stop(self) -> None:
@@ -88,33 +92,37 @@ class RunningCommand:
         with contextlib.suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def _read(self) -> None:
+        size = 0
+        with self._process.stdout as pipe:
+            while size <= MOST_BYTES and (chunk := os.read(pipe.fileno(), 65536)):
+                size += len(chunk)
+                self._printed = (self._printed + chunk)[-KEPT:]
+        if size > MOST_BYTES:
+            self._session.end(AgentError(f"the agent printed more than {MOST_BYTES:,} bytes"))
+            self._kill()
+
     def _wait(self) -> None:
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         self._kill()  # what it has started and left
         code = self._process.wait()
+        self._reader.join(STOP_SECONDS)
         try:
             self._session.end(self._outcome(code))
         except (AgentError, OSError) as error:
             self._session.end(error)
 
     def _outcome(self, code: int) -> Outcome:
+        printed = self._printed.decode(errors="replace").strip()
         if code > 0:
-            raise AgentFailed(f"the agent ended with exit code {code}: {self._last_printed()}")
+            raise AgentFailed(f"the agent ended with exit code {code}: {printed}")
         if code < 0:
             name = signal.strsignal(-code)
-            raise AgentError(
-                f"the agent was killed by signal {-code} ({name}): {self._last_printed()}"
-            )
-        return (
-            Outcome.read(self._result.read_bytes())
-            if self._result.exists()
-            else self._session.outcome
-        )
-
-    def _last_printed(self) -> str:
-        with self._printed.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT))
-            return file.read().decode(errors="replace").strip()
+            raise AgentError(f"the agent was killed by signal {-code} ({name}): {printed}")
+        if not self._result.exists():
+            return self._session.outcome
+        with self._result.open("rb") as file:
+            return Outcome.read(file.read(MOST_BYTES))
 
 
 class RunningCoroutine:

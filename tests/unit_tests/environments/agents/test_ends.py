@@ -106,6 +106,8 @@ ENDS = {
     "raises": ("ask(messages); raise ValueError('no dice')", "ended with exit code 1: (?s:.*)ValueError: no dice"),
     "hangs": ("ask(messages); time.sleep(99)", "sent no request and did not end within 3 s"),
     "never asks": ("", "the agent ended without a request"),
+    "large request": ("ask([{'role': 'user', 'content': 'x' * 17_000_000}])", "exit code 1: (?s:.*)(413|Broken pipe|reset)"),
+    "prints": ("while True: print('x' * 100_000)", "printed more than 16,777,216 bytes"),
     "wrong key": ("post('/chat/completions', {'messages': messages}, 'sesame')", "exit code 1: (?s:.*)401"),
     "no JSON": ("post('/chat/completions', b'{')", "the agent's request cannot be read: JSONDecodeError"),
     "wrong result": ("ask(messages); open(os.environ['AGENT_RESULT'], 'w').write('fine')", "the agent's outcome is not JSON"),
