@@ -159,6 +159,8 @@ class Collector(Listener):
         """The key as stored, and the reduction of its first use. Warns if `reduction` differs from that."""
         if not isinstance(key, str):
             raise TypeError(f"expected a key of type str, got {type(key).__name__}")
+        if key in ("step", "time"):
+            raise ValueError("each line of the files has this key of its own; use another name")
         key = utf8(key)
         first = self._first_use.setdefault(key, reduction)
         if first is not reduction:

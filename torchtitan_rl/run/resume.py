@@ -127,7 +127,7 @@ def prompts_date(config: "RunConfig") -> str:
     fork = [] if is_choice(config.resume) else [config.resume]
     for folder in filter(None, [config.dump_folder, *fork]):
         for checkpoint in reversed(checkpoints_at(Path(folder)).values()):
-            with suppress(UserError):  # of a damaged one, which is skipped
+            with suppress(UserError, KeyError):  # of a damaged one, which is skipped
                 return manifest.read(checkpoint)["config"]["prompts.date"]
     return str(datetime.now().date())
 

@@ -88,7 +88,7 @@ def test_non_numeric_value_is_dropped_counted_and_warned_once(recorder, caplog, 
     assert run.flush(2)["obs/rejected_values"] == 3
 
 
-def test_names_that_every_line_of_the_files_has_are_the_files_own(recorder, tmp_path):
+def test_names_that_every_line_of_the_files_has_are_the_files_own(recorder, tmp_path, caplog):
     run = recorder()
     record_metric("step", 7.0)
     record_metric("time", 7.0)
@@ -97,6 +97,7 @@ def test_names_that_every_line_of_the_files_has_are_the_files_own(recorder, tmp_
     run.close()
     [line] = read_lines(tmp_path / "metrics.jsonl", b"\n")
     assert (line["step"], line["time"] > 1e9) == (3, True)
+    assert caplog.text.count("use another name") == 2
     [row] = read_rows(tmp_path)
     assert (row["table"], row["step"], row["run_id"]) == ("my/table", 3, (tmp_path / "run_id").read_text())
 
