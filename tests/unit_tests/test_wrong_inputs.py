@@ -42,6 +42,7 @@ OPTIONS = [
     ("--num-steps 0", "num_steps = 0: expected at least 1 and at most 1000000000. Use 50 or more."),
     ("--dump-folder /", "dump_folder = '/': expected a folder that is new, empty or a run's own, but it has"),
     ("--dump-folder s3://bucket/run", "dump_folder = 's3://bucket/run': expected a path, no URL"),
+    (f"--dump-folder {'a' * 300}", "expected names of at most 255 bytes. Shorten it."),
     ("--resume step-4", "resume = 'step-4': expected auto, never, a step such as 40, or the folder of another run"),
     ("--prompts.max-prompt-tokens 100000", "sampling.max_tokens = 32: expected with prompts.max_prompt_tokens 100000"),
     ("--sampling.max-tokens 300", "generator.max_model_len 64. Use --generator.max-model-len 332."),
@@ -133,6 +134,7 @@ def test_each_fault_of_the_errors_page_names_its_test():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("del c.num_steps", "num_steps = 'deleted': expected a field of the config. Set it."),
         ("c.task = None", "task = None: expected one, for example task=SumDigits.Config()"),
         (
             "c.algorithm.group_filter = type('M', (GroupFilter,), {}).Config()",

@@ -36,7 +36,8 @@ def check_fields(config: Any, path: str = "") -> None:
     """
     for declared in fields(config):
         name = f"{path}.{declared.name}".lstrip(".")
-        value = getattr(config, declared.name)
+        value = getattr(config, declared.name, MISSING)
+        expect(value is not MISSING, name, "deleted", "a field of the config", "Set it.")
         if expected := expected_type(value, declared.type):
             shown = type(value) if is_dataclass(value) and not isinstance(value, type) else value
             expect(False, name, shown, expected, _remedy(declared))
