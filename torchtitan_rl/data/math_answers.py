@@ -31,6 +31,9 @@ _LONGER = re.compile(
     rf"[\s.]|{_POWER}|(?<=h)(?:ou)?rs?|(?<=s)ec(?:ond)?s?|(?<=min)(?:ute)?s?|(?<=day)s|(?<=mi)les?"
 )
 """Parts of units that some leave out. Without them, hours are h, and a.m. is am."""
+_HALF_LINE = re.compile(
+    r"(?:\\quad|\s)*([a-z])\s*(<|>|\\leq?|\\geq?|[≤≥])(?![a-z])\s*([^<>≤≥]*?)(?:\\quad|\s)*"
+)
 _SIGNS = str.maketrans({"∞": r"\infty ", "∅": r"\emptyset ", "·": r"\cdot ", "²": "^2", "³": "^3"})
 _LETTERS = re.compile(
     r"\\(?:math|text|operatorname)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]{3,}|[a-zA-Z]"
@@ -48,6 +51,7 @@ _IN_BASE = re.compile(
 """A number and its base, as 10110_2, which math-verify leaves out."""
 _DATE = re.compile(r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}")
 """A date, which math-verify takes for a difference or a quotient."""
+_CONDITION = re.compile(r"\s*\\text\{\s*(?:for|where|with|such that)\b[^&]*$")
 _UPRIGHT = re.compile(r"\\mathrm\{([ei])\}")
 """A constant that math-verify does not read."""
 
@@ -176,7 +180,9 @@ def _compare(answer: str, expected: str) -> bool:
 
 
 def _without_units(*pair: str) -> list[str] | None:
-    """Returns both texts without their units; None if their units differ."""
+    """Returns both texts without their units, and without a condition that only one has; None if their units differ."""
+    if sum(bool(_CONDITION.search(text)) for text in pair) == 1:
+        pair = tuple(_CONDITION.sub("", text) for text in pair)
     matches = [_WITH_UNIT.fullmatch(text) for text in pair]
     units = {
         _LONGER.sub("", match["symbol"] or match["text"] or match["words"] or "")
@@ -193,12 +199,24 @@ def _without_units(*pair: str) -> list[str] | None:
 
 
 def _latex(text: str) -> str:
-    """Returns the text with LaTeX that math-verify reads in place of what it does not read."""
+    """Returns the text with LaTeX that math-verify reads in place of what it does not read: "x<2 or x>3" is a union."""
     text = _UPRIGHT.sub(r"\1", text.replace(r"\varnothing", "∅").translate(_SIGNS))
     text = re.sub(r"^\\text\{(\d[^{}]*)\}$", r"\1", text)
     if re.fullmatch(r"[^:,]+(?::[^:,]+){2,}", text):  # math-verify divides: 1:3:2 would be 1:2:3
         return f"({text.replace(':', ',')})"
+    parts = re.split(r"\\text\{\s*or\s*\}|\bor\b", text)
+    rays = [_HALF_LINE.fullmatch(part) for part in parts]
+    if len(parts) > 1 and all(rays) and len({ray[1] for ray in rays}) == 1:
+        return r"\cup".join(_interval(ray[2], ray[3]) for ray in rays)
     return _ROOT.sub(r"\\sqrt{\1\2}", text).removeprefix(r"\approx").rstrip("\\ ")
+
+
+def _interval(sign: str, bound: str) -> str:
+    """Returns the numbers on one side of the bound. Example: _interval("<", "2") == "(-\\infty,2)"."""
+    is_open = sign in "<>"
+    if sign in ("<", r"\le", r"\leq", "≤"):
+        return rf"(-\infty,{bound}{')' if is_open else ']'}"
+    return rf"{'(' if is_open else '['}{bound},\infty)"
 
 
 def _cases_apart(pair: list[str]) -> list[str]:

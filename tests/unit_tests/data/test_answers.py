@@ -231,6 +231,12 @@ COMPLETIONS = [
     ("math", "5", r"\boxed{\text{5 dollars}}", True),
     ("math", r"1.0000001\text{ m}", r"\boxed{1.0000002}", False),
     ("math", "2", r"\\boxed{1}\n\\boxed{2}", True),
+    ("math", r"2x \text{ for any } x", r"\boxed{2x}", True),
+    ("math", r"2x \text{ for } x > 0", r"\boxed{2x \text{ for } x < 0}", False),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x > 3 \text{ or } x < 2}", True),
+    ("math", r"(-\infty,2]\cup(3,\infty)", r"\boxed{x \leq 2 \text{ or } x > 3}", True),
+    ("math", r"(-\infty,2)\cup(3,\infty)", r"\boxed{x \le 2 \text{ or } x \ge 3}", False),
+    ("math", r"x<2 \text{ or } x>3", r"\boxed{(-\infty,2)\cup(3,\infty)}", True),
 ]  # fmt: skip
 
 
