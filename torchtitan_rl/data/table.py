@@ -258,6 +258,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         rows = csv.DictReader(text, delimiter=delimiter, strict=True, skipinitialspace=True)
         rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        if twice := {name for name in rows.fieldnames if rows.fieldnames.count(name) > 1}:
+            raise ValueError(f"the header has several columns {sorted(twice)}")
         for number, row in enumerate(rows, start=1):
             if row.pop(None, None):
                 raise ValueError(f"row {number}: more fields than the header")

@@ -396,6 +396,12 @@ def test_messages_refused_by_the_chat_template_are_skipped_and_reported(build, c
     assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
 
 
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,answer,answer\na,1,2\n")
+    with pytest.raises(UserError, match="several columns .'answer'."):
+        Rows.Config(path=str(tmp_path / "a.csv")).build()
+
+
 def test_a_template_that_shows_the_answer_is_refused(build):
     with pytest.raises(UserError, match="task.template = .* which the prompt would show"):
         build([{"prompt": "a", "answer": "2"}] * 3, template="{prompt} {answer}")
