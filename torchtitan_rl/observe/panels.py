@@ -31,8 +31,8 @@ GAP = Text("  ")
 """Between two values of a line."""
 
 EVALUATION_PREFIX = "evaluation/"
-SHARES = ("accuracy", "format_rate", "clipped_fraction")
-"""Measures of an evaluation in 0..1, beside pass@k and mean@k. They are shown in percent."""
+SHARES = ("format_rate", "clipped_fraction")
+"""Measures of an evaluation in 0..1, beside those with an interval. They are shown in percent."""
 
 _IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
 _BELOW = (
@@ -170,17 +170,19 @@ def percent(value: float) -> str:
 
 
 def evaluation_measures(values: dict[str, float]) -> dict[str, float | str]:
-    """The evaluation's measures, shares in percent with their intervals. Example: {"evaluation/accuracy": "61.7% (55.5 to 67.7)"}."""
+    """The evaluation's measures, those with an interval first; shares in percent. Example: {"evaluation/accuracy": "61.7% (55.5 to 67.7)"}.
+
+    The unit of what a reward function logs is not known, whatever its name.
+    """
     measures: dict[str, float | str] = {}
-    for key, value in values.items():
+    for key in sorted(values, key=lambda key: f"{key}_low" not in values):
         is_end = key.endswith(("_low", "_high")) and key.rpartition("_")[0] in values
         if not key.startswith(EVALUATION_PREFIX) or key.endswith("/seconds") or is_end:
             continue
-        measures[key] = value
-        last = key.rpartition("/")[2]
-        if "/extra/" not in key and (last in SHARES or last.startswith(("pass@", "mean@"))):
-            measures[key] = percent(value)
-            if f"{key}_low" in values:
-                low, high = values[f"{key}_low"], values[f"{key}_high"]
-                measures[key] += f" ({100 * low:.1f} to {100 * high:.1f})"
+        measures[key] = values[key]
+        if f"{key}_low" in values:
+            low, high = values[f"{key}_low"], values[f"{key}_high"]
+            measures[key] = f"{percent(values[key])} ({100 * low:.1f} to {100 * high:.1f})"
+        elif key.endswith(SHARES) and "/extra/" not in key:
+            measures[key] = percent(values[key])
     return measures

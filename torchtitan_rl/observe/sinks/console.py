@@ -59,9 +59,15 @@ PANEL_METRICS = (
     "completions/clipped_fraction", "diversity/*/macro", "loss/policy", "loss/kl", "policy/entropy", "policy/kl_k3",
     "ratio/clip_fraction", "sampler/logprob_diff/m*", "sampler/corrected_fraction", "in_flight/*", "maxent/tau", "maxent/beta",
     "semantic_entropy/mean", "optimizer/grad_norm", "optimizer/learning_rate", "share/*", "time/[!e]*", "time/evaluate", "perf/*",
-    "extra/*",
 )  # fmt: skip
-"""About 35 numbers in a typical step, and what reward functions log. Those of an evaluation have their own line."""
+"""About 35 numbers in a typical step. Those of an evaluation have their own line."""
+BUILT_IN_GROUPS = (
+    "advantage", "completions", "conversations", "diversity", "entropy", "entropy_bonus", "evaluation",
+    "generator", "groups", "in_flight", "loss", "maxent", "moe", "nonfinite", "obs", "off_policy", "optimizer", "perf",
+    "policy", "prompts", "ratio", "reference", "reward", "role_baseline", "sampler", "semantic_entropy", "share", "sync",
+    "teacher", "time", "top_entropy", "train",
+)  # fmt: skip
+"""First parts of the built-in keys. A key of another group is a user's own and is shown, `extra/*` too."""
 MAX_SAMPLES = 6
 """Samples of one table printed in a step."""
 
@@ -102,11 +108,12 @@ class ConsoleSink(Sink):
                 self._print_samples(key, rows)
 
     def _matched(self, values: dict[str, float]) -> dict[str, float]:
-        """The values that match the patterns, in their order, without the evaluation's."""
+        """The values that match the patterns, in their order, then the user's own; without the evaluation's."""
         others = [name for name in values if not name.startswith(EVALUATION_PREFIX)]
         patterns = [*PANEL_METRICS, *self.context.config.console_metrics]
         names = [name for pattern in patterns for name in fnmatch.filter(others, pattern)]
-        return {name: values[name] for name in dict.fromkeys(names)}
+        own = [name for name in others if name.partition("/")[0] not in BUILT_IN_GROUPS]
+        return {name: values[name] for name in dict.fromkeys([*names, *own])}
 
     def _print_samples(self, key: str, rows: list[Row]) -> None:
         count = f"{min(len(rows), MAX_SAMPLES)} of {len(rows)} selected rows"

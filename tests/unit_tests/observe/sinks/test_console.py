@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from tests.parts.metric_pages import documented_keys
 from tests.parts.observability import record_run
 from torchtitan_rl.observe import record_metric
+from torchtitan_rl.observe.sinks.console import BUILT_IN_GROUPS
 
 
 class Terminal(io.StringIO):
@@ -41,7 +43,7 @@ def test_console_prints_one_aligned_line_a_step_and_one_more_for_evaluations(rec
     assert [line.index("ETA") for line in steps] == [steps[0].index("ETA")] * 3
     assert "1/3" in steps[0]
     assert "reward  6.500" in steps[0]
-    assert output[1].split() == ["evaluation", "accuracy=50.0%"]
+    assert output[1].split() == ["evaluation", "accuracy=0.5"]
     assert len(output) == 6
 
 
@@ -79,23 +81,26 @@ def test_console_shows_model_output_without_terminal_escapes(recorder, monkeypat
         assert harmful not in output
 
 
-def test_an_evaluation_shows_percent_for_shares_alone_and_the_intervals(recorder, monkeypatch):
-    measures = {
-        "extra/right/accuracy": 120.0,
-        "accuracy": 0.5,
-        "accuracy_low": 0.4,
-        "accuracy_high": 0.6,
-        "mine_rate": 3.0,
-    }
+def test_an_evaluation_shows_percent_for_shares_alone_and_those_of_right_answers_first(recorder, monkeypatch):
+    measures = {"extra/right/accuracy": 120.0, "mine/accuracy": 120.0, "extra/right/format_rate": 3.0}
+    measures |= {"format_rate": 1.0, "accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6}
     output = printed(recorder, monkeypatch, {f"evaluation/{name}": value for name, value in measures.items()})
     assert re.search(r"acc +50.0%", output)
-    [line] = [line for line in output.splitlines() if "evaluation" in line]
-    assert line.split("  ")[2:5] == ["extra/right/accuracy=120", "accuracy=50.0% (40.0 to 60.0)", "mine_rate=3"]
+    shown = output[output.index("evaluation") :].split()
+    assert shown[1:4] == ["accuracy=50.0%", "(40.0", "to"]
+    assert shown[5:9] == [
+        "extra/right/accuracy=120", "mine/accuracy=120", "extra/right/format_rate=3", "format_rate=100.0%"
+    ]  # fmt: skip
 
 
-def test_the_panel_has_what_reward_functions_log_and_the_metrics_asked_for(recorder, monkeypatch):
-    values = dict.fromkeys(("extra/right/characters", "mine/depth", "ratio/unlisted"), 7.0)
-    output = printed(recorder, monkeypatch, values, console_every=1, console_metrics=["mine/*"])
+def test_the_panel_has_a_user_s_own_metrics_and_those_asked_for(recorder, monkeypatch):
+    values = dict.fromkeys(("extra/right/characters", "mine/depth", "ratio/min", "ratio/unlisted"), 7.0)
+    output = printed(recorder, monkeypatch, values, console_every=1, console_metrics=["ratio/min"])
     assert re.search(r"extra +right/characters=7", output)
     assert re.search(r"mine +depth=7", output)
+    assert re.search(r"ratio +min=7", output)
     assert "unlisted" not in output
+
+
+def test_every_documented_group_of_keys_is_known_to_the_panel():
+    assert {key.partition("/")[0] for key in documented_keys()} - {"extra"} <= set(BUILT_IN_GROUPS)
