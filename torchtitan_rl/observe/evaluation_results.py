@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,12 @@ def write_results(run_folder: Path, step: int, results: Mapping[str, Any]) -> No
         unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         unfinished.replace(file)
     except OSError as error:
-        for rest in (unfinished, file):  # an earlier evaluation's file would pass for this one's
-            rest.unlink(missing_ok=True)
+        with suppress(OSError):
+            for rest in (
+                unfinished,
+                file,
+            ):  # an earlier evaluation's file would pass for this one's
+                rest.unlink(missing_ok=True)
         logger.warning(
             f"evaluation/{file.name} is not written: {error}; the run continues without it"
         )

@@ -69,6 +69,12 @@ def test_evaluation_without_disk_space_is_a_warning_and_leaves_no_file(tmp_path,
     assert list((tmp_path / "evaluation").iterdir()) == []
 
 
+def test_evaluation_whose_folder_cannot_be_used_is_a_warning_too(tmp_path, caplog):
+    (tmp_path / "evaluation").write_text("a file, where removing anything fails as on a stale mount")
+    write_results(tmp_path, 4, {"metrics": {}, "failures": {}})
+    assert "evaluation/step-4.json is not written" in caplog.text
+
+
 def test_full_disk_at_the_start_is_a_user_error(one_rank, tmp_path):
     with no_space_over(0), pytest.raises(UserError, match="dump_folder: cannot write to .*run: File too large"):
         RunFolder.claim(str(tmp_path / "run"), "debug")
