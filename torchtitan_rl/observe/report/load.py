@@ -1,4 +1,4 @@
-"""Reads a run folder for the report. Missing, incomplete or odd data become a note; they never fail the report."""
+"""Reads a run folder for the report. Missing files become a note; damaged lines and files are left out; none fails the report."""
 
 import json
 import math

@@ -48,8 +48,11 @@ const prompts = lazily(() => indexed(promptKey));
 const nameOf = (row) => cell(row, 'episode_id');
 const named = lazily(() => new Map(data.rows.map((_, row) => [nameOf(row), row])));
 
-/** A note that the page has not all samples; null if it has. */
-const moreNote = () => (data.left ? h('p', { class: 'note', 'data-more': '' }, `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`) : null);
+/** Notes that the page has not all samples; none if it has. */
+const moreNotes = () => [
+  ...run.notes,
+  data.left > 0 && `${data.left.toLocaleString('en')} more samples do not fit this page: write it with a larger --size. Here are the selected samples and randomly chosen whole groups.`,
+].filter(Boolean).map((text) => h('p', { class: 'note', 'data-more': '' }, text));
 
 /** The text of a role's last message in a column of messages, else that of another column. */
 function lastOf(row, column, role, otherwise) {

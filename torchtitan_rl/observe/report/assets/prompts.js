@@ -27,10 +27,10 @@ function promptsPage(main) {
   const tables = splits.map((split) => [split, promptRates(split)]).filter(([, rates]) => rates.length);
   const again = () => { remember(); promptsPage(main); };
   if (!tables.length) {
-    replace(main, moreNote(), section('Prompts', 'No prompt has judged samples of two steps. metrics.keep_all_rows stores every sample; a prompt must also come again, as held-out prompts do in each evaluation.'));
+    replace(main, ...moreNotes(), section('Prompts', 'No prompt has judged samples of two steps. metrics.keep_all_rows stores every sample; a prompt must also come again, as held-out prompts do in each evaluation.'));
     return;
   }
-  replace(main, moreNote(), h('div', { class: 'filters' }, choice('Kind', 'kind', [['', 'all'], ...Object.entries(KINDS).map(([kind, words]) => [kind, `${kind}: ${words}`])], again)),
+  replace(main, ...moreNotes(), h('div', { class: 'filters' }, choice('Kind', 'kind', [['', 'all'], ...Object.entries(KINDS).map(([kind, words]) => [kind, `${kind}: ${words}`])], again)),
     tables.map(([split, rates]) => {
       const shown = rates.filter((one) => !state.kind || one.kind === state.kind);
       const counts = Object.keys(KINDS).map((kind) => `${rates.filter((one) => one.kind === kind).length} ${kind}`).join(', ');

@@ -57,7 +57,7 @@ function samples(main) {
     remember();
   };
   const filter = () => refresh(false);
-  replace(main, filters(filter), moreNote(), h('div', { class: state.open ? 'split opened' : 'split' }, list, detail));
+  replace(main, filters(filter), ...moreNotes(), h('div', { class: state.open ? 'split opened' : 'split' }, list, detail));
   refresh(true);
   const narrow = matchMedia('(max-width: 900px)').matches;
   if (asked === undefined) replace(detail, h('header', {}, h('button', { class: 'back', onclick: closeSample }, '‹ list')), h('div', { class: 'body' }, missing()));

@@ -150,6 +150,14 @@ def test_siblings_that_are_not_stored_are_named(browser, tmp_path):
     assert "3 of 5 siblings are stored. Not there: samples 3, 4;" in text(browser, ".detail")
 
 
+def test_a_large_file_that_is_read_in_part_is_said_beside_its_samples(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr("torchtitan_rl.observe.report.load.READ_BYTES", 100)
+    write_report(write_run(tmp_path / "a", steps=2), tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="samples"))
+    assert len(shown(browser)) == 2
+    assert "samples.jsonl is large: 2 of its rows were read" in text(browser, "[data-more]")
+
+
 def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=3)
     rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
