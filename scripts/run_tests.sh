@@ -18,9 +18,10 @@ part=${1:-default}
 # of a container's limit; 1 to 4.
 processes() {
   local most=$(($(nproc) + 1)) megabytes
-  for megabytes in \
-    "$(awk '/^MemAvailable/ { print int($2 / 1000) }' /proc/meminfo)" \
-    "$(.venv/bin/python -c 'from torchtitan_rl.run.out_of_memory import usable_bytes as b; print(b() // 10**6)')"; do
+  for megabytes in $({
+    awk '/^MemAvailable/ { print $2 "000" }' /proc/meminfo
+    cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null
+  } | awk '/^[0-9]+$/ { printf "%d\n", $1 / 1e6 }'); do
     ((megabytes / 3000 < most)) && most=$((megabytes / 3000))
   done
   ((most > 4)) && most=4

@@ -24,7 +24,6 @@ from types import FrameType
 
 from torchtitan_rl.run import job_processes
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY
 from torchtitan_rl.run.rank_status import (
     CHANGES_PER_STEP,
     WATCH_VARIABLE,
@@ -33,7 +32,7 @@ from torchtitan_rl.run.rank_status import (
     named,
     read_statuses,
 )
-from torchtitan_rl.run.run_end import has_report, write_end, write_run_report
+from torchtitan_rl.run.run_end import MEMORY_REMEDY, has_report, write_end, write_run_report
 from torchtitan_rl.run.watchdog import Watchdog
 
 REQUEUE = 75

@@ -15,13 +15,16 @@ from typing import Literal
 
 from torchtitan_rl.events import PHASE, progress
 from torchtitan_rl.fields.references import users_frames
-from torchtitan_rl.run.out_of_memory import MEMORY_REMEDY
 from torchtitan_rl.text import head_and_tail
 
 END, LOCK = "end.json", "run.lock"
 REPORT = "report.html"
 MOST_CHARACTERS = 20_000
 """Longer error messages are cut in the middle."""
+MEMORY_REMEDY = (
+    "Lower trainer.max_tokens_per_microbatch, num_prompts_per_step, sampling.n, grader.workers or, on a CPU, VLLM_CPU_KVCACHE_SPACE "
+    "(GiB a rank), or start fewer ranks on a node."
+)
 
 Outcome = Literal["done", "evaluated", "stopped", "failed", "killed", "hung"]
 """done: all that was to be done; evaluated: --eval-only; stopped: by a signal, or by training itself; failed: an error; killed: a
