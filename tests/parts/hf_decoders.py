@@ -1,7 +1,6 @@
 """Families that run with transformers' layers: an odd-shaped random folder of each, and what must hold of it."""
 
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from transformers import AutoConfig
 
-from scripts.make_random_checkpoint import small_model
 from tests.parts.pushes import Policy, TokenizerStandIn
-from tests.parts.tiny import ODD_DIMENSIONS, scale_policy, sharded_policy
+from tests.parts.tiny import ODD_DIMENSIONS, save_odd_checkpoint, scale_policy, sharded_policy
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import gather
 from torchtitan_rl.models.hf_config import spec_from_folder
@@ -91,16 +89,8 @@ TIED = {"gemma3_text", "smollm3", "granite", "cohere", "cohere2", "qwen3_5_text"
 
 def save_hf_family(folder: Path, family: str, **settings: object) -> None:
     """Write a random model of a family, with random norms and biases too."""
-    torch.manual_seed(0)
-    entries = {**ODD_DIMENSIONS, "initializer_range": 0.15, "tie_word_embeddings": family in TIED}
-    model = small_model(
-        family, entries | deepcopy(HF_FAMILIES.get(family, {})) | settings
-    )  # a config changes its dicts
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                p.add_(0.3 * torch.randn_like(p))
-    model.save_pretrained(folder)
+    entries = {"initializer_range": 0.15, **HF_FAMILIES.get(family, {}), **settings}
+    save_odd_checkpoint(folder, family, **{"tie": family in TIED, **entries})
 
 
 def sequences() -> list[Tensor]:

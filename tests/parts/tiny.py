@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -160,11 +161,12 @@ def save_odd_checkpoint(folder: Path, model_type: str, *, tie: bool = True, **se
         settings: more entries of config.json.
     """
     torch.manual_seed(0)
-    entries = {**ODD_DIMENSIONS, **ODD[model_type], "tie_word_embeddings": tie, **settings}
+    own = ODD.get(model_type, {})
+    entries = deepcopy({**ODD_DIMENSIONS, **own, "tie_word_embeddings": tie, **settings})  # a config changes its dicts
     model = small_model(model_type, entries)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if name.endswith(("bias", "norm.weight")):
+            if name.endswith("bias") or "norm" in name:
                 p.add_(0.3 * torch.randn_like(p))
     model.save_pretrained(folder)
 
