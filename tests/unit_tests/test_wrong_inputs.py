@@ -23,6 +23,7 @@ from torchtitan_rl.command.registry import load_config, parse_args
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.build_task import build_task
+from torchtitan_rl.data.end_tokens import folder_end_token_ids
 from torchtitan_rl.data.task import start_of
 from torchtitan_rl.data.tasks import Example
 from torchtitan_rl.environments import ToolEnvironment
@@ -312,6 +313,15 @@ def test_tokenizer_that_does_not_fit_is_refused(tmp_path):
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="a tokenizer with an eos_token"):
         check_tokenizer(tokenizer, 320)
+
+
+def test_end_token_that_is_no_id_is_refused(tmp_path):
+    save_tiny_start(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [[1]]}')
+    with pytest.raises(
+        UserError, match=r"a list of them as eos_token_id, but its generation_config.json has \[\[1\]\]"
+    ):
+        folder_end_token_ids(tmp_path, load_tokenizer(str(tmp_path)))
 
 
 def test_run_folder_in_a_models_folder_is_refused(tmp_path):

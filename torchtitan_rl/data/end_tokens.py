@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtitan_rl.errors import expect
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -66,6 +68,9 @@ def folder_end_token_ids(folder: str | Path, tokenizer: "PreTrainedTokenizerBase
         entries = json.loads(file.read_text()) if file.is_file() else {}
         eos = entries.get("eos_token_id")
         listed = eos if isinstance(eos, list) else [eos]
+        are_ids = all(token is None or isinstance(token, int) for token in listed)
+        expected = f"a token id or a list of them as eos_token_id, but its {name} has {eos!r:.200}"
+        expect(are_ids, "hf_assets_path", str(folder), expected, "Correct it.")
         named = named or [token for token in listed if token is not None]
     ends = {*named, tokenizer.eos_token_id}
     return sorted(ends - {None})
