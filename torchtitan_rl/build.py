@@ -39,7 +39,7 @@ from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
 from torchtitan_rl.rewards.build_grader import build_grader, find_scorers
-from torchtitan_rl.run.auto_dtype import choose_dtypes, describe_choice
+from torchtitan_rl.run.auto_dtype import set_dtypes
 from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.dump_folder import CHECKOUT
 from torchtitan_rl.run.identity import described, repositories
@@ -112,8 +112,7 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
         UserError: naming the field, the value, what was expected and the remedy.
     """
     config = copy.deepcopy(config)
-    dtype_choice = describe_choice(config)
-    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
+    dtype_choice = set_dtypes(config)
     config.prompts.date = prompts_date(config)
     algorithm = validate(config, world_size=world_size)
     task = build_task(config.task)

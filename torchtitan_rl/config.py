@@ -101,11 +101,3 @@ class RunConfig(Controller.Config):
         return algorithm.policy_loss.from_engine or (
             evaluates and bool(self.evaluation.sampling.n or self.evaluation.sampled.n)
         )
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        """The dtype of the matrix products on each side, by its field."""
-        return {
-            "generator.dtype": self.generator.dtype,
-            "trainer.mixed_precision_param": self.trainer.mixed_precision_param,
-        }

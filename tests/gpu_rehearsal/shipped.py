@@ -5,13 +5,13 @@ from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.toys.answer_recipes import EXPERTS
 from torchtitan_rl.models.hf_config import small_qwen3
-from torchtitan_rl.run.auto_dtype import choose_dtypes
+from torchtitan_rl.run.auto_dtype import set_dtypes
 
 
 def shipped(name: str) -> RunConfig:
     """Returns the config. One for any model gets Qwen3-1.7B."""
     config = load_config(name)
-    config.generator.dtype, config.trainer.mixed_precision_param = choose_dtypes(config).values()
+    set_dtypes(config)
     if name.startswith("debug"):
         experts = EXPERTS if name == "debug_moe" else {}
         config.model_spec = small_qwen3(**{"vocab_size": 320, **experts})

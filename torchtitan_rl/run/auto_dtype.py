@@ -20,29 +20,20 @@ ISAS_WITHOUT = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE
 """Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from using them."""
 
 
-def choose_dtypes(config: "RunConfig") -> dict[str, str]:
-    """The dtype of generator and trainer by its field: this machine's where it is "auto"."""
-    dtypes: dict[str, str] = {}
-    for field, dtype in config.dtypes.items():
-        dtypes[field] = machine_dtype() if dtype == "auto" else dtype
-    return dtypes
+def set_dtypes(config: "RunConfig") -> str:
+    """Set the dtypes of generator and trainer that are "auto". Returns a line that says to what, "" if none is."""
+    dtype, why = "bfloat16", ""
+    if ON_CPU and not _multiplies_bfloat16():
+        dtype, why = "float32", ", as this CPU has no instructions for bfloat16"
+    line = ""
+    for part, field in ((config.generator, "dtype"), (config.trainer, "mixed_precision_param")):
+        if getattr(part, field) == "auto":
+            setattr(part, field, dtype)
+            line = f"dtype auto: {dtype}{why}"
+    return line
 
 
-def machine_dtype() -> str:
-    """The dtype that this machine multiplies faster, "bfloat16" or "float32"."""
-    return "bfloat16" if not ON_CPU or multiplies_bfloat16() else "float32"
-
-
-def describe_choice(config: "RunConfig") -> str:
-    """A line with the dtype of "auto", if the config has it, or ""."""
-    if "auto" not in config.dtypes.values():
-        return ""
-    chosen = machine_dtype()
-    why = ", as this CPU has no instructions for bfloat16" if chosen == "float32" else ""
-    return f"dtype auto: {chosen}{why}"
-
-
-def multiplies_bfloat16() -> bool:
+def _multiplies_bfloat16() -> bool:
     """Whether this CPU has instructions for products of bfloat16, and oneDNN may use them."""
     capabilities = torch.cpu.get_capabilities()
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() not in ISAS_WITHOUT

@@ -23,5 +23,6 @@ def test_auto_follows_the_machine(monkeypatch, on_cpu, capability, isa, expected
     monkeypatch.setattr(auto_dtype, "ON_CPU", on_cpu)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
-    assert auto_dtype.describe_choice(config).startswith(f"dtype auto: {expected}")
-    assert set(auto_dtype.choose_dtypes(config).values()) == {expected}
+    assert auto_dtype.set_dtypes(config).startswith(f"dtype auto: {expected}")
+    assert (config.generator.dtype, config.trainer.mixed_precision_param) == (expected, expected)
+    assert auto_dtype.set_dtypes(config) == ""
