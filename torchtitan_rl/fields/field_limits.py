@@ -12,9 +12,9 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import ConfigDict, PlainValidator, TypeAdapter, ValidationError
+from pydantic import ConfigDict, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
-from pydantic_core import PydanticCustomError
+from pydantic_core import core_schema
 
 from torchtitan_rl.errors import expect
 
@@ -82,22 +82,12 @@ def _with_instances(declared: Any) -> Any:
     if isinstance(declared, str):
         return Any
     if is_dataclass(declared):
-        return Annotated[Any, PlainValidator(_instance_of(declared))]
+        instances = core_schema.is_instance_schema(declared)
+        return Annotated[Any, GetPydanticSchema(lambda source, handler: instances)]
     origin, inner = get_origin(declared), tuple(map(_with_instances, get_args(declared)))
     if origin in (Union, UnionType):
         return Union[inner]  # noqa: UP007, the types are known only here
     return origin[inner] if origin in (list, dict, tuple) else declared
-
-
-def _instance_of(cls: type) -> Any:
-    def check(value: Any) -> Any:
-        if not isinstance(value, cls):
-            raise PydanticCustomError(
-                "instance", "Input should be {name}", {"name": cls.__qualname__}
-            )
-        return value
-
-    return check
 
 
 def check_number(declared: Field, value: Any, name: str, config: Any = None) -> None:

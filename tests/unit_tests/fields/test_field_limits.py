@@ -56,7 +56,7 @@ class Outer:
         ({"kind": "third"}, "run.kind = 'third': expected 'one' or 'other'. Use 'one'."),
         ({"kinds": {"a": "third"}}, "run.kinds = {'a': 'third'}: expected 'one' or 'other'."),
         ({"texts": [5]}, "run.texts = [5]: expected a valid string. Correct the value."),
-        ({"inner": None}, "run.inner = None: expected Inner. Use Inner()."),
+        ({"inner": None}, "run.inner = None: expected an instance of Inner. Use Inner()."),
         ({"inner": Inner(share=0)}, "run.inner.share = 0: expected more than 0 and less than 1. Use a half."),
         ({"named": {"a": Inner(share=1)}}, "run.named.a.share = 1: expected more than 0 and less than 1. Use a half."),
     ],
