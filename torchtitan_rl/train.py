@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # before the first step Ctrl-C ends the process without a traceback
+    # Before the first step Ctrl-C ends the process without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from torchtitan_rl import device, events  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
 from torchtitan_rl.errors import TrainingStopped, UserError
@@ -101,9 +100,7 @@ def _message_and_code(error: BaseException) -> tuple[str, int]:
         return f"error: {error}", WRONG_INPUT
     if isinstance(error, TrainingStopped):
         return f"stopped: {error}", STOPPED
-    if isinstance(
-        error, KeyboardInterrupt
-    ):  # raised by the user's code: Ctrl-C ends the process or stops the run
+    if isinstance(error, KeyboardInterrupt):  # raised by the user's code, not by Ctrl-C
         return f"interrupted{users_line(error)}", 128 + signal.SIGINT
     return _error_message(error), 1
 
@@ -135,7 +132,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     if not folder.continues:
         folder.begin(name, config)
     try:
-        stop = StopSignal(armed=False)
+        stop = StopSignal()
         controller = build_run(
             config,
             folder.path,
@@ -146,10 +143,8 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
         folder.begin(name, config)
         stopped = _carry_out(controller, folder.path)
     except BaseException as error:
-        if (
-            isinstance(error, UserError) and not folder.has_begun
-        ):  # what an earlier run has left there stays
-            status_file.update(run_folder="")
+        if isinstance(error, UserError) and not folder.has_begun:
+            status_file.update(run_folder="")  # what an earlier run has left there stays
         elif os.environ["RANK"] == "0":
             folder.begin(name, config)
         raise

@@ -26,6 +26,7 @@ def main() -> None:
     status_file.set_limits(WatchdogLimits(notice_seconds=1.0, limit_seconds=6.0 if act == "pause" else 100.0))
     status_file.update(run_folder=str(folder))
     stop = StopSignal()
+    stop.requested()
     last = rank == int(os.environ["WORLD_SIZE"]) - 1
     for step in range(1, 1000):
         status_file.moved(f"step {step}: grade")

@@ -17,25 +17,18 @@ class StopSignal:
     effect.
     """
 
-    def __init__(self, *, armed: bool = True) -> None:
-        """`armed`: whether signals are noticed from now on, and not only from the first call of `requested` or `arm`."""
+    def __init__(self) -> None:
         self.number = 0
         """The first signal that was received; 0 if there was none."""
         self.effect = "saving a checkpoint after this step"
         """The effect of the first signal, for its message."""
         self._at = 0.0
-        if armed:
-            self.arm()
         os.register_at_fork(after_in_child=_disarm)
 
-    def arm(self) -> None:
-        """Install the handlers, again: rewards and tools may have replaced them."""
+    def requested(self) -> int:
+        """Returns the first signal, 0 for none. Installs the handlers, at each call: rewards and tools may have replaced them."""
         for number in job_processes.stop_signals():
             signal.signal(number, self._handle)
-
-    def requested(self) -> int:
-        """Returns the first signal, 0 for none. Installs the handlers again."""
-        self.arm()
         return self.number
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -18,7 +18,9 @@ from torchtitan_rl.run.stop_signal import StopSignal
 @pytest.fixture
 def stop():
     before = {number: signal.getsignal(number) for number in job_processes.STOP_SIGNALS}
-    yield StopSignal()
+    stop = StopSignal()
+    stop.requested()
+    yield stop
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -37,7 +39,7 @@ def test_a_process_that_a_reward_forks_ends_by_sigterm_as_pools_end_theirs(stop)
 
 def test_signal_handler_replaced_by_a_reward_is_restored(stop):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stop.arm()
+    stop.requested()
     signal.raise_signal(signal.SIGTERM)
     assert stop.number == signal.SIGTERM
 
@@ -46,7 +48,7 @@ def test_sighup_is_ignored_under_nohup(stop):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests, too, may run under nohup
     assert signal.SIGHUP in job_processes.stop_signals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    stop.arm()
+    stop.requested()
     signal.raise_signal(signal.SIGHUP)
     assert stop.number == 0
 
@@ -55,7 +57,7 @@ def test_signal_during_a_print_is_recorded_without_error():
     """Nobody reads the output, so that the process waits in the middle of a print when the signal comes."""
     code = (
         "from torchtitan_rl.run.stop_signal import StopSignal; "
-        "stop = StopSignal(); print('x' * 10**6, flush=True); print(stop.number)"
+        "stop = StopSignal(); stop.requested(); print('x' * 10**6, flush=True); print(stop.number)"
     )
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
