@@ -83,9 +83,8 @@ def _check_builds(config: Any, path: str = "") -> None:
                 or type(part).build is not owner.Config.build
                 or len(fields(part)) == len(fields(owner.Config))
             )
-            expected = (
-                f"a Config inside the class that it builds, as this one builds {owner.__qualname__}"
-            )
+            builds = f"as this one builds {owner.__qualname__}"
+            expected = f"a Config inside the class that it builds, {builds}"
             remedy = "Move it into your class, as Config."
             expect(sound, name, type(part).__qualname__, expected, remedy)
 
@@ -140,9 +139,8 @@ def _check_layout(config: "RunConfig", world_size: int) -> None:
         f"tensor_parallel_degree {p.tensor_parallel_degree} x data_parallel_replicate_degree {p.data_parallel_replicate_degree} x "
         f"data_parallel_shard_degree {p.data_parallel_shard_degree} (-1: the ranks that are left)"
     )
-    with correctable(
-        f"trainer.parallelism on {world_size} ranks (NGPU x NNODES): {degrees} do not fit them:"
-    ):
+    where = f"trainer.parallelism on {world_size} ranks (NGPU x NNODES)"
+    with correctable(f"{where}: {degrees} do not fit them:"):
         ParallelDims.from_config(p, world_size)
     degree, prompts = config.generator.tensor_parallel_degree, config.num_prompts_per_step
     field, expected = "generator.tensor_parallel_degree", f"a divisor of the {world_size} ranks"
@@ -171,9 +169,7 @@ def _check_samplings(config: "RunConfig") -> None:
         expected = "1 with temperature 0, as all samples would be equal"
         remedy = f"Set {field}.temperature, or lower it."
         expect(n == 1 or temperature > 0, f"{field}.n", n, expected, remedy)
-        expected = (
-            "at least 0.01: vLLM would sample at that, and the trainer would score at another"
-        )
+        expected = "at least 0.01: vLLM would sample at that, the trainer would score at another"
         kept = temperature == 0 or temperature >= 0.01
         expect(kept, f"{field}.temperature", temperature, expected, "1.0 is usual.")
 
@@ -208,13 +204,8 @@ def _check_demonstrations(config: "RunConfig", samples_training: bool) -> None:
     shown = config.prompts.demonstrate or getattr(config.task, "demonstrations", "none") != "none"
     loss = type(config.algorithm.loss).__qualname__
     expected = "one that learns from prompts.demonstrate or task.demonstrations"
-    expect(
-        not shown,
-        "algorithm.loss",
-        loss,
-        expected,
-        "Use Nll.Config(), as --config sft, or unset them.",
-    )
+    remedy = "Use Nll.Config(), as --config sft, or unset them."
+    expect(not shown, "algorithm.loss", loss, expected, remedy)
 
 
 def check_lengths(config: "RunConfig") -> None:
@@ -247,9 +238,7 @@ def check_lengths(config: "RunConfig") -> None:
 def _check_lora(config: "RunConfig") -> None:
     lora = config.trainer.lora
     if lora.rank == 0:
-        expected = (
-            "1 or more with trainer.lora.alpha or targets: without it all weights are trained"
-        )
+        expected = "1 or more with trainer.lora.alpha or targets: else all weights are trained"
         remedy = "Set it, or leave out the others."
         expect(lora == type(lora)(), "trainer.lora.rank", 0, expected, remedy)
         return
@@ -276,11 +265,8 @@ def _check_reward_weights(config: "RunConfig") -> None:
 def _check_in_flight(config: "RunConfig", replicas: int) -> None:
     """Check that groups can be carried from step to step: how many, in equal shares, and with what else."""
     field, alone = "in_flight.prompts", "with in_flight.prompts"
-    prompts, needed, algorithm = (
-        config.in_flight.prompts,
-        config.num_prompts_per_step,
-        config.algorithm,
-    )
+    prompts, needed = config.in_flight.prompts, config.num_prompts_per_step
+    algorithm = config.algorithm
     expected = f"0, or num_prompts_per_step {needed} to twice as many, so that no group gets older than max_age"
     expect(needed <= prompts <= 2 * needed, field, prompts, expected, "Use 1.5 times.")
     for name, count in {field: prompts, "num_prompts_per_step": needed}.items():

@@ -49,18 +49,16 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     tokenizer = load_tokenizer(config.hf_assets_path)
     if config.teacher:
         spec = teacher_spec(config)
-        _show(
-            "teacher",
-            f"{spec.name} {spec.flavor} from {config.teacher}, with the policy's vocabulary",
-        )
+        named = f"{spec.name} {spec.flavor} from {config.teacher}"
+        _show("teacher", f"{named}, with the policy's vocabulary")
     _show("run folder", _run_folder(config, config_fields(config, algorithm)))
     _show("layout", _layout(config, world_size))
     _show("memory", "\n".join(filter(None, [resolved.dtype_choice, resolved.memory])))
     stream, _, _ = build_prompts(resolved, tokenizer)
     prompts = stream.next_batch(NUM_PROMPTS)
     for number, prompt in enumerate(prompts, start=1):
-        asked_by = f", {prompt.task}" * bool(prompt.task)
-        title = f"prompt {number} of {NUM_PROMPTS}{asked_by}: {len(prompt.token_ids)} tokens"
+        number_and_task = ", ".join(filter(None, [f"{number} of {NUM_PROMPTS}", prompt.task]))
+        title = f"prompt {number_and_task}: {len(prompt.token_ids)} tokens"
         shown = prompt.text
         if config.needs_engine(algorithm):
             shown += f"\n-- expected answer: {head_and_tail(prompt.expected_answer, ANSWER_CHARACTERS)!r}"
@@ -71,9 +69,8 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
         _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
     if config.needs_engine(algorithm):
         with closing(build_grader(config.grader, task, resolved.scorers)) as grader:
-            _show(
-                "rewards of answers to prompt 1", _rewards(config, grader, task, prompts, tokenizer)
-            )
+            rewards = _rewards(config, grader, task, prompts, tokenizer)
+            _show("rewards of answers to prompt 1", rewards)
 
 
 def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
@@ -82,9 +79,9 @@ def _hinted(config: "RunConfig", stream: PromptStream, prompt: Prompt) -> str:
     if ":" in config.teacher_hint:
         return f"with what {config.teacher_hint} says of each sample"
     [hint] = column(config.teacher_hint, Group(prompt=prompt, samples=[None]))
-    return (
-        stream.hinted(prompt, hint).text if hint else "as the policy reads it: the row has no hint"
-    )
+    if not hint:
+        return "as the policy reads it: the row has no hint"
+    return stream.hinted(prompt, hint).text
 
 
 def _learned(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -123,7 +120,7 @@ def _layout(config: "RunConfig", world_size: int) -> str:
         f"{config.model_spec.name} {config.model_spec.flavor} from {config.hf_assets_path}\n"
         f"{_plural(world_size, 'rank')}: the policy is sharded FSDP {shards} x TP {p.tensor_parallel_degree}, in "
         f"{_plural(p.data_parallel_replicate_degree, 'replica')}; {_plural(world_size // tp, 'engine')} on "
-        f"{_plural(tp, 'rank')}{' each' * (world_size > tp)}\n"
+        f"{_plural(tp, 'rank')}{' each' if world_size > tp else ''}\n"
         f"a step: {_plural(prompts, 'prompt')} x {n} completions = {prompts * n} sequences of up to "
         f"{config.prompts.max_prompt_tokens} + {config.sampling.max_tokens} tokens, {_plural(updates, 'optimizer step')}; "
         f"{_plural(config.num_steps, 'step')} in all"
@@ -207,7 +204,7 @@ def _number(value: float | None) -> str:
 
 def _plural(count: int, word: str) -> str:
     """Example: "1 rank", "2 ranks"."""
-    return f"{count} {word}{'s' * (count != 1)}"
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _show(title: str, text: str) -> None:

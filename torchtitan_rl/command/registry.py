@@ -135,9 +135,7 @@ def parse_args(args: Sequence[str]) -> "tuple[str, RunConfig]":
 
         try:
             show_run(config, world_size=int(os.environ.get("WORLD_SIZE", "1")))
-        except (
-            SystemExit
-        ) as request:  # a task's: what is shown is not the whole, so it is no success
+        except SystemExit as request:  # a task's: not all is shown, so it is no success
             raise RuntimeError(f"something called sys.exit({request.code!r})") from request
     else:
         return name, config

@@ -204,13 +204,8 @@ def caller_folder() -> str:
 def from_caller(path: str) -> str:
     """Resolves a relative path against the folder the user called from, or else against the checkout. Raises UserError if too long."""
     longest = max(map(len, os.fsencode(path).split(b"/")))
-    expect(
-        longest < 256 and len(path) < 4096,
-        "path",
-        path,
-        "names of at most 255 bytes",
-        "Shorten it.",
-    )
+    fits = longest < 256 and len(path) < 4096
+    expect(fits, "path", path, "names of at most 255 bytes", "Shorten it.")
     caller = caller_folder()
     path = os.path.expanduser(path)  # the shell does not expand ~ in --option=~/x
     there = Path(caller, path)

@@ -228,10 +228,8 @@ def choose_by_memory(
         trainer = replace(config.trainer, activation_checkpoint=checkpointing)
         generator = replace(config.generator, sleep=sleep)
         tried = replace(config, trainer=trainer, generator=generator)
-        return (
-            memory_need(tried, algorithm, world_size=world_size, gpu_bytes=gpu_bytes).peak
-            <= ROOMY * gpu_bytes
-        )
+        need = memory_need(tried, algorithm, world_size=world_size, gpu_bytes=gpu_bytes)
+        return need.peak <= ROOMY * gpu_bytes
 
     if checkpointing == "auto":
         checkpointing = next((c for c in ("none", "selective") if fits(c, sleep)), "full")
@@ -308,17 +306,11 @@ class _Shape:
     def of(cls, spec: ModelSpec) -> "_Shape":
         """Returns the sizes of a model, from its architecture and its parameters on meta."""
         a = hf_architecture(spec.model)
-        dim, hidden, layers = (
-            a["hidden_size"],
-            a.get("intermediate_size", 0),
-            a["num_hidden_layers"],
-        )
-        inner = 3 * hidden  # gate, up, product
-        if (
-            "num_experts" in a
-        ):  # those of a token's experts, their inputs and outputs, and the routers' probabilities
-            of_experts = a["num_experts_per_tok"] * (3 * a["moe_intermediate_size"] + 2 * dim)
-            inner = max(inner, of_experts + a["num_experts"])
+        dim, layers = a["hidden_size"], a["num_hidden_layers"]
+        inner = 3 * a.get("intermediate_size", 0)  # gate, up, product
+        if "num_experts" in a:  # a token's experts, their inputs and outputs; the routers' output
+            experts = a["num_experts_per_tok"] * (3 * a["moe_intermediate_size"] + 2 * dim)
+            inner = max(inner, experts + a["num_experts"])
         embedding, matrices = a["vocab_size"] * dim, 1 if a["tie_word_embeddings"] else 2
         queries = a["num_attention_heads"] * a["head_dim"]
         projected = queries + 2 * a["num_key_value_heads"] * a["head_dim"]

@@ -66,14 +66,12 @@ def config_fields(config: "RunConfig", algorithm: "Algorithm") -> dict[str, Any]
     folder = Path(config.hf_assets_path)
     found["tokenizer"] = _tokenizer_digest(folder)
     found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
-    digests_of = {
-        name: weights_digest(Path(folder)) for name, folder in config.more_teachers.items()
-    }
-    found["more_teachers"] = str(digests_of)
+    more = {name: weights_digest(Path(place)) for name, place in config.more_teachers.items()}
+    found["more_teachers"] = str(more)
     found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
-    return without_secrets(
-        {name: value for name, value in found.items() if name and name not in _OF_THE_START}
-    )
+    for name in ("", *_OF_THE_START):
+        del found[name]
+    return without_secrets(found)
 
 
 def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
@@ -84,9 +82,7 @@ def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
         found[name] = identity(value)
         for field in fields_of(value):
             _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
-    elif isinstance(value, dict) and any(
-        map(is_dataclass, value.values())
-    ):  # the members of a mixture
+    elif isinstance(value, dict) and any(map(is_dataclass, value.values())):  # of a mixture
         found[f"{name} (names)"] = ", ".join(value)
         for key, part in value.items():
             _describe(f"{name}.{key}", part, found)
@@ -169,13 +165,8 @@ def _accept(found: Resume, config: "RunConfig", now: dict[str, Any]) -> None:
     for reason in found.skipped:
         progress(f"skipped {reason}")
     done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
-    expect(
-        config.num_steps >= found.step,
-        "num_steps",
-        config.num_steps,
-        done,
-        "Raise it, or --resume an earlier step.",
-    )
+    remedy = "Raise it, or --resume an earlier step."
+    expect(config.num_steps >= found.step, "num_steps", config.num_steps, done, remedy)
     then = manifest.read(found.checkpoint)["config"]
     both = then.keys() & now.keys()
     changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n]}
@@ -188,9 +179,8 @@ def _accept(found: Resume, config: "RunConfig", now: dict[str, Any]) -> None:
             f"{begin_anew}or accept it with --resume-changed."
         )
     if changed:
-        progress(
-            f"changed since {found.checkpoint.name}: {'; '.join(text for _, text in sorted(changed.items()))}"
-        )
+        named = "; ".join(text for _, text in sorted(changed.items()))
+        progress(f"changed since {found.checkpoint.name}: {named}")
     if found.fork:
         progress(f"forked from {found.checkpoint}")
 

@@ -78,13 +78,8 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
             f"hf_assets_path = {folder!r}: expected a tokenizer that transformers can load, but {problem}. {remedy}"
         ) from error
     known = len(tokenizer) > len(tokenizer.all_special_ids)
-    expect(
-        known,
-        "hf_assets_path",
-        folder,
-        "a tokenizer with a vocabulary, but it has special tokens alone",
-        remedy,
-    )
+    expected = "a tokenizer with a vocabulary, but it has special tokens alone"
+    expect(known, "hf_assets_path", folder, expected, remedy)
     return tokenizer
 
 
@@ -113,17 +108,9 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> No
         UserError: naming `hf_assets_path`.
     """
     folder, largest = tokenizer.name_or_path, max(tokenizer.get_vocab().values())
-    expect(
-        largest < vocab_size,
-        "hf_assets_path",
-        folder,
-        f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}",
-        "Use the tokenizer files that belong to the checkpoint.",
-    )
-    expect(
-        tokenizer.eos_token_id is not None,
-        "hf_assets_path",
-        folder,
-        "a tokenizer with an eos_token, or no completion could end",
-        "Set eos_token in its tokenizer_config.json.",
-    )
+    expected = f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}"
+    remedy = "Use the tokenizer files that belong to the checkpoint."
+    expect(largest < vocab_size, "hf_assets_path", folder, expected, remedy)
+    ends, expected = tokenizer.eos_token_id is not None, "an eos_token, or no completion could end"
+    remedy = "Set eos_token in its tokenizer_config.json."
+    expect(ends, "hf_assets_path", folder, f"a tokenizer with {expected}", remedy)
