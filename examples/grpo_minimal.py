@@ -33,6 +33,7 @@ from torchtitan_rl.build import Parts, build_parts
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.debug import debug
 from torchtitan_rl.errors import TrainingStopped, UserError
+from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.observe.terminal import Terminal
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Episode, Group, Prompt, flat
@@ -117,10 +118,12 @@ def correct(groups: Sequence[Group[Episode]]) -> float:
 def save(parts: Parts, start: Path, output: Path) -> None:
     """Write the policy as a Hugging Face folder, with the other files of the start. Collective, because shards are gathered."""
     # Copies: a gathered tensor is freed when the next one is asked for.
+    model = parts.trainer.model
     weights = {
-        name: tensor.to("cpu", copy=True).contiguous() for name, tensor in parts.trainer.hf_weights(torch.float32)
+        name: tensor.to("cpu", copy=True).contiguous()
+        for name, tensor in hf_weights(model, parts.trainer.state_dict_adapter, torch.float32)
     }
-    if parts.trainer.model.enable_weight_tying:
+    if model.enable_weight_tying:
         del weights["lm_head.weight"]  # the same tensor as the embedding's
     if comm.is_rank_0():
         shutil.copytree(start, output, ignore=shutil.ignore_patterns("*.safetensors*"))

@@ -44,6 +44,7 @@ from torchtitan_rl.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.generator import generator as generators  # noqa: E402
 from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
+from torchtitan_rl.sync.in_process import begin_sampling, load_base  # noqa: E402
 from torchtitan_rl.types import Prompt, flat  # noqa: E402
 
 TURNS = 4
@@ -143,7 +144,8 @@ def make_generator(folder: Path, *, max_model_len: int = 512):
     sampling = SamplingConfig(n=8, max_tokens=440, stop_token_ids=STOP_TOKENS)
     config = generators.Generator.Config(dtype="float32", max_model_len=max_model_len, sleep=False)
     generator = Generator(config, hf_assets_path=str(folder), tokenizer=tokenizer, sampling=sampling, seed=0)
-    generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
+    load_base(generator, load_file(folder / "model.safetensors").items())
+    begin_sampling(generator, 0)
     return generator, tokenizer
 
 

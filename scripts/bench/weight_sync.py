@@ -29,7 +29,7 @@ from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.sync.in_process import InProcess  # noqa: E402
+from torchtitan_rl.sync.in_process import InProcess, begin_sampling, load_base  # noqa: E402
 from torchtitan_rl.sync.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config  # noqa: E402
 
@@ -91,7 +91,8 @@ def bench(model: torch.nn.Module, adapter: object, generator: Generator, repeats
     copies = [tensor.clone() for tensor in all_weights]
 
     def without() -> None:
-        generator.load_weights(weights(), policy_version=1)
+        load_base(generator, weights())
+        begin_sampling(generator, 1)
 
     def proven() -> None:
         without()

@@ -81,7 +81,7 @@ from torchtitan_rl.models import hf_config  # noqa: E402
 from torchtitan_rl.models.families import FAMILIES  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
-from torchtitan_rl.sync.in_process import InProcess  # noqa: E402
+from torchtitan_rl.sync.in_process import InProcess, begin_sampling, load_base  # noqa: E402
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request  # noqa: E402
 from torchtitan_rl.sync.shard_checksums import ShardChecksums  # noqa: E402
 from torchtitan_rl.trainer.model_loader import meta_model  # noqa: E402
@@ -296,7 +296,8 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
     faults, cut = [], 0
     versions: dict[int, int] = {}  # the policy's -> the worker's
     for step in range(6):
-        generator.load_weights(iter(weights.items()), policy_version=step)
+        load_base(generator, weights.items())
+        begin_sampling(generator, step)
         versions[step] = worker.version
         with in_flight.step_groups(6, step=step) as whole:
             groups = list(whole)
@@ -391,7 +392,7 @@ def rehearse_missing_option(at: str) -> None:
 
 def rehearse_unmapped_proof(at: str) -> None:
     """Fails: the proof reads the buffers of a sleeping engine, as it once did."""
-    with mock.patch.object(Generator, "_wake_weights"):
+    with mock.patch.object(Generator, "wake_weights"):
         rehearse_steps(at, steps=1)
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -30,7 +31,7 @@ from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import trainer_of_run
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.models.experts import mixtures
-from torchtitan_rl.models.hf import exported_rows, local_shard
+from torchtitan_rl.models.hf import exported_rows, hf_weights, local_shard
 from torchtitan_rl.models.lora.adapters import adapter_rows
 from torchtitan_rl.models.score import HeadReader, TokenScores, attention_masks
 from torchtitan_rl.run.checkpointer import policy_state
@@ -143,7 +144,9 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     elif algorithm.policy_loss.needs_teacher:
         sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
     phase("build")
-    for _ in trainer.hf_weights(torch.bfloat16):
+    whole_blocks = trainer.parallel_dims.dp_shard > 1
+    weights = partial(hf_weights, trainer.model, trainer.state_dict_adapter, torch.bfloat16, whole_blocks=whole_blocks)
+    for _ in weights():
         pass
     trainer.token_logprobs(np.arange(5, 60))
     phase("start")
@@ -166,7 +169,7 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
         record.routing_waits = device.exchanges + any(True for _ in mixtures(trainer.model))
     record.in_update = Counter(one.operator for one in device.collectives[before:])
     phase("update")
-    for name, tensor in trainer.hf_weights(torch.bfloat16):
+    for name, tensor in weights():
         assert tensor.device.type == "cuda", name
     for rows in (exported_rows, adapter_rows) if trainer.lora else (exported_rows,):
         ShardChecksums(rows(trainer.model, trainer.state_dict_adapter)).checksums(torch.bfloat16)

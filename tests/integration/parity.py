@@ -126,7 +126,7 @@ def check_sync(model, adapter, generator: Generator, multiple: int, failures: li
         if version:
             torch.manual_seed(version)
             scale_policy(model, 1 + growth * version)
-        policy.whole_blocks = version % 2 == 1  # both ways to gather
+        policy.parallel_dims.dp_shard = 1 + version % 2  # both ways to gather
         sync.push(policy_version=version)
         diffs = []
         seen: dict[tuple[int, int], list[int]] = {}

@@ -81,7 +81,7 @@ class Pair:
 
     def push(self, sync: WeightSync, weights: Weights) -> None:
         scale_policy(self.model, 1.0)  # back to shards
-        self.policy.replacement = weights
+        sync.base_weights = lambda: weights
         sync.push(policy_version=1)
 
     def probe_ratio(self, sync: WeightSync) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from tests.parts.only_rank import only_rank
+from tests.parts.pushes import fill
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.conversation import Sampled
 from torchtitan_rl.environments import Environment, Turn
@@ -99,6 +100,6 @@ def engine(folder: Path, made, **sampling) -> Iterator[Generator]:
             sampling=SamplingConfig(**{"n": 4, "max_tokens": 48, **sampling}),
             seed=0,
         )
-        generator.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
+        fill(generator, load_file(folder / "model.safetensors"))
         yield generator
         generator.close()

@@ -1,6 +1,6 @@
 """What a push and an engine read of a trainer, for a policy without an optimizer."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,15 +8,22 @@ import torch
 from torch import Tensor
 
 from torchtitan_rl.device import DEVICE_TYPE
-from torchtitan_rl.models.hf import hf_weights
+from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.score import score
+from torchtitan_rl.sync.in_process import begin_sampling, load_base
 from torchtitan_rl.types import SegmentLayout
 
 MULTIPLE = 8
 """Sequences are padded to this, for tensor parallelism."""
 
 SEQUENCES = [[3, 12, 4, 12, 5, 14, 9, 1], [7, 8, 9], [100, 101, 102, 103, 104, 105], [5, 5, 5, 5, 5]]
+
+
+def fill(generator: Generator, weights: Mapping[str, Tensor], version: int = 0) -> None:
+    """Let an engine that is awake sample with these weights."""
+    load_base(generator, weights.items())
+    begin_sampling(generator, version)
 
 
 class TokenizerStandIn:
@@ -36,14 +43,7 @@ class Policy:
     def __init__(self, model, state_dict_adapter, *, dtype: str = "float32", lora: Lora | None = None) -> None:
         self.model, self.state_dict_adapter, self.lora = model, state_dict_adapter, lora
         self.config = SimpleNamespace(mixed_precision_param=dtype)
-        self.whole_blocks = False
-        self.replacement: Iterable[tuple[str, Tensor]] | None = None
-        """What is sent in place of the weights."""
-
-    def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        if self.replacement is not None:
-            return iter(self.replacement)
-        return hf_weights(self.model, self.state_dict_adapter, dtype, whole_blocks=self.whole_blocks)
+        self.parallel_dims = SimpleNamespace(dp_shard=1)
 
     @torch.no_grad()
     def token_logprobs(self, ids, temperature: float = 1.0) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Samples with the colocated vLLM engine: one replica per `tensor_parallel_degree` ranks, inside the trainer's processes."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from itertools import chain
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
 
 from torchtitan_rl.conversation import Conversation
@@ -22,8 +22,6 @@ from torchtitan_rl.generator.generator_config import GeneratorConfig
 from torchtitan_rl.generator.kept_tokens import KeptTokens
 from torchtitan_rl.generator.patches import (
     Float32Head,
-    num_cached_blocks,
-    repack_experts,
     replace_engine_parts,
     stop_engine,
 )
@@ -90,7 +88,8 @@ class Generator(Configurable):
         self._hidden_token_ids = hidden_token_ids(tokenizer)
         self.llm = start_engine(config, hf_assets_path, seed=seed, **(lora_options or {}))
         self._sleeps = self.llm.model_config.enable_sleep_mode
-        self._asleep = False
+        self.asleep = False
+        """Whether weights and KV cache are not in memory."""
         self.stats = EngineStats()
         replace_engine_parts(self.llm, tokenizer, self.stats)
         self.wide_head: Float32Head | None = None
@@ -219,53 +218,27 @@ class Generator(Configurable):
 
     def sleep(self) -> None:
         """Free the GPU memory of weights and KV cache. A base is kept on the host. No effect on a CPU."""
-        if self._sleeps and not self._asleep:
+        if self._sleeps and not self.asleep:
             self.llm.sleep(level=1 if self.lora_request else 2)
-            self._asleep = True
+            self.asleep = True
 
-    def load_weights(
-        self,
-        weights: Iterable[tuple[str, Tensor]] | None,
-        *,
-        policy_version: int,
-        load_adapter: Callable[[nn.Module], None] | None = None,
-    ) -> None:
-        """Wake the engine, replace its weights, and drop the prefix cache of the old ones.
-
-        The KV cache is allocated last, so the gathered blocks have room.
-
-        Args:
-            weights: all of the base's, gathered while they are read; None: the engine keeps the ones it has.
-            load_adapter: called with the engine's model, to replace its LoRA adapter.
-        """
-        self._wake_weights()
-        if weights is not None:
-            if ON_CPU:
-                self.llm.apply_model(repack_experts)
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
-            if self.wide_head:
-                self.wide_head.refresh()
-        if load_adapter:
-            self.llm.apply_model(load_adapter)
-        if self._asleep:
-            self.llm.wake_up(tags=["kv_cache"])
-            self._asleep = False
-        if not self.llm.reset_prefix_cache() or num_cached_blocks(self.llm):
-            raise RuntimeError(
-                "vLLM kept its prefix cache after a weight sync: completions would mix old and new weights."
-            )
-        self.policy_version = policy_version
-
-    def _wake_weights(self) -> None:
+    def wake_weights(self) -> None:
         """Map a sleeping engine's weights, which stay undefined, and restore its buffers. vLLM ignores a second
         call."""
-        if self._asleep:
+        if self.asleep:
             self.llm.wake_up(tags=["weights"])
+
+    def wake(self, policy_version: int) -> None:
+        """Allocate a sleeping engine's KV cache, once its weights are there. It samples as this version of the policy."""
+        if self.asleep:
+            self.llm.wake_up(tags=["kv_cache"])
+            self.asleep = False
+        self.policy_version = policy_version
 
     def inspect(self, function: Callable[[nn.Module], T]) -> T:
         """Returns `function`'s result for this rank's part of the engine's model. It wakes a sleeping engine's
         weights."""
-        self._wake_weights()
+        self.wake_weights()
         return self.llm.apply_model(function)[0]
 
     def close(self) -> None:

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.generator.patches import apply_adapter_at_once
+from torchtitan_rl.generator.patches import (
+    apply_adapter_at_once,
+    num_cached_blocks,
+    repack_experts,
+)
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.sync.engine_weights import EngineWeights, Shapes, find_adapter, find_base
 from torchtitan_rl.sync.lora_engine import replace_adapter
@@ -25,12 +29,7 @@ CHANGED = "is a constant of the engine that has changed since its start"
 
 
 class InProcess:
-    """Three silent errors are avoided:
-
-    - On a CPU, vLLM's `load_weights` alone leaves the packed copies unchanged, so its layer-wise reload is used.
-    - `reload_weights` without an iterator reloads the checkpoint on disk, so it always gets one.
-    - Cached blocks of the old weights would be reused, so the prefix cache is dropped and checked to be empty.
-    """
+    """Loads weights into the engine, and reads what it computes with."""
 
     def __init__(
         self, generator: Generator, lora: Lora | None, shapes: Shapes, adapter_shapes: Shapes
@@ -70,16 +69,18 @@ class InProcess:
             policy_version: recorded on every completion sampled after this push.
         """
         sizes: dict[str, int] = {}
-
-        def load_adapter(model: nn.Module) -> None:
-            replace_adapter(model, dict(_counted(adapter, sizes)), self._lora)
-
-        self._generator.load_weights(
-            None if base is None else _counted(base, sizes),
-            policy_version=policy_version,
-            load_adapter=load_adapter if self._lora else None,
-        )
+        self._generator.wake_weights()
+        if base is not None:
+            load_base(self._generator, _counted(base, sizes))
+        if self._lora:
+            replace_adapter(self._model, dict(_counted(adapter, sizes)), self._lora)
+        begin_sampling(self._generator, policy_version)
         return sizes
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the engine's weights are not in memory."""
+        return self._generator.asleep
 
     def faults(self) -> dict[str, str]:
         """Returns {name: fault} of what this rank's engine computes with beside its weights."""
@@ -93,6 +94,25 @@ class InProcess:
     def logprobs(self, probe: IntArray) -> FloatArray:
         """Returns the engine's log-probabilities of probe[1:], [L - 1]."""
         return self._generator.prompt_logprobs(probe)
+
+
+def load_base(generator: Generator, weights: Weights) -> None:
+    """Replace all weights of an engine that is awake but its adapters."""
+    if ON_CPU:
+        generator.llm.apply_model(repack_experts)
+    # On a CPU `load_weights` would leave the packed copies as they are; without an iterator, vLLM reads the folder again.
+    generator.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+    if generator.wide_head:
+        generator.wide_head.refresh()
+
+
+def begin_sampling(generator: Generator, policy_version: int) -> None:
+    """Let an engine whose weights are loaded sample, without the prefix cache of the old ones."""
+    generator.wake(policy_version)  # last, so that the gathered blocks had room
+    if not generator.llm.reset_prefix_cache() or num_cached_blocks(generator.llm):
+        raise RuntimeError(
+            "vLLM kept its prefix cache after a weight sync: completions would mix old and new weights."
+        )
 
 
 def _counted(weights: Weights, sizes: dict[str, int]) -> Iterator[tuple[str, Tensor]]:

@@ -15,11 +15,11 @@ from torchtitan_rl import comm
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.generator.generator import Generator
-from torchtitan_rl.models.hf import exported_rows
+from torchtitan_rl.models.hf import exported_rows, hf_weights
 from torchtitan_rl.models.lora.adapters import adapter_rows
 from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.sync.engine_weights import EngineWeights
-from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess
+from torchtitan_rl.sync.in_process import OTHER_VALUES, InProcess, Weights
 from torchtitan_rl.sync.probe import disagreement, rounding_noise
 from torchtitan_rl.sync.shard_checksums import ShardChecksums
 from torchtitan_rl.sync.sync_config import WeightSyncConfig
@@ -65,7 +65,7 @@ class WeightSync(Configurable):
             self._sides.append((adapter, self._engine.adapter))
         self._num_pushes = 0
         self._noise = 0.0
-        """`probe.rounding_noise` at the last full check."""
+        """`probe.rounding_noise`, measured at full checks and again before a push is refused."""
         self._versions: list[int] = []
         """The policy versions pushed since the last full check, that one first. Step v + 1 samples with version v, and its
         checkpoint is step v + 1's."""
@@ -83,7 +83,7 @@ class WeightSync(Configurable):
         lora, interval = self._trainer.lora, self.config.check_interval
         sends_base = lora is None or self._num_pushes == 0
         sizes = self._engine.send(
-            self._trainer.hf_weights(self._engine.dtype) if sends_base else None,
+            self.base_weights() if sends_base else None,
             lora.weights(self._engine.dtype) if lora else (),
             policy_version=policy_version,
         )
@@ -97,11 +97,20 @@ class WeightSync(Configurable):
         self._versions.append(policy_version)
         return sum(sizes.values())
 
+    def base_weights(self) -> Weights:
+        """The policy's weights but adapters', gathered while they are read. Collective."""
+        trainer, dtype = self._trainer, self._engine.dtype
+        as_forward = dtype == TORCH_DTYPE_MAP[trainer.config.mixed_precision_param]
+        # With one rank there is nothing to gather, and FSDP would copy each weight twice.
+        whole_blocks = as_forward and trainer.parallel_dims.dp_shard > 1
+        names = trainer.state_dict_adapter
+        return hf_weights(trainer.model, names, dtype, whole_blocks=whole_blocks)
+
     def evidence(self) -> str:
         """Returns what the checksums say about the cause when engine and policy disagree after sampling. Collective."""
         if drift := self._drift():
             return drift.rstrip()
-        if not ON_CPU:  # the engine is asleep
+        if self._engine.asleep:
             return "Its weights were the policy's, bit for bit, when they were pushed."
         wrong = self._other_values(packed=True)
         faults = self._faults(wrong, {})

@@ -1,6 +1,6 @@
 """The trainer: turns a step's episodes into an update of the sharded policy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torchtitan.config import TORCH_DTYPE_MAP, Configurable
+from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
@@ -19,7 +19,6 @@ from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.algorithm import LossOutput
 from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.events import advanced
-from torchtitan_rl.models.hf import hf_weights
 from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.score import (
     Companion,
@@ -140,13 +139,6 @@ class Trainer(Configurable):
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
         tp_mesh = dims.get_optional_mesh("tp")
         self.is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
-
-    def hf_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Yields the current policy's weights but adapters': see `models.hf.hf_weights`. Collective."""
-        # With one rank there is nothing to gather, and FSDP would copy each weight twice.
-        as_forward = dtype == TORCH_DTYPE_MAP[self.config.mixed_precision_param]
-        whole_blocks = as_forward and self.parallel_dims.dp_shard > 1
-        yield from hf_weights(self.model, self.state_dict_adapter, dtype, whole_blocks=whole_blocks)
 
     def update(
         self, groups: Sequence[Group[Episode]], teacher: Companion | None = None

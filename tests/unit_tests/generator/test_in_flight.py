@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.parts.conversations import engine, prompts
+from tests.parts.pushes import fill
 from tests.parts.stream import ListStream
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS
@@ -129,7 +130,7 @@ def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, ma
     weights = [{name: t + 0.02 * torch.randn(t.shape, generator=rng) for name, t in start.items()} for _ in range(6)]
     run, groups = Run(generator, made, prompts=8), []
     for one in weights:
-        generator.load_weights(one.items(), policy_version=run.version)
+        fill(generator, one, run.version)
         groups += run.step()
     model, compared = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), 0
     scored = {}
@@ -151,7 +152,7 @@ def test_token_logprobs_are_those_of_the_weights_that_sampled_them(generator, ma
                 np.abs(scored[one.policy_version, i] - one.sampler_logprobs).max() > 1e-3
             )  # the newest weights say otherwise
     assert compared
-    generator.load_weights(start.items(), policy_version=0)
+    fill(generator, start)
 
 
 def test_checkpoint_with_groups_in_flight_resumes_bitwise(generator, made):

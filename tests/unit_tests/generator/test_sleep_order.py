@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from torchtitan_rl.generator import generator as generators
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.sync import in_process
+from torchtitan_rl.sync.in_process import InProcess
 
 
 class RecordingEngine:
@@ -35,16 +36,23 @@ class RecordingEngine:
 
 @pytest.fixture(autouse=True)
 def on_a_gpu(monkeypatch):
-    monkeypatch.setattr(generators, "num_cached_blocks", lambda llm: 0)
-    monkeypatch.setattr(generators, "ON_CPU", False)
+    monkeypatch.setattr(in_process, "num_cached_blocks", lambda llm: 0)
+    monkeypatch.setattr(in_process, "ON_CPU", False)
 
 
 def generator(*, sleeps=True, engine=None):
     made = object.__new__(Generator)
     made.llm = engine or RecordingEngine()
-    made._sleeps, made._asleep, made.policy_version, made.lora_request = sleeps, False, -1, None
+    made._sleeps, made.asleep, made.policy_version, made.lora_request = sleeps, False, -1, None
     made.wide_head = None
     return made
+
+
+def push(made, *base, version=0, adapter=()):
+    """Send the weights of these names; without a name the engine keeps its base, and without an adapter it has none."""
+    engine = object.__new__(InProcess)
+    engine._generator, engine._lora, engine._model = made, bool(adapter), None
+    engine.send(weights(made, *base) if base else None, weights(made, *adapter), policy_version=version)
 
 
 def weights(made, *names):
@@ -58,7 +66,7 @@ def test_engine_sleeps_for_training_and_wakes_in_order():
     made = generator()
     made.sleep()
     made.llm.calls.append("train")
-    made.load_weights(weights(made, "a", "b"), policy_version=3)
+    push(made, "a", "b", version=3)
     assert made.llm.calls == [
         "sleep 2",
         "train",
@@ -73,16 +81,16 @@ def test_engine_sleeps_for_training_and_wakes_in_order():
     assert made.policy_version == 3
 
 
-def test_with_lora_the_base_is_loaded_once_and_kept_on_the_host():
+def test_with_lora_the_base_is_loaded_once_and_kept_on_the_host(monkeypatch):
     made = generator()
     made.lora_request = "request"
-    adapter = {"load_adapter": lambda _: list(weights(made, "q.lora_A.weight"))}
+    monkeypatch.setattr(in_process, "replace_adapter", lambda model, tensors, lora: made.llm.calls.append("replace"))
     made.sleep()
-    made.load_weights(weights(made, "base"), policy_version=0, **adapter)
+    push(made, "base", adapter=["q.lora_A.weight"])
     made.sleep()
-    made.load_weights(None, policy_version=1, **adapter)
+    push(made, adapter=["q.lora_A.weight"])
     base = ["gather base", "reload_weights base"]
-    then = ["apply_model", "gather q.lora_A.weight", "wake kv_cache", "reset prefix cache"]
+    then = ["gather q.lora_A.weight", "replace", "wake kv_cache", "reset prefix cache"]
     assert made.llm.calls == ["sleep 1", "wake weights", *base, *then, "sleep 1", "wake weights", *then]
 
 
@@ -91,7 +99,7 @@ def test_proof_wakes_a_sleeping_engine_before_reading_its_buffers():
     made.config = Generator.Config()
     made.sleep()
     made.inspect(lambda model: None)
-    made.load_weights(weights(made), policy_version=0)
+    push(made)
     assert made.llm.calls[:3] == ["sleep 2", "wake weights", "apply_model"]
     assert made.llm.calls[-2:] == ["wake kv_cache", "reset prefix cache"]
 
@@ -100,13 +108,11 @@ def test_second_sleep_does_nothing_and_the_next_sync_wakes():
     made = generator()
     made.sleep()
     made.sleep()
-    made.load_weights(weights(made), policy_version=1)
+    push(made)
     made.sleep()
     assert made.llm.calls == ["sleep 2", "wake weights", "wake kv_cache", "reset prefix cache", "sleep 2"]
 
 
-def test_failed_prefix_cache_reset_is_an_error_and_keeps_the_policy_version():
-    made = generator(engine=RecordingEngine(kept_cache=True))
+def test_failed_prefix_cache_reset_is_an_error():
     with pytest.raises(RuntimeError, match="prefix cache"):
-        made.load_weights(weights(made), policy_version=1)
-    assert made.policy_version == -1
+        push(generator(engine=RecordingEngine(kept_cache=True)))

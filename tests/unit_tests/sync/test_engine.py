@@ -4,6 +4,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.integration.parity import SEQUENCES, TokenizerStandIn
+from tests.parts.pushes import fill
 from tests.parts.tiny import crowded, sampled, save_tiny_checkpoint
 from torchtitan_rl import events
 from torchtitan_rl.device import DEVICE_TYPE
@@ -31,7 +32,7 @@ def generator(one_rank, tmp_path_factory):
         sampling=LONG,
         seed=0,
     )
-    made.load_weights(load_file(folder / "model.safetensors").items(), policy_version=0)
+    fill(made, load_file(folder / "model.safetensors"))
     yield made
     made.close()
 

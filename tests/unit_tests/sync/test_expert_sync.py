@@ -8,7 +8,7 @@ from tests.integration.parity import SEQUENCES
 from tests.parts.tiny import sampled, save_odd_checkpoint
 from tests.unit_tests.sync.test_weight_sync import PROMPTS, Pair, module
 from torchtitan_rl.device import ON_CPU
-from torchtitan_rl.generator import generator as generators
+from torchtitan_rl.sync import in_process
 from torchtitan_rl.sync.engine_weights import is_experts, unpacked
 from torchtitan_rl.sync.in_process import OTHER_VALUES
 from torchtitan_rl.sync.weight_sync import NOT_SENT
@@ -115,7 +115,7 @@ def test_vllm_still_reloads_experts_wrongly_without_our_mending(pair, monkeypatc
     """If this fails, vLLM packs experts on every reload: remove `repack_experts` from generator/patches.py."""
     if not ON_CPU:
         pytest.skip("a GPU engine packs nothing")
-    monkeypatch.setattr(generators, "repack_experts", lambda model: None)
+    monkeypatch.setattr(in_process, "repack_experts", lambda model: None)
     assert f"{EXPERTS.replace('2', '0')}.0.gate_proj.weight {OTHER_VALUES}" in pair.fault_with({})
 
 

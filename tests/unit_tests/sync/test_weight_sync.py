@@ -97,11 +97,12 @@ class Pair:
 
     def sync(self, weights=None, version: int = 1) -> int:
         """Push the policy, or these weights in place of its own."""
-        self.policy.replacement = weights.items() if isinstance(weights, dict) else weights
+        if weights is not None:
+            self.weight_sync.base_weights = lambda: weights.items() if isinstance(weights, dict) else weights
         try:
             return self.weight_sync.push(policy_version=version)
         finally:
-            self.policy.replacement = None
+            vars(self.weight_sync).pop("base_weights", None)
 
     def fault(self, weights=None, version: int = 1) -> str:
         """Returns the error of such a push."""
