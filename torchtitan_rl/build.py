@@ -64,7 +64,6 @@ from torchtitan_rl.run.teacher_folder import prepare_teacher
 from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
 from torchtitan_rl.sync.weight_sync import WeightSync
-from torchtitan_rl.trainer.build_trainer import build_trainer
 from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
@@ -86,7 +85,7 @@ if TYPE_CHECKING:
     from torchtitan_rl.generator.generator import Generator
     from torchtitan_rl.rewards.grader import Grader, Scorers
     from torchtitan_rl.trainer.trainer import Trainer
-    from torchtitan_rl.types import IntArray, Prompt
+    from torchtitan_rl.types import IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +284,7 @@ def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":
 def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) -> "Trainer":
     """Build the trainer and give its process groups the run's timeout. Collective."""
     dims = ParallelDims.from_config(config.trainer.parallelism, dist.get_world_size())
-    trainer = build_trainer(
-        config.trainer,
+    trainer = config.trainer.build(
         model_spec=config.model_spec,
         hf_assets_path=config.hf_assets_path,
         parallel_dims=dims,
@@ -296,7 +294,6 @@ def trainer_of_run(config: "RunConfig", algorithm: "Algorithm", folder: Path) ->
         temperature=config.sampling.temperature,
         generator_dtype=config.generator.dtype,
         dump_folder=str(folder),
-        policy_lora=Lora.of(config.trainer.lora),
         router_replay=config.generator.router_replay,
     )
     _set_timeouts(
@@ -424,7 +421,7 @@ def build_run(
         with phase(f"load {resume.checkpoint}"):
             checkpointer.load(resume.checkpoint)
     checkpointer.check_room()
-    parts.trainer.check_loaded()
+    parts.trainer.after_load()
     return Controller(
         config,
         prompts=parts.prompts,

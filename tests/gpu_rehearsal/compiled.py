@@ -18,7 +18,6 @@ from unittest import mock
 
 os.environ |= {"TORCH_COMPILE_DISABLE": "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 from torchtitan_rl import device  # noqa: E402, F401  (before torchtitan)
-from torchtitan_rl.trainer.build_trainer import build_trainer  # noqa: E402
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -37,7 +36,6 @@ from torchtitan_rl.algorithm import KL, Algorithm  # noqa: E402
 from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.models import attention, logprobs  # noqa: E402
 from torchtitan_rl.models.hf_config import spec_from_folder  # noqa: E402
-from torchtitan_rl.models.lora.adapters import Lora  # noqa: E402
 from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.trainer import model_loader as loader_module  # noqa: E402
 from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
@@ -130,8 +128,7 @@ def _trainer(folder: Path, kl: bool, entropy: float, *, lora: LoraConfig | None 
         **settings,
     )
     config.logprob_gate.distribution = False
-    return build_trainer(
-        config,
+    return config.build(
         model_spec=spec_from_folder(folder),
         hf_assets_path=str(folder),
         parallel_dims=ParallelDims.from_config(parallelism, 1),
@@ -140,8 +137,6 @@ def _trainer(folder: Path, kl: bool, entropy: float, *, lora: LoraConfig | None 
         max_model_len=128,
         temperature=1.0,
         generator_dtype="bfloat16",
-        dump_folder="",
-        policy_lora=Lora(lora) if lora else None,
     )
 
 

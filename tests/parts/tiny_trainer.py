@@ -16,9 +16,7 @@ from tests.parts.tiny import tiny_spec
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.models.hf import hf_weights
-from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.lora.lora_config import LoraConfig
-from torchtitan_rl.trainer.build_trainer import build_trainer
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.trainer.trainer_config import LogprobGateConfig
@@ -86,11 +84,9 @@ def tiny_trainer(
         spmd_backend="partial_dtensor", fsdp_reshard_after_forward=reshard, **(degrees or {})
     )
     set_spmd_backend(parallelism.spmd_backend)
-    lora = lora or LoraConfig()
     gate = LogprobGateConfig(distribution=generator_dtype != "bfloat16")
     settings = {"mixed_precision_param": "float32", "logprob_chunk_tokens": 32, "logprob_gate": gate} | config
-    return build_trainer(
-        Trainer.Config(parallelism=parallelism, lora=lora, **settings),
+    return Trainer.Config(parallelism=parallelism, lora=lora or LoraConfig(), **settings).build(
         model_spec=model_spec or tiny_spec(),
         hf_assets_path=folder,
         parallel_dims=ParallelDims.from_config(parallelism, dist.get_world_size()),
@@ -99,8 +95,6 @@ def tiny_trainer(
         max_model_len=64,
         temperature=temperature,
         generator_dtype=generator_dtype,
-        dump_folder="",
-        policy_lora=Lora.of(lora),
     )
 
 

@@ -13,6 +13,7 @@ from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.utils import clip_grad_norm_
 from torchtitan.models.common.decoder import Decoder
+from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm import Algorithm
@@ -78,37 +79,52 @@ class Trainer(Configurable):
         self,
         config: TrainerConfig,
         *,
-        models: ModelLoader,
+        model_spec: ModelSpec,
+        hf_assets_path: str,
         parallel_dims: ParallelDims,
         algorithm: Algorithm,
         num_steps: int,
+        max_model_len: int,
         temperature: float,
-        gate: LogprobGate,
-        policy_lora: Lora | None = None,
+        generator_dtype: str,
+        dump_folder: str = "",
+        router_replay: bool = False,
     ) -> None:
-        """Load the policy.
+        """Load the policy. Collective.
 
         Args:
+            hf_assets_path: the folder with the start's weights.
             num_steps: steps of the controller, for the schedule.
+            max_model_len: the longest prompt and completion together.
             temperature: the sampling temperature of the episodes.
-            gate: compares trainer and sampler before each step's first update.
-            policy_lora: the adapters of `config.lora`; None for rank 0.
+            generator_dtype: in which the engine computes, for the gate.
+            dump_folder: where torchtitan writes what it dumps for debugging.
+            router_replay: whether the sampler's records are experts (`Generator.Config`).
         """
-        assert (policy_lora is not None) == (config.lora.rank > 0)
-        self.lora = policy_lora
+        self.lora = Lora.of(config.lora)
         self.config = config
         self.parallel_dims = parallel_dims
         self.algorithm = algorithm
         self.temperature = temperature
-        self.models = models
-        self.pad_multiple = models.pad_multiple
-        self.state_dict_adapter = models.state_dict_adapter
-        self.model = models.policy()
-        if policy_lora:
-            policy_lora.attach(self.model, self.state_dict_adapter)
+        self.loader = ModelLoader(
+            config,
+            model_spec=model_spec,
+            folder=hf_assets_path,
+            parallel_dims=parallel_dims,
+            max_model_len=max_model_len,
+            dump_folder=dump_folder,
+            lora=self.lora,
+            router_replay=router_replay,
+        )
+        self.pad_multiple = self.loader.pad_multiple
+        self.state_dict_adapter = self.loader.state_dict_adapter
+        self.model = self.loader.policy()
+        if self.lora:
+            self.lora.attach(self.model, self.state_dict_adapter)
         self._keeps_weights = config.parallelism.fsdp_reshard_after_forward == "never"
         self.optimizer = config.optimizer.build(model=self.model)
-        self.gate = gate
+        dtypes = {config.mixed_precision_param, generator_dtype}
+        self.gate = LogprobGate(config.logprob_gate, dtypes=dtypes)
         skip = config.skip_nonfinite_updates
         self._finite = FiniteUpdates(self.model, self.optimizer, skip=skip)
         self.scheduler = config.lr_scheduler.build(
@@ -123,7 +139,7 @@ class Trainer(Configurable):
             algorithm,
             max_tokens=config.max_tokens_per_microbatch,
             multiple=self.pad_multiple,
-            attention_cost=models.attention_cost(self.model),
+            attention_cost=self.loader.attention_cost(self.model),
             # FlashAttention cannot share prompts; that of a CPU, and of float32, can.
             share_prompts=self.model.config.first_attention.inner_attention.shares_prompts,
             num_ranks=self.dp_size,
@@ -305,7 +321,7 @@ class Trainer(Configurable):
             reader=reader,
         )
 
-    def check_loaded(self) -> None:
+    def after_load(self) -> None:
         """Apply this config's optimizer settings and schedule after a start or a checkpoint is loaded.
 
         Raises TrainingStopped if loaded weights or moments are not finite.

@@ -74,7 +74,7 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     if objective.needs_reference:
         Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:
-        Teacher(trainer, tiny_spec(), Path(trainer.models.folder)).add_logprobs(groups)
+        Teacher(trainer, tiny_spec(), Path(trainer.loader.folder)).add_logprobs(groups)
     if LOG_COLLISIONS in objective.policy_loss.reads:
         Collisions(trainer).add_logprobs(groups)
     objective.credit.assign(groups)

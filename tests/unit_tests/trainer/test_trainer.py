@@ -129,7 +129,7 @@ def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     muon = importlib.import_module("my_muon").MuonAndAdamW.Config(lr=1e-2)
     trainer, other = build(optimizer=muon), build(optimizer=muon)
-    trainer.check_loaded()
+    trainer.after_load()
     for group in trainer.param_groups():
         group["lr"] = 1e-2  # without the warm-up
     for _ in range(2):
@@ -140,7 +140,7 @@ def test_the_documented_muon_trains_and_resumes(build, tmp_path, monkeypatch):
     dcp.save(saved, checkpoint_id=tmp_path / "saved")
     dcp.load({"optimizer": other.optimizer, **policy_state(other.model)}, checkpoint_id=tmp_path / "saved")
     for one in (trainer, other):
-        one.check_loaded()
+        one.after_load()
         for group in one.param_groups():
             group["lr"] = 1e-2  # the schedules are at other steps
         one.update(credited(one))
@@ -152,7 +152,7 @@ def test_resumed_optimizer_uses_the_new_settings(build):
     [group] = trainer.optimizer.optimizers[0].param_groups
     own = {key: value for key, value in group.items() if key != "params"}
     group.update(lr=9.0, weight_decay=9.0, betas=(0.0, 0.0), eps=9.0)  # as a checkpoint of another run leaves them
-    trainer.check_loaded()
+    trainer.after_load()
     assert {key: value for key, value in group.items() if key != "params"} == own
 
 

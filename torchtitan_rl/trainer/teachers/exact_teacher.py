@@ -35,7 +35,7 @@ class ExactTeacher:
         """Load the folder's weights. Collective. Arguments as those of `distillation.Teacher`."""
         self.trainer, self.hints = trainer, hints
         self.model = (
-            trainer.models.frozen(model_spec, folder) if isinstance(folder, Path) else folder
+            trainer.loader.frozen(model_spec, folder) if isinstance(folder, Path) else folder
         )
         self.is_policy = self.model is trainer.model
 

@@ -31,7 +31,7 @@ class Reference:
         self.trainer = trainer
         self.model = trainer.model
         if trainer.lora is None:
-            self.model = trainer.models.policy().requires_grad_(False)
+            self.model = trainer.loader.policy().requires_grad_(False)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's `reference_logprobs` to log pi_ref of its tokens, [L], on every rank. Collective."""
@@ -51,7 +51,7 @@ class PolicyAverage:
     def __init__(self, trainer: Trainer, rate: float) -> None:
         """Load the start's weights once more; adapters begin as the policy's. Collective."""
         self.rate = rate
-        self.model = trainer.models.policy().requires_grad_(False)
+        self.model = trainer.loader.policy().requires_grad_(False)
         named = zip(self.model.named_parameters(), trainer.model.parameters(), strict=True)
         self._pairs = {canonical_fqn(name): (own, p) for (name, own), p in named if p.requires_grad}
         with torch.no_grad():

@@ -58,11 +58,11 @@ class Teacher:
         self.trainer, self.hints = trainer, hints
         is_folder = isinstance(folder, Path)
         self.is_base = (
-            is_folder and trainer.lora is not None and folder.samefile(trainer.models.folder)
+            is_folder and trainer.lora is not None and folder.samefile(trainer.loader.folder)
         )
         self.model = trainer.model if self.is_base else folder
         if is_folder and not self.is_base:
-            self.model = trainer.models.frozen(model_spec, folder)
+            self.model = trainer.loader.frozen(model_spec, folder)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""
