@@ -197,19 +197,19 @@ class Controller(Configurable):
         comm.barrier()
 
     def _begin(self) -> None:
-        """Push the first weights. Evaluate a new run before its first step, or report where a resumed run continues."""
+        """Say where a resumed run continues, push the first weights, and evaluate a new run before its first step."""
+        step, num_steps = self.state.step, self.config.num_steps
+        if step >= num_steps:
+            progress(f"already at step {step}: raise num_steps ({num_steps}) to go on")
+            return
+        if step > 0:
+            progress(f"resuming after step {step}")
         self._push()
-        if self.state.step == 0:
+        if step == 0:
             with heartbeat("evaluation before the first step"):
                 evaluated = self._evaluate()
             if evaluated:
                 self.observer.flush(0)
-        elif self.state.step >= self.config.num_steps:
-            progress(
-                f"already at step {self.state.step}: raise num_steps ({self.config.num_steps}) to go on"
-            )
-        else:
-            progress(f"resuming after step {self.state.step}")
 
     def _step(self) -> None:
         """One training step."""

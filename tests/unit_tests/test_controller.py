@@ -204,10 +204,10 @@ def test_resumed_run_pushes_the_weights_of_its_step_and_continues_with_the_next(
     assert "resuming after step 3" in capsys.readouterr().out
 
 
-def test_finished_run_trains_no_further_step(capsys):
+def test_finished_run_pushes_and_trains_nothing(capsys):
     run = Run()
     controller(run, num_steps=3, resumed_at=3).run()
-    assert run.calls == ["push weights of step 3", "close"]
+    assert run.calls == ["close"]
     assert "already at step 3: raise num_steps (3) to go on" in capsys.readouterr().out
 
 
