@@ -12,7 +12,13 @@ from torchtitan_rl.types import Episode, Group, ScoredCompletion
 
 
 def draft_episodes(groups: list[Group[ScoredCompletion]]) -> list[Group[Episode]]:
-    """The same groups with an episode for each completion, still without advantages."""
+    """The same groups with an episode for each completion, still without advantages.
+
+    Raises ValueError if two have the same prompt_idx: a pack would read one's prompt for both.
+    """
+    indices = [group.prompt.prompt_idx for group in groups]
+    if len(set(indices)) < len(indices):
+        raise ValueError(f"prompt_idx must differ between a step's groups, but they are {indices}")
     drafts: list[Group[Episode]] = []
     for group in groups:
         episodes = [Episode(scored=scored) for scored in group.samples]

@@ -13,6 +13,7 @@ from tests.parts.algorithm import (
     run_loss,
 )
 from torchtitan_rl.algorithm import Cispo, Clip, Gspo, OffPolicyMask, Reinforce, SquaredLogRatio, TokenLoss, TopEntropy
+from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.types import flat
 
@@ -34,6 +35,11 @@ def test_normalizers_count_only_episodes_in_the_loss():
 def test_a_group_of_one_is_a_configuration_error():
     with pytest.raises(ValueError, match=r"sampling\.n = 1: expected at least 2"):
         built().validate_sampling(1)
+
+
+def test_groups_with_one_prompt_idx_are_refused():
+    with pytest.raises(ValueError, match=r"prompt_idx must differ .* \[3, 0, 3\]"):
+        draft_episodes([group(3, [1.0]), group(0, [1.0]), group(3, [0.0])])
 
 
 class Bonus(Clip):
