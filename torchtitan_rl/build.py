@@ -249,26 +249,33 @@ def _build_teacher(
     loss = trainer.algorithm.policy_loss
     if not loss.needs_teacher:
         return [], None
-    hints = (
-        Hints(config.teacher_hint, prompts, config.generator.max_model_len)
-        if config.teacher_hint
-        else None
-    )
-    folder: Path | Decoder = Path(config.teacher or config.hf_assets_path)
-    sources: list[Source] = [hints] if hints else []
+    sources: list[Source] = []
+    hints: Hints | None = None
+    if config.teacher_hint:
+        hints = Hints(config.teacher_hint, prompts, config.generator.max_model_len)
+        sources.append(hints)
+    own: Decoder | None = None
     if config.teaches_itself and config.teacher_rate == 1:
-        folder = trainer.model
+        own = trainer.model
     elif config.teaches_itself and config.teacher_rate > 0:
         average = PolicyAverage(trainer, config.teacher_rate)
         sources.append(average)
-        folder = average.model
-    if loss.divergence_beta is None:
-        teachers = {"": Teacher(trainer, teacher_spec(config), folder, hints)}
+        own = average.model
+    spec, folder = teacher_spec(config), Path(config.teacher or config.hf_assets_path)
+    if loss.divergence_beta is not None:
+        model = trainer.loader.frozen(spec, folder) if own is None else own
+        return sources, ExactTeacher(trainer, model, hints)
+    if own is not None:
+        teacher = Teacher(trainer, own, hints)
+    else:
+        teacher = Teacher.of_folder(trainer, spec, folder, hints)
+    if config.more_teachers:
+        teachers = {"": teacher}
         for name, more in config.more_teachers.items():
-            teachers[name] = Teacher(trainer, spec_from_folder(Path(more)), Path(more), hints)
-        sources.append(Teachers(teachers) if config.more_teachers else teachers[""])
-        return sources, None
-    return sources, ExactTeacher(trainer, teacher_spec(config), folder, hints)
+            path = Path(more)
+            teachers[name] = Teacher.of_folder(trainer, spec_from_folder(path), path, hints)
+        teacher = Teachers(teachers)
+    return [*sources, teacher], None
 
 
 def _probe(config: "RunConfig", prompt: "Prompt") -> "IntArray":

@@ -140,9 +140,9 @@ def _run(config: RunConfig, device: Device, record: Rehearsal, groups: list, upd
     sources = [Reference(trainer)] if algorithm.needs_reference else []
     teacher = None
     if algorithm.policy_loss.divergence_beta is not None:
-        teacher = ExactTeacher(trainer, teacher_spec(config), Path(config.teacher))
+        teacher = ExactTeacher(trainer, trainer.loader.frozen(teacher_spec(config), Path(config.teacher)))
     elif algorithm.policy_loss.needs_teacher:
-        sources.append(Teacher(trainer, teacher_spec(config), Path(config.teacher)))
+        sources.append(Teacher.of_folder(trainer, teacher_spec(config), Path(config.teacher)))
     phase("build")
     whole_blocks = trainer.parallel_dims.dp_shard > 1
     weights = partial(hf_weights, trainer.model, trainer.state_dict_adapter, torch.bfloat16, whole_blocks=whole_blocks)

@@ -66,7 +66,7 @@ def update(config: Algorithm.Config, folder: str, degrees: dict[str, int], max_t
     trainer = tiny_trainer(folder, config, lora=lora, temperature=0.9, degrees=degrees, **settings)
     teacher = None
     if trainer.algorithm.policy_loss.needs_teacher:
-        teacher = ExactTeacher(trainer, tiny_spec(), Path(folder, "teacher"))
+        teacher = ExactTeacher(trainer, trainer.loader.frozen(tiny_spec(), Path(folder, "teacher")))
     change_adapters(trainer.model, 1)
     caught = catch_gradients(trainer)
     groups = credited(trainer)

@@ -55,7 +55,7 @@ def trainers(one_rank, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_checkpoint(folder)
     found = {taught: tiny_trainer(str(folder), num_steps=1000) for taught in (False, True)}
-    return found, ExactTeacher(found[True], tiny_spec(), folder)
+    return found, ExactTeacher(found[True], found[True].loader.frozen(tiny_spec(), folder))
 
 
 @pytest.mark.parametrize("row", rows())
@@ -74,7 +74,7 @@ def test_lines_of_a_row_train_one_step(trainers, row):
     if objective.needs_reference:
         Reference(trainer).add_logprobs(groups)
     if objective.policy_loss.needs_teacher:
-        Teacher(trainer, tiny_spec(), Path(trainer.loader.folder)).add_logprobs(groups)
+        Teacher.of_folder(trainer, tiny_spec(), Path(trainer.loader.folder)).add_logprobs(groups)
     if LOG_COLLISIONS in objective.policy_loss.reads:
         Collisions(trainer).add_logprobs(groups)
     objective.credit.assign(groups)

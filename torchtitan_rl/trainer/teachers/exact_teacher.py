@@ -1,12 +1,10 @@
 """The teacher of `ExactDistill`: each forward of the policy reads the divergence from it at the head."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torchtitan.models.common.decoder import Decoder
-from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
@@ -25,19 +23,10 @@ class ExactTeacher:
     columns = (DIVERGENCE, TEACHER_TOKEN)
     """What it measures of each token: the names of `keep_columns`."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        model_spec: ModelSpec,
-        folder: Path | Decoder,
-        hints: Hints | None = None,
-    ) -> None:
-        """Load the folder's weights. Collective. Arguments as those of `distillation.Teacher`."""
-        self.trainer, self.hints = trainer, hints
-        self.model = (
-            trainer.loader.frozen(model_spec, folder) if isinstance(folder, Path) else folder
-        )
-        self.is_policy = self.model is trainer.model
+    def __init__(self, trainer: Trainer, model: Decoder, hints: Hints | None = None) -> None:
+        """`hints`: what it reads more than the policy."""
+        self.trainer, self.model, self.hints = trainer, model, hints
+        self.is_policy = model is trainer.model
 
     @torch.no_grad()
     def reader(self, batch: TrainBatch) -> HeadReader:

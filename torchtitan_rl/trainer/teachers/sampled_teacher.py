@@ -38,31 +38,28 @@ class Teachers:
 
 
 class Teacher:
-    """A model of the policy's vocabulary, a `Source`. With LoRA on the same folder it is the base."""
+    """A model of the policy's vocabulary, a `Source`."""
 
     name = "teacher"
 
     def __init__(
-        self,
-        trainer: Trainer,
-        model_spec: ModelSpec,
-        folder: Path | Decoder,
-        hints: Hints | None = None,
+        self, trainer: Trainer, model: Decoder, hints: Hints | None = None, *, is_base: bool = False
     ) -> None:
-        """Load the folder's weights, sharded as the policy's, unless the policy's base has them. Collective.
-
-        Args:
-            folder: or the model itself, if it is loaded already: the policy, or its average.
-            hints: what it reads more than the policy.
         """
-        self.trainer, self.hints = trainer, hints
-        is_folder = isinstance(folder, Path)
-        self.is_base = (
-            is_folder and trainer.lora is not None and folder.samefile(trainer.loader.folder)
-        )
-        self.model = trainer.model if self.is_base else folder
-        if is_folder and not self.is_base:
-            self.model = trainer.loader.frozen(model_spec, folder)
+        Args:
+            hints: what it reads more than the policy.
+            is_base: whether it is the policy without its adapters.
+        """
+        self.trainer, self.model, self.hints, self.is_base = trainer, model, hints, is_base
+
+    @classmethod
+    def of_folder(
+        cls, trainer: Trainer, model_spec: ModelSpec, folder: Path, hints: Hints | None = None
+    ) -> "Teacher":
+        """Load a folder's weights, sharded as the policy's. With LoRA on the same folder it is the base. Collective."""
+        if trainer.lora is not None and folder.samefile(trainer.loader.folder):
+            return cls(trainer, trainer.model, hints, is_base=True)
+        return cls(trainer, trainer.loader.frozen(model_spec, folder), hints)
 
     def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
         """Set every episode's token column `teacher_logprobs` to log nu of its tokens, [L]. Collective."""

@@ -88,7 +88,7 @@ def test_the_teacher_scores_the_students_samples_as_transformers_does(one_rank, 
             parameter.mul_(1.5)
     model.save_pretrained(teacher)
     groups = draft_episodes(scored_step(num_prompts=2))
-    Teacher(trainer_of(student), tiny_spec(), teacher).add_logprobs(groups)
+    Teacher.of_folder(trainer_of(student), tiny_spec(), teacher).add_logprobs(groups)
     for one in groups:
         for episode in one.samples:
             ids = torch.tensor([[*one.prompt.token_ids, *episode.completion.token_ids]])  # [1, Lp + L]
@@ -117,7 +117,7 @@ def test_the_teacher_is_normalised_over_the_tokens_that_the_sampler_kept(one_ran
         logp = logits.masked_fill(~torch.from_numpy(kept), -torch.inf).log_softmax(-1)
         expected = logp.gather(-1, ids[0, -len(kept) :, None])[:, 0].detach().numpy()  # [L]
         episode.credit.token_columns["expected"] = expected * completion.loss_mask
-    Teacher(trainer_of(tmp_path, Distill.Config()), tiny_spec(), tmp_path).add_logprobs(groups)
+    Teacher.of_folder(trainer_of(tmp_path, Distill.Config()), tiny_spec(), tmp_path).add_logprobs(groups)
     for episode in groups[0].samples:
         columns = episode.credit.token_columns
         np.testing.assert_allclose(columns[LOGPROBS], columns["expected"], rtol=0, atol=1e-5)
@@ -138,7 +138,7 @@ def exact_update(folders, beta, **trainer) -> tuple[float, float, dict[str, torc
     """Loss, mean divergence and gradients, by their Hugging Face names, of one update over a step of 12 samples."""
     student, teacher, spec = folders
     made = trainer_of(student, ExactDistill.Config(beta=beta), **trainer)
-    exact = ExactTeacher(made, spec, teacher)
+    exact = ExactTeacher(made, made.loader.frozen(spec, teacher))
     caught = catch_gradients(made)
     groups = draft_episodes(scored_step(num_prompts=3))
     made.algorithm.credit.assign(groups)
@@ -202,7 +202,7 @@ def test_the_exact_loss_and_gradient_are_a_dense_float64_references(folders, bet
 def test_samples_keep_the_divergence_of_each_token_and_their_mean_is_that_of_held_out_samples(folders):
     student, teacher, spec = folders
     made = trainer_of(student, ExactDistill.Config(), max_tokens_per_microbatch=40)
-    exact = ExactTeacher(made, spec, teacher)
+    exact = ExactTeacher(made, made.loader.frozen(spec, teacher))
     groups = draft_episodes(scored_step(num_prompts=3))
     found = exact.measure(groups)[DIVERGENCE]
     assert found == pytest.approx(dense_exact(folders, 1.0)[0], rel=1e-6)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.parts.algorithm import group
-from tests.parts.tiny import save_tiny_checkpoint, tiny_spec
+from tests.parts.tiny import save_tiny_checkpoint
 from tests.parts.tiny_trainer import catch_gradients, scored_step
 from tests.unit_tests.algorithm.losses.test_distillation import divergence, trainer_of
 from torchtitan_rl.algorithm.episodes import draft_episodes
@@ -71,7 +71,7 @@ def test_the_policy_teaches_itself_as_dense_float64_does(folder, beta, settings)
     """Divergence and gradient, by enumeration of the vocabulary; the teacher's side has no gradient."""
     made = trainer_of(folder, ExactDistill.Config(beta=beta), **settings)
     of_run = hints()
-    teacher = ExactTeacher(made, tiny_spec(), made.model, of_run)
+    teacher = ExactTeacher(made, made.model, of_run)
     caught = catch_gradients(made)
     groups = draft_episodes(scored_step(num_prompts=3))
     of_run.add_logprobs(groups)
@@ -97,7 +97,7 @@ def test_log_nu_is_transformers_under_the_hint_and_held_out_samples_have_theirs(
     groups, of_run = draft_episodes(scored_step(num_prompts=2)), hints()
     of_run.add_logprobs(groups)
     trained = trainer_of(folder, Distill.Config())
-    Teacher(trained, tiny_spec(), trained.model, of_run).add_logprobs(groups)
+    Teacher(trained, trained.model, of_run).add_logprobs(groups)
     model, total, count = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
     for one in groups:
         for sample, hint in zip(one.samples, some_hints(one), strict=True):
@@ -109,7 +109,7 @@ def test_log_nu_is_transformers_under_the_hint_and_held_out_samples_have_theirs(
             p = (model(ids).logits[0, places] / 0.9).softmax(-1)  # [n, V]
             total, count = total + divergence(p, log_q.exp(), 1.0).sum().item(), count + len(places)
     made = trainer_of(folder, ExactDistill.Config())
-    teacher = ExactTeacher(made, tiny_spec(), made.model, hints())
+    teacher = ExactTeacher(made, made.model, hints())
     assert teacher.measure(groups)[DIVERGENCE] == pytest.approx(total / count, rel=1e-5)
 
 
@@ -135,7 +135,7 @@ def test_rows_name_their_teacher(folder):
     groups[1] = replace(groups[1], prompt=replace(groups[1].prompt, columns={"teacher": "told"}))
     of_run.add_logprobs(groups)
     made = trainer_of(folder, Distill.Config())
-    plain, told_one = (Teacher(made, tiny_spec(), made.model, of) for of in (None, of_run))
+    plain, told_one = (Teacher(made, made.model, of) for of in (None, of_run))
     Teachers({"": plain, "told": told_one}).add_logprobs(groups)
     found = [episode.credit.token_columns[LOGPROBS] for episode in flat(groups)]
     plain.add_logprobs(groups[:1]), told_one.add_logprobs(groups[1:])
