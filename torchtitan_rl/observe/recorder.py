@@ -222,7 +222,8 @@ class Recorder(Configurable):
         file, run_id = LineFile(path, END_OF_BATCH), _run_id(self._run_folder)
         for row in self.collector.plain_rows(rows):
             # Step 0: a filter that takes every n-th step takes a step that failed.
-            if self._filters["local"].takes(row["table"], 0):
+            takes = self._filters["local"].takes(row["table"], 0)
+            if takes and file.size < self.config.store_bytes:
                 row = with_written_tokens(row, self._decode)
                 file.append(row["step"], [{**row, "run_id": run_id}])
         file.close()

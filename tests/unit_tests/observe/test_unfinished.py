@@ -74,6 +74,7 @@ def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(tmp_pa
     [
         ({"leave_out_columns": ["messages", "expected_*"]}, {"rollout/samples", "evaluation/samples"}, 4),
         ({"filters": ["local=!rollout/*"]}, {"evaluation/samples"}, 2),
+        ({"store_bytes": 10}, {"evaluation/samples"}, 1),
         ({"filters": ["local=*:10"]}, {"rollout/samples", "evaluation/samples"}, 4),  # a failed step is not thinned
     ],
 )
