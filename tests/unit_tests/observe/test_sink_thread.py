@@ -13,9 +13,14 @@ from torchtitan_rl.observe.sinks import SINKS, Sink
 STEPS = 12
 
 
-class RaisingSink(Sink):
+class ExitingSink(Sink):
     def write(self, record):
-        raise RuntimeError("this sink is broken")
+        raise SystemExit(3)
+
+
+class UnbuildableSink(ExitingSink):
+    def __init__(self, context):
+        raise RuntimeError("no account")
 
 
 class BlockedSink(Sink):
@@ -34,7 +39,8 @@ class BlockedFile(BlockedSink):
 def faulty(monkeypatch):
     monkeypatch.setattr("torchtitan_rl.observe.recorder.QUEUE_SIZE", 2)
     for name, sink in (
-        ("raising", RaisingSink),
+        ("exiting", ExitingSink),
+        ("unbuildable", UnbuildableSink),
         ("blocked", BlockedSink),
     ):
         monkeypatch.setitem(SINKS, name, f"{__name__}:{sink.__name__}")
@@ -62,7 +68,7 @@ def train(run):
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize("sink", ["raising", "blocked"])
+@pytest.mark.parametrize("sink", ["exiting", "unbuildable", "blocked"])
 def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorder, faulty, sink, tmp_path):
     without = train(None)
     run = recorder(sinks=[sink, "jsonl"])

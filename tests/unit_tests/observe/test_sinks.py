@@ -150,6 +150,12 @@ def test_wandb_takes_mode_project_and_name_from_the_environment_unless_the_confi
     assert (run.project, run.display_name) == (project, "my name")
 
 
+def test_disabled_wandb_writes_nothing_and_is_no_error(recorder, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    record_run(recorder(sinks=["wandb"]))
+    assert not (tmp_path / "wandb").exists()
+
+
 def resumed_tables(recorder, tmp_path, **config):
     """The final tables of a W&B run of two sessions by key, as rows of cells, and all of its history."""
     for steps in ((1, 2, 3), (3, 4)):  # step 3 is taken again from the checkpoint of step 2

@@ -37,6 +37,13 @@ def test_every_row_and_value_is_in_the_file(tmp_path):
     assert data["run"]["series"]["evaluation/accuracy"][:5] == [0.25, None, None, None, pytest.approx(0.416667)]
 
 
+def test_another_file_in_the_place_of_the_page_is_refused_and_stays(tmp_path):
+    (tmp_path / "r.html").write_text("theirs")
+    with pytest.raises(FileExistsError, match="--output = .*r.html': expected a new file or an earlier report"):
+        write_report(write_run(tmp_path / "a"), tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text() == "theirs"
+
+
 def test_page_has_no_external_resources(tmp_path):
     write_report(write_run(tmp_path / "a"), tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text("utf-8")
