@@ -141,7 +141,7 @@ class Collector(Listener):
             self._fold()
             collection, self._collection = self._collection, Collection()
         collection.tables = {
-            key: self._selection.candidates(rows) for key, rows in collection.tables.items()
+            key: self._selection.select(rows) for key, rows in collection.tables.items()
         }
         return collection
 
@@ -195,7 +195,7 @@ class Collector(Listener):
         table = self._collection.tables.setdefault(key, [])
         table += rows
         if len(table) > _MAX_WAITING:
-            self._collection.tables[key] = self._selection.candidates(table)
+            self._collection.tables[key] = self._selection.select(table)
 
 
 def _as_recorded(value: Any, reduction: Reduce) -> Any:

@@ -194,7 +194,8 @@ class Recorder(Configurable):
         for other in others:
             collection.merge(other, self.collector.warn)
         tables = {
-            key: self._selection.select(rows, step) for key, rows in collection.tables.items()
+            key: [{**row, "step": step} for row in self._selection.select(rows)]
+            for key, rows in collection.tables.items()
         }
         sinks = self.sinks.values()
         values = collection.values()

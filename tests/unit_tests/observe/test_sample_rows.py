@@ -20,7 +20,7 @@ SPECIFIED = [
 
 def test_an_episode_row_has_every_specified_column_in_order():
     rows = rows_of(group(0, sample(extra={"note": "n"}), columns={"level": 3}), step=7)
-    [row] = shown(Selection(["top"]).select(rows, 7))
+    [row] = shown(Selection(["top"]).select(rows))
     assert list(row) == [*SPECIFIED, "reward/correct", "extra/note", "example/level"]
 
 

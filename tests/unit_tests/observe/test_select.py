@@ -15,14 +15,14 @@ ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", 
 
 
 def selected(rows, select=("top", "bottom", "random"), **options):
-    return shown(Selection(select, **options).select(rows, 1))
+    return shown(Selection(select, **options).select(rows))
 
 
 def over_ranks(ranks, select, **options):
     """The selection when each rank holds some rows and sends its candidates, pickled, to the first."""
     selection = Selection(select, **options)
-    sent = [pickle.loads(pickle.dumps(selection.candidates(rows))) for rows in ranks]
-    return selection.select([row for rows in sent for row in rows], 1)
+    sent = [pickle.loads(pickle.dumps(selection.select(rows))) for rows in ranks]
+    return selection.select([row for rows in sent for row in rows])
 
 
 def row(prompt_idx=0, sample_idx=0, score=0.0, **cells):
