@@ -4,7 +4,7 @@ Every rank holds the same groups. Metrics are equal on every rank; all ranks rec
 used. Rows and distributions are divided: each rank records those of its own share of the groups.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from torchtitan_rl.observe.metrics.completions import (
 from torchtitan_rl.observe.metrics.evaluation_stats import evaluation_metrics
 from torchtitan_rl.observe.metrics.idle import IdleNotice
 from torchtitan_rl.observe.metrics.reward_stats import (
-    Groups,
     advantage_metrics,
     finite_rewards,
     group_metrics,
@@ -92,16 +91,54 @@ class RunObserver:
     def step(
         self, groups: Sequence[Group[Episode]], update: "UpdateReport", state: "RunState"
     ) -> None:
-        data = self._prompts.metrics(state.prompts_seen)
-        record_step(
-            groups,
+        """Records a step's metrics and samples. Called on every rank, with all groups.
+
+        `state` counts the step already; the weights of step `state.step - 1` sampled the completions.
+        """
+        elapsed = self.recorder.collector.elapsed
+        rank, world_size = rank_and_size()
+        completions = completion_metrics(groups)
+        conversations = conversation_metrics(groups)
+        if conversations and elapsed("step"):
+            waited = elapsed("generate/environments") / elapsed("step")
+            conversations["conversations/environment_share"] = Metric(waited, "max")
+        peak_flops = peak_flops_per_s()
+        perf = perf_metrics(
             update,
-            state=state,
-            algorithm=self._algorithm,
+            generated_tokens=completions["completions/tokens"].value if completions else 0,
+            sampled=any(episode.completion.sampler_logprobs.any() for episode in flat(groups)),
+            seconds={name: elapsed(name) for name in ("generate", "train", "step")},
             token_flops=self._token_flops,
-            data=data,
-            elapsed=self.recorder.collector.elapsed,
+            peak_flops=peak_flops and peak_flops * world_size,
         )
+        for metrics in (
+            *update.metrics,
+            self._prompts.metrics(state.prompts_seen),
+            reward_metrics(groups),
+            group_metrics(groups, self._algorithm),
+            advantage_metrics(groups),
+            participation_metrics(groups),
+            *(
+                task_metrics(its_groups, f"train/{task}", self._algorithm)
+                for task, its_groups in groups_by_task(groups).items()
+            ),
+            completions,
+            diversity_metrics(groups),
+            optimizer_metrics(update, state),
+            staleness_metrics(groups),
+            conversations,
+            time_shares(elapsed),
+            perf,
+        ):
+            record_metrics(metrics)
+        mine = groups[rank::world_size]
+        episodes = flat(mine)
+        if len(set(finite_rewards(flat(groups)))) > 2:  # of all groups: each rank decides alike
+            record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
+        lengths = [episode.completion.num_sampled for episode in episodes]
+        record_metric("completions/length", lengths, Reduce.DISTRIBUTION)
+        rows = episode_rows(mine, step=state.step, split=TRAINED_SPLIT)
+        record_metric("rollout/samples", rows, Reduce.TABLE)
         if self._algorithm.policy_loss.uses_rewards:
             self._idle_notice.see(groups)
         self._unfinished.forget(TRAINED_SPLIT)
@@ -138,68 +175,8 @@ class RunObserver:
         self.recorder.close()
 
 
-def record_step(
-    groups: Groups,
-    update: "UpdateReport",
-    *,
-    state: "RunState",
-    algorithm: "Algorithm",
-    token_flops: TokenFlops,
-    data: dict[str, Metric],
-    elapsed: Callable[[str], float],
-) -> None:
-    """Records a step's metrics and samples. Called on every rank.
-
-    Args:
-        groups: all groups of the step, equal on every rank.
-        state: the state after the step; the weights of step `state.step - 1` sampled the completions.
-        data: metrics of the prompts.
-        elapsed: this rank's seconds in a timed phase of the step.
-    """
-    for metrics in (*update.metrics, data):
-        record_metrics(metrics)
-    rank, world_size = rank_and_size()
-    record_metrics(reward_metrics(groups) | group_metrics(groups, algorithm))
-    record_metrics(advantage_metrics(groups) | participation_metrics(groups))
-    for task, its_groups in groups_by_task(groups).items():
-        record_metrics(task_metrics(its_groups, f"train/{task}", algorithm))
-    completions = completion_metrics(groups)
-    record_metrics(
-        completions
-        | diversity_metrics(groups)
-        | optimizer_metrics(update, state)
-        | staleness_metrics(groups)
-    )
-    conversations = conversation_metrics(groups)
-    if conversations and elapsed("step"):
-        waited = elapsed("generate/environments") / elapsed("step")
-        conversations["conversations/environment_share"] = Metric(waited, "max")
-    record_metrics(conversations)
-    record_metrics(time_shares(elapsed))
-    peak_flops = peak_flops_per_s()
-    record_metrics(
-        perf_metrics(
-            update,
-            generated_tokens=completions["completions/tokens"].value if completions else 0,
-            sampled=any(episode.completion.sampler_logprobs.any() for episode in flat(groups)),
-            seconds={name: elapsed(name) for name in ("generate", "train", "step")},
-            token_flops=token_flops,
-            peak_flops=peak_flops and peak_flops * world_size,
-        )
-    )
-    mine = groups[rank::world_size]
-    episodes = flat(mine)
-    if len(set(finite_rewards(flat(groups)))) > 2:  # of all groups: each rank decides alike
-        record_metric("reward", finite_rewards(episodes), Reduce.DISTRIBUTION)
-    record_metric(
-        "completions/length", [e.completion.num_sampled for e in episodes], Reduce.DISTRIBUTION
-    )
-    rows = episode_rows(mine, step=state.step, split=TRAINED_SPLIT)
-    record_metric("rollout/samples", rows, Reduce.TABLE)
-
-
 def record_evaluation(
-    groups: Groups, evaluation_pass: EvaluationPass, *, step: int
+    groups: Sequence[Group[Episode]], evaluation_pass: EvaluationPass, *, step: int
 ) -> dict[str, float]:
     """Records the metrics and samples of one pass over the held-out prompts, after `step`. Called on every rank.
 

@@ -40,7 +40,7 @@ def fraction(where: Sequence[bool]) -> Metric:
 
 
 def reward_metrics(groups: Groups) -> dict[str, Metric]:
-    """`reward/...` over rollouts, within groups and for each reward function. `record_step` adds the quantiles."""
+    """`reward/...` over rollouts, within groups and for each reward function. `RunObserver.step` adds the quantiles."""
     episodes = flat(groups)
     metrics = describe("reward", finite_rewards(episodes))
     in_groups = [rewards for group in groups if (rewards := finite_rewards(group.samples))]

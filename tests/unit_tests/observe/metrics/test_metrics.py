@@ -2,6 +2,7 @@
 
 import math
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from torchtitan_rl.observe.metrics.reward_stats import (
     reward_metrics,
 )
 from torchtitan_rl.observe.metrics.throughput import TokenFlops, optimizer_metrics, perf_metrics, time_shares
-from torchtitan_rl.observe.observer import record_evaluation, record_step
+from torchtitan_rl.observe.observer import RunObserver, record_evaluation
 
 UPDATE = SimpleNamespace(
     grad_norm=0.5, clipped_fraction=0.25, learning_rate=1e-5, work=((1000, 2000, 1500), (500, 1000, 750)),
@@ -246,18 +247,13 @@ def of_all_ranks(ranks, count, monkeypatch, groups):
     from torchtitan_rl.observe import observer as module
 
     world = ranks(count)
+    prompts = SimpleNamespace(metrics=lambda prompts_seen: {})
     for rank, recorder in enumerate(world.recorders):
         monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, count))
+        monkeypatch.setattr(recorder.collector, "elapsed", lambda phase: SECONDS.get(phase, 0.0))
+        observer = RunObserver(recorder, algorithm=ALGORITHM, prompts=prompts, token_flops=FLOPS, run_folder=Path())
         with recorded_by(recorder.collector):
-            record_step(
-                groups,
-                UPDATE,
-                state=STATE,
-                algorithm=ALGORITHM,
-                token_flops=FLOPS,
-                data={},
-                elapsed=lambda phase: SECONDS.get(phase, 0.0),
-            )
+            observer.step(groups, UPDATE, STATE)
             record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)
     world.recorders[0].close()
