@@ -20,7 +20,7 @@ from torch import Tensor
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.events import Kind, Listener
 from torchtitan_rl.observe.cell_text import utf8
-from torchtitan_rl.observe.reduce import Distribution, Reduce, Series, new_series
+from torchtitan_rl.observe.reduce import Distribution, Reduce, Series
 from torchtitan_rl.observe.sample_rows import Row, plain, plain_row
 from torchtitan_rl.observe.select import Selection
 
@@ -176,7 +176,8 @@ class Collector(Listener):
                     self._fold_rows(key, value)
                     continue
                 if key not in series:
-                    series[key] = new_series(reduction)
+                    kind = Distribution if reduction is Reduce.DISTRIBUTION else Series
+                    series[key] = kind(reduction)
                 series[key].append(value, weight)
             except Exception as error:
                 self._reject(key, type(value).__name__, error)

@@ -127,55 +127,36 @@ class Distribution(Series):
 
     def __init__(self, reduction: Reduce) -> None:
         super().__init__(reduction)
-        self._parts = [(np.empty(0), np.empty(0))]
-        """Pairs of values and priorities, each float64 [n]; concatenated and thinned only occasionally."""
-        self._size = 0
+        self._values = self._priorities = np.empty(0)  # float64 [n] each
         self._random = np.random.default_rng(0)
 
     def append(self, value: np.ndarray | Tensor, weight: float = 1.0) -> None:
         """Adds an array or a tensor [n]. The weight is ignored."""
         values = value.double().cpu().numpy() if isinstance(value, Tensor) else value  # [n]
         finite = np.isfinite(values)
-        if not finite.all():
-            self.non_finite += len(values) - int(np.count_nonzero(finite))
-            values = values[finite]
+        self.non_finite += len(values) - int(np.count_nonzero(finite))
+        values = values[finite]
         self._add(values, self._random.random(len(values)))
 
     def merge(self, other: "Distribution") -> None:
         self.non_finite += other.non_finite
-        self._add(*other._sample())
+        self._add(other._values, other._priorities)
 
     def values(self, key: str) -> dict[str, float]:
         """Quantiles by name, and the count of non-finite values."""
-        numbers = self.numbers()
-        quantiles = np.quantile(numbers, list(QUANTILES.values())).tolist() if len(numbers) else []
-        return {
-            f"{key}/{name}": q for name, q in zip(QUANTILES, quantiles, strict=False)
-        } | self._non_finite(key)
+        if not len(self._values):
+            return self._non_finite(key)
+        quantiles = np.quantile(self._values, list(QUANTILES.values())).tolist()
+        named = zip(QUANTILES, quantiles, strict=True)
+        return {f"{key}/{name}": q for name, q in named} | self._non_finite(key)
 
     def numbers(self) -> np.ndarray:
         """The finite values, or the sample of them: float64 [n]."""
-        return self._sample()[0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._sample()  # sends at most MAX_SAMPLE values to rank 0
-        return self.__dict__
+        return self._values
 
     def _add(self, values: np.ndarray, priorities: np.ndarray) -> None:
-        self._parts.append((values, priorities))
-        self._size += len(values)
-        if self._size > 2 * MAX_SAMPLE:
-            self._sample()
-
-    def _sample(self) -> tuple[np.ndarray, np.ndarray]:
-        values, priorities = (np.concatenate(arrays) for arrays in zip(*self._parts, strict=True))
-        if len(values) > MAX_SAMPLE:
-            kept = np.argpartition(priorities, MAX_SAMPLE)[:MAX_SAMPLE]
-            values, priorities = values[kept], priorities[kept]
-        self._parts, self._size = [(values, priorities)], len(values)
-        return values, priorities
-
-
-def new_series(reduction: Reduce) -> Series:
-    """An empty series for any reduction except TABLE."""
-    return (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction)
+        self._values = np.concatenate([self._values, values])
+        self._priorities = np.concatenate([self._priorities, priorities])
+        if len(self._values) > MAX_SAMPLE:
+            kept = np.argpartition(self._priorities, MAX_SAMPLE)[:MAX_SAMPLE]
+            self._values, self._priorities = self._values[kept], self._priorities[kept]

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtitan_rl.observe.reduce import MAX_SAMPLE, Reduce, new_series
+from torchtitan_rl.observe.reduce import MAX_SAMPLE, Distribution, Reduce, Series
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
 
 def series(reduction, pairs=()):
     """A series that was given these (value, weight) pairs."""
-    one = new_series(reduction)
+    one = (Distribution if reduction is Reduce.DISTRIBUTION else Series)(reduction)
     for value, weight in pairs:
         one.append(np.array([value]) if reduction is Reduce.DISTRIBUTION else value, weight)
     return one
