@@ -249,7 +249,7 @@ def test_trackio_has_scalars_tables_and_traces_with_each_response_under_its_own_
     splits = Counter((step, metadata["split"]) for step, *_, metadata in traces)
     assert splits == {(step, split): n for step in (1, 2, 3) for split, n in (("train", 6), ("eval", 4))}
     for step, key, messages, metadata in traces:
-        prompt, sample = metadata["prompt_index"], metadata["sample_index"]
+        prompt, sample = metadata["prompt_idx"], metadata["sample_idx"]
         assert key == "rollout/traces"
         assert messages[0] == {"role": "user", "content": f"question {prompt} \\ud800"}
         assert messages[-1]["role"] == "assistant"
@@ -259,6 +259,6 @@ def test_trackio_has_scalars_tables_and_traces_with_each_response_under_its_own_
             assert messages[-1]["content"] == f"[ANSWER] {prompt}-{sample}"
         assert metadata["step"] == step
         assert metadata["reward"] == 10 * prompt + sample
-        expected = {"split", "policy_version", "staleness", "advantage", "stop_reason", "trajectory_id"}
-        assert expected <= set(metadata)
-    assert len({metadata["trajectory_id"] for *_, metadata in traces}) == 30
+        assert {"split", "policy_version", "advantage", "finish_reason", "expected_answer"} <= set(metadata)
+        assert not {"prompt", "response", "messages", "tokens"} & set(metadata)
+    assert len({metadata["episode_id"] for *_, metadata in traces}) == 30

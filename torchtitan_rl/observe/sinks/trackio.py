@@ -6,11 +6,12 @@ from torchtitan_rl.observe.cell_text import flat_cell
 from torchtitan_rl.observe.sample_rows import Row
 from torchtitan_rl.observe.select import is_shown
 from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRecord
+from torchtitan_rl.observe.tokens import TOKENS
 
 TRACES = "rollout/traces"
 """The key of the traces."""
-_COLUMN = "example/"
-"""The names of the data's columns in a row."""
+IN_MESSAGES = ("prompt", "messages", "response", "conversation", TOKENS)
+"""Columns that a trace has as messages. The others are its metadata."""
 
 
 class TrackioSink(Sink):
@@ -45,7 +46,7 @@ class TrackioSink(Sink):
             data = [{column: flat_cell(cell) for column, cell in row.items()} for row in rows]
             logged[key] = self._trackio.Table(data=data)
         if rollouts := self._rollouts(record):
-            logged[TRACES] = [self._trace(row, record.step) for row in rollouts]
+            logged[TRACES] = [self._trace(row) for row in rollouts]
         self._run.log(logged, step=record.step)
 
     def close(self) -> None:
@@ -60,37 +61,16 @@ class TrackioSink(Sink):
         most = self.context.config.max_traces_per_step
         return [row for members in splits.values() for row in members[:most]]
 
-    def _trace(self, row: Row, step: int) -> Any:
+    def _trace(self, row: Row) -> Any:
         asked = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
-        said = row.get("conversation") or [
-            {"role": "assistant", "content": str(row.get("response", ""))}
+        answered = row.get("conversation") or [
+            {"role": "assistant", "content": str(row["response"])}
         ]
         messages = [
-            {name: flat_cell(cell) for name, cell in message.items()} for message in [*asked, *said]
+            {name: flat_cell(cell) for name, cell in message.items()}
+            for message in [*asked, *answered]
         ]
-        split, prompt, sample = row.get("split"), row.get("prompt_idx"), row.get("sample_idx")
-        episode_id = row.get("episode_id", f"{split}/{step}/{prompt}/{sample}")
         metadata = {
-            "step": step,
-            "split": split,
-            "policy_version": row.get("policy_version"),
-            "staleness": row.get("staleness"),
-            "sample_index": sample,
-            "prompt_index": prompt,
-            "reward": flat_cell(row.get("reward", row.get("score"))),
-            "advantage": row.get("advantage"),
-            "stop_reason": row.get("finish_reason"),
-            "trajectory_id": f"{self.context.run_id}/{episode_id}",
-            "task": row.get("task"),
-            "traces": [
-                {name: flat_cell(trace[name]) for name in ("parent", "reason", "tokens")}
-                for trace in row.get("traces", ())
-            ],
-            "expected_answer": row.get("expected_answer"),
-            "example": {
-                name.removeprefix(_COLUMN): cell
-                for name, cell in row.items()
-                if name.startswith(_COLUMN)
-            },
+            column: flat_cell(cell) for column, cell in row.items() if column not in IN_MESSAGES
         }
         return self._trackio.Trace(messages=messages, metadata=metadata)
