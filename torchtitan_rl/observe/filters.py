@@ -37,7 +37,7 @@ class Filter:
                 for key, value in getattr(record, name).items()
                 if self.takes(key, record.step)
             }
-            for name in ("values", "tables", "kept", "distributions")
+            for name in ("values", "stored", "distributions")
         }
         return replace(record, **parts)
 

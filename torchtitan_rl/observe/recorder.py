@@ -20,7 +20,7 @@ from torchtitan_rl.observe.collector import Collection, Collector
 from torchtitan_rl.observe.filters import sink_filters
 from torchtitan_rl.observe.line_file import LineFile
 from torchtitan_rl.observe.sample_rows import Row
-from torchtitan_rl.observe.select import Selection, shown
+from torchtitan_rl.observe.select import Selection
 from torchtitan_rl.observe.sink_thread import SinkThread
 from torchtitan_rl.observe.sinks import Sink, SinkContext, StepRecord, chosen_sinks
 from torchtitan_rl.observe.store import END_OF_BATCH, UNFINISHED_FILE
@@ -193,7 +193,7 @@ class Recorder(Configurable):
         collection, *others = collections
         for other in others:
             collection.merge(other, self.collector.warn)
-        tables = {
+        stored = {
             key: [{**row, "step": step} for row in self._selection.select(rows)]
             for key, rows in collection.tables.items()
         }
@@ -206,8 +206,7 @@ class Recorder(Configurable):
             step=step,
             time_s=time.time(),
             values=values,
-            tables={key: chosen for key, rows in tables.items() if (chosen := shown(rows))},
-            kept=tables,
+            stored=stored,
             distributions=collection.distributions(),
         )
         for name, sink_thread in self.sinks.items():

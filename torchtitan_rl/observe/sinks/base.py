@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from torchtitan_rl.observe.sample_rows import Row
+from torchtitan_rl.observe.select import shown
 from torchtitan_rl.observe.tokens import Decode
 
 PROJECT = "torchtitan_rl"
@@ -22,19 +23,22 @@ PROJECT = "torchtitan_rl"
 class StepRecord:
     """One step, in the form the sinks receive.
 
-    Example: StepRecord(step=3, values={"reward/mean": 0.5}, tables={"rollout/samples": [{"step": 3, ...}]}, time_s=...)
+    Example: StepRecord(step=3, values={"reward/mean": 0.5}, stored={"rollout/samples": [{"step": 3, ...}]}, time_s=...)
     """
 
     step: int
     time_s: float
     """Unix time of the flush, seconds."""
     values: dict[str, float] = field(default_factory=dict)
-    tables: dict[str, list[Row]] = field(default_factory=dict)
-    """The selected rows of each non-empty table, each with its `select_reason`."""
-    kept: dict[str, list[Row]] = field(default_factory=dict)
-    """The rows for the local store: every row with `keep_all_rows`, else the selected rows with their siblings."""
+    stored: dict[str, list[Row]] = field(default_factory=dict)
+    """The rows of each table for the local store: every row with `keep_all_rows`, else the selected rows with their siblings."""
     distributions: dict[str, np.ndarray] = field(default_factory=dict)
     """The values, or a sample of them, of each key recorded with Reduce.DISTRIBUTION; not empty."""
+
+    @property
+    def tables(self) -> dict[str, list[Row]]:
+        """The selected rows of each table that has some, each with its `select_reason`."""
+        return {key: chosen for key, rows in self.stored.items() if (chosen := shown(rows))}
 
     @property
     def num_rows(self) -> int:

@@ -51,7 +51,7 @@ class LocalSink(_FileSink):
         run_id, budget = self.context.run_id, self.context.config.store_bytes
         rows = [
             {**with_written_tokens(row, self.context.decode), "run_id": run_id, "table": key}
-            for key, table in record.kept.items()
+            for key, table in record.stored.items()
             for row in table
         ]
         if rows and self._file.size < budget:

@@ -55,7 +55,7 @@ class TrackioSink(Sink):
     def _rollouts(self, record: StepRecord) -> list[Row]:
         """The stored samples with a response, up to `max_traces_per_step` of each split, the selected ones first."""
         splits: dict[str, list[Row]] = {}
-        rows = [row for rows in record.kept.values() for row in rows if "response" in row]
+        rows = [row for rows in record.stored.values() for row in rows if "response" in row]
         for row in sorted(rows, key=lambda row: not is_shown(row)):
             splits.setdefault(str(row.get("split")), []).append(row)
         most = self.context.config.max_traces_per_step
