@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtitan_rl.data.chat_messages import render_chat
 from torchtitan_rl.errors import expect
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _special_token_ids(
     if not tokenizer.chat_template:
         return []
     try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False)
+        text = render_chat(tokenizer, conversation)
     except Exception:  # a template is a program; what it raises is named where prompts are made
         return []
     after = text.partition("x7q")[2].partition("r3z")[0]

@@ -11,7 +11,7 @@ import numpy as np
 from jinja2 import TemplateError
 from torchtitan.config import Configurable
 
-from torchtitan_rl.data.chat_messages import Message, Tools, left_out
+from torchtitan_rl.data.chat_messages import Message, Tools, left_out, render_chat
 from torchtitan_rl.data.demonstration import (
     chat_segments,
     plain_segments,
@@ -22,6 +22,7 @@ from torchtitan_rl.data.template import special_tokens
 from torchtitan_rl.data.tool_schemas import tool_schemas
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.fields.number import MANY, number
+from torchtitan_rl.fields.references import correctable
 from torchtitan_rl.text import strings
 from torchtitan_rl.types import Completion, Prompt
 
@@ -111,7 +112,8 @@ class PromptRenderer(Configurable):
             "Leave it out.",
         )  # fmt: skip
         if self._template:
-            self._check_template()
+            with correctable(f"the chat_template of {tokenizer.name_or_path} raises"):
+                self._check_template()
 
     def prompt(self, example: Example) -> Prompt:
         """Returns the example as a prompt with prompt_idx 0.
@@ -236,7 +238,7 @@ class PromptRenderer(Configurable):
         self, messages: list[Message], tools: Tools | None, *, add_generation_prompt: bool = True
     ) -> str:
         options = {"add_generation_prompt": add_generation_prompt, "tools": tools, **self._options}
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return render_chat(self.tokenizer, messages, **options)
 
     def _check_template(self) -> None:
         """Raises UserError unless the template renders and opens the assistant's turn. What it leaves out is found in each prompt."""
