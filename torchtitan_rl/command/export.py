@@ -8,6 +8,7 @@ A run with LoRA gives an adapter folder in float32, for peft and vLLM; with --me
 import argparse
 import json
 import shutil
+import sys
 from ast import literal_eval
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 from torchtitan.components.checkpointer.utils import canonical_fqn
 from torchtitan.protocols.model_spec import ModelSpec
 
+from torchtitan_rl.command.registry import tell_repeated
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora, adapter_rows
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     merged = "with LoRA: the merged model, added up in float32"
     parser.add_argument("--merged", action="store_true", help=merged)
     args = parser.parse_args(arguments)
+    tell_repeated(sys.argv[1:] if arguments is None else arguments)
     try:
         export(args.run, args.output, args.step, args.dtype, merged=args.merged)
     except (UserError, OSError) as error:

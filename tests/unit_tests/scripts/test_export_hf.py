@@ -40,6 +40,12 @@ def test_each_wrong_argument_is_named_and_nothing_is_written(tmp_path):
     export_says("--output = .*expected a new folder")
 
 
+def test_an_option_that_is_given_twice_is_said(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        script.main(["--run", str(tmp_path), "--output", str(tmp_path), "--step", "20", "--step=100"])
+    assert "--step is given 2 times: the last one counts\n" in capsys.readouterr().err
+
+
 def test_every_file_but_the_starts_weights_is_copied(tmp_path):
     start, output = tmp_path / "start", tmp_path / "exported"
     kept = ("generation_config.json", "chat_template.jinja", "tokenizer.model", "additional_chat_templates/rag.jinja")
