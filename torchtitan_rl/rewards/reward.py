@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from torchtitan_rl.data.task import OpenedText, RewardFunction, Task, completion_text
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.data.turns import environment_reward
@@ -115,6 +117,10 @@ class Judgement(Scorer):
                         f"extract_answer returned {answer!r:.80}, expected a text or None"
                     )
                 verdict = self.task.judge(answer, group.prompt)
+                if not isinstance(
+                    verdict, bool | np.bool_ | None
+                ):  # as a bool, "no" would be right
+                    raise TypeError(f"judge returned {verdict!r:.80}, expected True, False or None")
                 scores.append((answer, None if verdict is None else bool(verdict)))
         return ScorerResult(scores)
 
@@ -136,6 +142,10 @@ def as_scores(output: Any, size: int) -> list[float | None]:
     Raises ValueError for a wrong number of values and TypeError for values that are not numbers.
     """
     try:
+        if isinstance(
+            output, str | dict | set
+        ):  # the digits of "10", keys, and numbers in any order
+            raise TypeError(f"it is a {type(output).__name__}")
         scores = [None if value is None else float(value) for value in output]
     except (TypeError, ValueError) as error:
         raise TypeError(

@@ -258,6 +258,9 @@ def test_garbage_of_the_parent_is_not_destroyed_in_a_worker(tmp_path):
         (["one"], "'one'], expected a list of 1 numbers or None: could not convert string"),
         (torch.tensor(1.0), "expected a list of 1 numbers or None: iteration over a 0-d tensor"),
         (lambda completions: 1.0, "<lambda> at .*, expected a list of 1 numbers"),
+        ("1", "'1', expected a list of 1 numbers or None: it is a str"),
+        ({1.0: "a"}, "it is a dict"),
+        ({1.0}, "it is a set"),
     ],
 )
 def test_rewards_that_are_not_a_list_of_numbers_are_refused(build, output, said):

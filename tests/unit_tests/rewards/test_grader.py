@@ -124,13 +124,17 @@ def test_correctness_is_judged_by_the_task_and_not_by_the_reward_sign():
     assert rewards(scored) == [5.0, 5.0, 5.0]
 
 
-def test_non_text_answer_is_reported_because_it_never_matches():
-    class Counts(TaskOf):
-        def extract_answer(self, text):
-            return 46
-
-    with pytest.raises(RewardError, match="extract_answer returned 46, expected a text or None"):
-        score(build_grader(Grader.Config(), Counts(constant(5.0))), "46")
+@pytest.mark.parametrize(
+    ("method", "value", "reason"),
+    [
+        ("extract_answer", 46, "extract_answer returned 46, expected a text or None"),
+        ("is_correct", "no", "judge returned 'no', expected True, False or None"),
+    ],
+)
+def test_a_judgement_of_another_type_is_an_error_because_it_would_grade_wrongly(method, value, reason):
+    counts = type("Counts", (TaskOf,), {method: lambda *_: value})
+    with pytest.raises(RewardError, match=reason):
+        score(build_grader(Grader.Config(), counts(constant(5.0))), "46")
 
 
 def test_reward_function_receives_finish_reasons_token_ids_logprobs_and_turns():
