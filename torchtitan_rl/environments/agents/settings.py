@@ -31,6 +31,7 @@ _BY_GRAMMAR = ("response_format", "tool_choice")
 _SAMPLING = (
     "temperature", "top_p", "top_k", "stop", "stop_sequences", "max_tokens", "max_completion_tokens",
     "max_output_tokens", "seed", "frequency_penalty", "presence_penalty", "logit_bias",
+    "min_p", "repetition_penalty", "structured_outputs",
 )  # fmt: skip
 """What the run decides."""
 
