@@ -34,17 +34,12 @@ EVALUATION_PREFIX = "evaluation/"
 SHARES = ("format_rate", "clipped_fraction")
 """Measures of an evaluation in 0..1, beside those with an interval. They are shown in percent."""
 
-_IN_TITLE = ("select_reason", "split", "prompt_idx", "sample_idx")
-_BELOW = (
-    "expected_answer", "answer", "correct", "reward", "score", "advantage", "mass", "q_mass", "left_out", "turns",
-    "response_tokens", "observed_tokens", "environment_seconds", "finish_reason", "logprob_mean", "logprob_diff_max",
-    "staleness", "carried_tokens",
-)  # fmt: skip
 _HIDDEN_AT_0 = ("staleness", "carried_tokens")
 _ELSEWHERE = {
-    "step", "run_id", "table", "prompt", "response", "messages", "conversation", "traces", "policy_version", "group_size",
-    "episode_id", "prompt_tokens", "in_loss", "logprob_diff_mean", "tokens", *_IN_TITLE, *_BELOW,
+    "select_reason", "split", "prompt_idx", "sample_idx", "prompt", "response", "messages", "conversation", "traces", "tokens",
+    "step", "run_id", "table", "policy_version", "group_size", "episode_id", "prompt_tokens", "in_loss", "logprob_diff_mean",
 }  # fmt: skip
+"""Columns in the panel's title and text, and those that a reader of it does not need."""
 
 
 def plain_console() -> Console:
@@ -133,11 +128,10 @@ def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Tex
 def _numbers(row: Row, console: Console) -> Text:
     """Names and cells of a row's other columns, without those that add nothing: no value, no staleness."""
     parts: list[Text] = []
-    for column in [*(c for c in _BELOW if c in row), *(c for c in row if c not in _ELSEWHERE)]:
-        cell = row[column]
+    for column, cell in row.items():
         idle = column in _HIDDEN_AT_0 and cell == 0
         empty = cell is None and column not in ("answer", "reward")
-        if not (idle or empty):
+        if not (column in _ELSEWHERE or idle or empty):
             shown = "none" if cell is None else compact_number(flat_cell(cell))
             parts.append(_named(column, shown, console))
     return GAP.join(parts)
