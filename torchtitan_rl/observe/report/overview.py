@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+from torchtitan_rl.observe.cell_text import compact_number
 from torchtitan_rl.observe.report.load import Run
 
 ERROR_LINES = 8
@@ -99,9 +100,9 @@ def _faults(run: Run) -> Iterator[Line]:
         values = run.points(key)[1]
         if key.endswith(("/failures", "/non_finite")) or key.startswith("nonfinite/"):
             if total := sum(values):
-                yield Line("bad", f"{key}: {_figure(total)} in all steps", key)
+                yield Line("bad", f"{key}: {compact_number(total)} in all steps", key)
         elif key in ("obs/sink_errors", "obs/dropped_rows") and any(values):
-            yield Line("warn", f"{key}: {_figure(max(values))}", key)
+            yield Line("warn", f"{key}: {compact_number(max(values))}", key)
     if errors := sum(w["count"] for w in run.warnings if w["level"] != "WARNING"):
         yield Line("bad", f"{errors} error{'' if errors == 1 else 's'} in the log")
 
@@ -133,7 +134,7 @@ def _changes(run: Run) -> Iterator[Line]:
         if len(values) < 2:
             continue
         width = max(1, len(values) // 10)
-        text = f"{name} {_figure(fmean(values[:width]))} → {_figure(fmean(values[-width:]))} {unit}"
+        text = f"{name} {compact_number(fmean(values[:width]))} → {compact_number(fmean(values[-width:]))} {unit}"
         yield Line("plain", text.rstrip(), key)
 
 
@@ -141,17 +142,12 @@ def _step(run: Run) -> Iterator[Line]:
     """How near sampler and trainer are, and the means of the shares of a step's time, the largest first."""
     key = "sampler/logprob_diff/max"
     if values := run.points(key)[1]:
-        text = f"log-probs of trainer and sampler differ by at most {_figure(max(values))} nats"
+        text = (
+            f"log-probs of trainer and sampler differ by at most {compact_number(max(values))} nats"
+        )
         yield Line("plain", text, key)
     shares = {key: fmean(run.points(key)[1]) for key in run.series if key.startswith("share/")}
     ordered = sorted(shares.items(), key=lambda pair: -pair[1])
     parts = [f"{key[6:]} {100 * share:.0f} %" for key, share in ordered if share >= 0.005]
     if parts:
         yield Line("plain", f"time of a step: {', '.join(parts)}", "time/step")
-
-
-def _figure(value: float) -> str:
-    """A number in short form. Example: 3.57e-05 as "3.6e-05", 1.13750 as "1.14", 1923.4 as "1,923"."""
-    if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
-        return f"{value:.1e}"
-    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"
