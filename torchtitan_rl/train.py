@@ -158,7 +158,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
 
 def _carry_out(controller: "Controller", run_folder: Path) -> int:
     """Train or evaluate. Returns the number of the signal that stopped training, or 0."""
-    from torchtitan_rl.observe.evaluation_results import print_results_of
+    from torchtitan_rl.observe.evaluation_results import print_results
 
     try:
         if not controller.config.eval_only:
@@ -167,7 +167,7 @@ def _carry_out(controller: "Controller", run_folder: Path) -> int:
                 controller.observer.check_rewarded()
             return stopped
         controller.evaluate_only()
-        print_results_of(run_folder, controller.state.step)
+        print_results(run_folder, controller.state.step)
         return 0
     except BaseException:
         controller.observer.close()  # the metrics recorded so far help to find the cause

@@ -57,7 +57,7 @@ def evaluated(*correct, idx=0, task=""):
     return Group(prompt=asked.prompt, samples=samples)
 
 
-def test_results_are_printed_overall_and_by_task_with_wrong_answers(tmp_path, capsys):
+def test_results_are_printed_overall_and_by_task_with_wrong_answers(one_rank, tmp_path, capsys):
     told = [(True, "a"), (False, "a"), (True, "b")]
     groups = draft_episodes([evaluated(right, idx=i, task=task) for i, (right, task) in enumerate(told)])
     metrics = record_evaluation(groups, EvaluationPass("evaluation", "eval_greedy"), step=40)
@@ -69,7 +69,7 @@ def test_results_are_printed_overall_and_by_task_with_wrong_answers(tmp_path, ca
     assert (failure["answer"], failure["expected_answer"], failure["completion"]) == ("45", "46", "45")
     write_results(tmp_path, 40, results)
     assert json.loads((tmp_path / "evaluation" / "step-40.json").read_text()) == results
-    print_results(results)
+    print_results(tmp_path, 40)
     printed = capsys.readouterr().out
     assert "accuracy=66.7% (" in printed
     assert "expected_answer=46" in printed

@@ -62,24 +62,12 @@ def results_file(run_folder: Path, step: int) -> Path:
     return run_folder / "evaluation" / f"step-{step}.json"
 
 
-def print_results_of(run_folder: Path, step: int) -> None:
-    """Prints, on rank 0, the results that `write_results` wrote to the run folder for `step`.
+def print_results(run_folder: Path, step: int) -> None:
+    """Prints, on rank 0, what `write_results` wrote: the measures, with 95 % intervals, and up to five wrong answers.
 
     Raises:
-        TrainingStopped: if they were not written, as on a full disk.
+        TrainingStopped: if there is nothing, as on a full disk.
     """
-    if comm.is_rank_0():
-        file = results_file(run_folder, step)
-        if not file.exists():
-            raise TrainingStopped(
-                f"the evaluation's results could not be written to {file}. Make room and start it again."
-            )
-        print_results(json.loads(file.read_text()))
-        progress(f"results: {file}")
-
-
-def print_results(results: Mapping[str, Any]) -> None:
-    """Prints the measures, with 95 % intervals where there are any, and up to five wrong answers."""
     from torchtitan_rl.observe.panels import (
         evaluation_measures,
         metric_table,
@@ -87,9 +75,16 @@ def print_results(results: Mapping[str, Any]) -> None:
         sample_panel,
     )
 
-    console = plain_console()
+    if not comm.is_rank_0():
+        return
+    file = results_file(run_folder, step)
+    if not file.exists():
+        raise TrainingStopped(
+            f"the evaluation's results could not be written to {file}. Make room and start it again."
+        )
+    results, console = json.loads(file.read_text()), plain_console()
     console.print(metric_table(evaluation_measures(results["metrics"]), console))
     for failure in next(iter(results["failures"].values()), [])[:5]:
-        row = {"response": failure["completion"], **failure, "select_reason": "wrong"}
-        del row["completion"]
+        row = {"response": failure.pop("completion"), **failure, "select_reason": "wrong"}
         console.print(sample_panel(row, console))
+    progress(f"results: {file}")
