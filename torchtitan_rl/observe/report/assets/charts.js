@@ -80,12 +80,10 @@ function card(definition, columns, series, bands, legend, { log, format, names }
   };
   const line = cssColor('--line');
   const axis = { stroke: cssColor('--soft'), grid: { stroke: line, width: 1 }, ticks: { show: false }, font: '11px system-ui, sans-serif' };
-  const round = (value, ...leading) => leading.some((digit) => Math.abs(Math.log10(value / digit) - Math.round(Math.log10(value / digit))) < 1e-9);
-  const tens = (u, splits) => splits.map((value) => (!log || (Math.log10(u.scales.y.max / u.scales.y.min) > 1.5 ? round(value, 1) : round(value, 1, 2, 5)) ? value : null));
   const options = {
     width: 400, height: 190, series, bands, padding: [10, 20, 0, 0], legend: { show: false },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (u, low, high) => spread(low, high, definition.percent) } },
-    axes: [{ ...axis, size: 26, gap: 4, incrs: WHOLE }, { ...axis, size: 52, gap: 4, filter: tens, grid: { ...axis.grid, filter: tens }, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
+    scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+    axes: [{ ...axis, size: 26, gap: 4, incrs: WHOLE }, { ...axis, size: 52, gap: 4, values: (u, splits) => splits.map((v) => (v === null ? '' : definition.percent ? `${Number((100 * v).toPrecision(4))} %` : tick(v))) }],
     cursor: { sync: { key: 'steps' }, points: { size: 7 }, focus: { prox: 24 }, y: false },
     hooks: { setCursor: [(u) => show(u.cursor.idx ?? null)] },
   };
@@ -101,11 +99,6 @@ function card(definition, columns, series, bands, legend, { log, format, names }
 
 const WHOLE = Array.from({ length: 9 }, (_, i) => [1, 2, 5].map((digit) => digit * 10 ** i)).flat(); // distances of ticks: steps are whole
 const tick = (value) => (value && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? figure(value) : Number(value.toPrecision(5)).toLocaleString('en', { maximumFractionDigits: 6 }));
-function spread(low, high, share) {
-  if (low === null || low === undefined) return [0, 1];
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || (share ? 0.05 : 0.5);
-  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
-}
 
 /** Adds cards to a container and draws them. */
 function placeCards(container, made) {

@@ -57,7 +57,7 @@ function headline() {
   const jump = (line) => line.key && (() => {
     const hit = [...FIRST, ...OWN].find((one) => one.keys.some(([key]) => key === line.key));
     const target = hit && document.querySelector(`[data-chart="${hit.title}"]`);
-    if (target) { target.scrollIntoView({ block: 'center', behavior: 'smooth' }); target.classList.add('flash'); setTimeout(() => target.classList.remove('flash'), 1500); return; }
+    if (target) { target.scrollIntoView({ block: 'center' }); target.querySelector('.plot').focus({ preventScroll: true }); return; }
     state.series = line.key;
     overview(document.querySelector('main'));
     document.querySelector('[data-field=series]').scrollIntoView({ behavior: 'smooth' });

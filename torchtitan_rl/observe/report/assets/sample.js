@@ -129,7 +129,7 @@ function sampleBody(row) {
   const role = Array.isArray(cell(row, 'messages')) ? 'assistant' : 'response';
   const said = cell(row, 'conversation');
   const response = Array.isArray(said) ? [...conversationTurns(said, cell(row, 'traces')), h('details', { class: 'rendered', open: state.tokensOpen, ontoggle: (event) => { state.tokensOpen = event.target.open; remember(); } }, h('summary', {}, 'as tokens'), responseBlock(row))] : [turn(role, [], cell(row, 'response'), responseBlock(row))];
-  return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), Array.isArray(said) && conversationTools(said), ...promptTurns(row), ...response, answerLine(row, cell(row, 'unfinished') && cell(row, 'reward') === null), breakdown(row), otherColumns(row));
+  return h('div', { class: 'body' }, Array.isArray(said) && conversationCards(row, said), Array.isArray(said) && conversationTools(said), ...promptTurns(row), ...response, answerLine(row, cell(row, 'unfinished') && cell(row, 'reward') === null), otherColumns(row));
 }
 
 const PAINTS = { logprob: 'log-probability', diff: 'trainer − sampler', entropy: 'entropy', divergence: 'divergence from the teacher', advantage: 'advantage', age: 'age in updates' };
@@ -238,22 +238,10 @@ function answerLine(row, onlyExpected = false) {
   return h('p', { class: 'answer' }, !onlyExpected && said('answer', answer), expected !== null && [!onlyExpected && ' · ', ...said('expected', expected)]);
 }
 
-function breakdown(row) {
-  const parts = columnNames.filter((name) => name.startsWith('reward/') && typeof cell(row, name) === 'number');
-  if (!parts.length) return null;
-  const most = Math.max(...parts.map((name) => Math.abs(cell(row, name))), 1e-9);
-  return h('div', { class: 'parts' }, parts.map((name) => {
-    const value = cell(row, name);
-    const bar = h('i', { class: value < 0 ? 'below' : '' });
-    bar.style.width = `${(50 * Math.abs(value)) / most}%`;
-    return h('div', {}, h('span', {}, visible(name.slice(7))), h('span', { class: 'track' }, bar), h('b', {}, figure(value)));
-  }));
-}
-
 function otherColumns(row) {
   const shown = new Set([...BASIC, 'table', 'prompt_idx', 'sample_idx', 'group_size', 'select_reason', 'advantage', 'left_out', 'episode_id', 'messages', 'conversation', 'traces', 'tokens', 'answer', 'expected_answer']);
-  const rest = columnNames.filter((name) => !shown.has(name) && !name.startsWith('reward/') && cell(row, name) !== null && cell(row, name) !== '');
-  const lead = (name) => (name.startsWith('extra/') ? 0 : name.startsWith('example/') ? 1 : 2);
+  const rest = columnNames.filter((name) => !shown.has(name) && cell(row, name) !== null && cell(row, name) !== '');
+  const lead = (name) => ['reward/', 'extra/', 'example/', ''].findIndex((start) => name.startsWith(start));
   rest.sort((a, b) => lead(a) - lead(b));
   const whole = (value) => (value !== null && typeof value === 'object' ? JSON.stringify(value, null, 1) : figure(value));
   const isLong = (text) => text.length > 80 || text.includes('\n');
