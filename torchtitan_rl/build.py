@@ -60,7 +60,7 @@ from torchtitan_rl.run.start_checkpoint import (
     prepare_start,
     unlike_its_file,
 )
-from torchtitan_rl.run.teacher_folder import prepare_teacher
+from torchtitan_rl.run.teacher_folder import prepare_teachers
 from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
 from torchtitan_rl.sync.weight_sync import WeightSync
@@ -126,7 +126,7 @@ def resolve(config: "RunConfig", *, world_size: int) -> Resolved:
     prepare_start(config)
     check_model(config, world_size=world_size)
     if config.teacher:
-        prepare_teacher(config, algorithm, load_tokenizer(config.hf_assets_path))
+        prepare_teachers(config, algorithm, load_tokenizer(config.hf_assets_path))
     on = {"world_size": world_size, "gpu_bytes": gpu_memory_bytes()}
     chosen = choose_by_memory(config, algorithm, **on)
     config.trainer.activation_checkpoint, config.generator.sleep = chosen

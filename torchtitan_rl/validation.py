@@ -13,6 +13,7 @@ from torchtitan.config import Configurable
 from torchtitan.distributed import ParallelDims
 
 from torchtitan_rl.algorithm import Algorithm, Gdpo, NoCorrection
+from torchtitan_rl.algorithm.losses.loss import Loss
 from torchtitan_rl.device import ON_CPU
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.field_limits import check_fields, parts
@@ -24,7 +25,6 @@ from torchtitan_rl.observe.sinks import chosen_sinks
 from torchtitan_rl.run.checkpoint_folder import check_form
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.identity import built_by
-from torchtitan_rl.run.teacher_folder import check_asked
 from torchtitan_rl.sampling import SamplingConfig
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def validate(config: "RunConfig", *, world_size: int) -> Algorithm:
         expect(samples_training, "in_flight.prompts", config.in_flight.prompts, expected, "Set 0.")
         _check_in_flight(config, world_size // config.generator.tensor_parallel_degree)
     _check_objective(config, algorithm)
-    check_asked(config, algorithm.policy_loss)
+    check_teacher(config, algorithm.policy_loss)
     return algorithm
 
 
@@ -293,3 +293,29 @@ def _check_objective(config: "RunConfig", algorithm: Algorithm) -> None:
         fits = cache is None or cache <= sampling.max_tokens
         expect(fits, field, cache, expected, "Lower it or allow longer completions.")
         algorithm.validate_sampling(sampling.n)
+
+
+def check_teacher(config: "RunConfig", loss: Loss) -> None:
+    """Check that a run has a teacher if and only if its loss learns from one, and that the engine's records, which are of the policy's
+    prompt, are not asked of another prompt. Raises UserError, naming the field."""
+    name, named = type(loss).__qualname__, config.teacher or config.teacher_hint
+    if not loss.needs_teacher:
+        expected = f"none, as the loss {name} learns from no teacher"
+        remedy = "Use the loss Distill or ExactDistill, or leave it out."
+        for field in ("teacher", "teacher_hint", "more_teachers"):
+            value = getattr(config, field)
+            expect(not value, field, value, expected, remedy)
+        return
+    expected = f"a model, from which the loss {name} learns"
+    remedy = (
+        "Name its folder, or a model on the hub, or a teacher_hint for the policy to teach itself."
+    )
+    expect(bool(named), "teacher", "", expected, remedy)
+    records = config.truncates or config.generator.router_replay
+    expected = "none with sampling.top_p, top_k, min_p or generator.router_replay, which record each token of the policy's prompt"
+    hinted = bool(records and config.teacher_hint)
+    expect(not hinted, "teacher_hint", config.teacher_hint, expected, "Leave one out.")
+    fits = not config.more_teachers or (loss.divergence_beta is None and bool(config.teacher))
+    expected = "none without teacher, which the other rows have, and none with the exact divergence, whose packs have one teacher"
+    remedy = "Use the loss Distill, and name a teacher."
+    expect(fits, "more_teachers", config.more_teachers, expected, remedy)

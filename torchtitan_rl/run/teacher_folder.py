@@ -1,6 +1,5 @@
-"""Prepares and checks the teacher's checkpoint: a folder, a download, or made by a recipe; with the policy's vocabulary."""
+"""Prepares and checks the teachers' checkpoints: folders, downloads, or made by a recipe; with the policy's vocabulary."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,40 +13,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from torchtitan_rl.algorithm import Algorithm
-    from torchtitan_rl.algorithm.losses.loss import Loss
     from torchtitan_rl.config import RunConfig
 
 
-def check_asked(config: "RunConfig", loss: "Loss") -> None:
-    """Check that a run has a teacher if and only if its loss learns from one, and that the engine's records, which are of the policy's
-    prompt, are not asked of another prompt. Raises UserError, naming the field."""
-    name, named = type(loss).__qualname__, config.teacher or config.teacher_hint
-    if not loss.needs_teacher:
-        expected = f"none, as the loss {name} learns from no teacher"
-        remedy = "Use the loss Distill or ExactDistill, or leave it out."
-        for field in ("teacher", "teacher_hint", "more_teachers"):
-            value = getattr(config, field)
-            expect(not value, field, value, expected, remedy)
-        return
-    expected = f"a model, from which the loss {name} learns"
-    remedy = (
-        "Name its folder, or a model on the hub, or a teacher_hint for the policy to teach itself."
-    )
-    expect(bool(named), "teacher", "", expected, remedy)
-    records = config.truncates or config.generator.router_replay
-    expected = "none with sampling.top_p, top_k, min_p or generator.router_replay, which record each token of the policy's prompt"
-    hinted = bool(records and config.teacher_hint)
-    expect(not hinted, "teacher_hint", config.teacher_hint, expected, "Leave one out.")
-    fits = not config.more_teachers or (loss.divergence_beta is None and bool(config.teacher))
-    expected = "none without teacher, which the other rows have, and none with the exact divergence, whose packs have one teacher"
-    remedy = "Use the loss Distill, and name a teacher."
-    expect(fits, "more_teachers", config.more_teachers, expected, remedy)
-
-
-def prepare_teacher(
+def prepare_teachers(
     config: "RunConfig", algorithm: "Algorithm", student: "PreTrainedTokenizerBase"
 ) -> None:
-    """Set `teacher` to its folder: a recipe's is made, a hub's is downloaded. Check its files and its vocabulary.
+    """Set `teacher` and `more_teachers` to their folders: a recipe's is made, a hub's is downloaded. Check files and vocabularies.
 
     Args:
         student: the policy's tokenizer.
@@ -55,58 +27,53 @@ def prepare_teacher(
     Raises:
         UserError: naming `teacher`.
     """
-    for name, more in config.more_teachers.items():
-        alone = replace(config, teacher=more, more_teachers={})
-        prepare_teacher(alone, algorithm, student)
-        config.more_teachers[name] = alone.teacher
+    for name, teacher in config.more_teachers.items():
+        config.more_teachers[name] = _prepared(teacher, config, algorithm, student)
+    config.teacher = _prepared(config.teacher, config, algorithm, student)
+
+
+def _prepared(
+    teacher: str, config: "RunConfig", algorithm: "Algorithm", student: "PreTrainedTokenizerBase"
+) -> str:
+    """Returns the folder of a teacher after checking it."""
     try:
-        if is_recipe(config.teacher):
-            recipe = recipe_of(config.teacher, "teacher")
-            config.teacher = str(recipe.checkpoint(config.task.build(), START_CHECKPOINTS))
-        elif is_hub_name(config.teacher):
-            config.teacher = str(folder_of(config.teacher))
-        spec, teacher = model_in(Path(config.teacher)), load_tokenizer(config.teacher)
+        if ":" in teacher and "://" not in teacher and not Path(teacher).exists():
+            recipe = recipe_of(teacher, "teacher")
+            teacher = str(recipe.checkpoint(config.task.build(), START_CHECKPOINTS))
+        elif is_hub_name(teacher):
+            teacher = str(folder_of(teacher))
+        spec, tokenizer = model_in(Path(teacher)), load_tokenizer(teacher)
     except UserError as error:
         raise UserError(f"teacher, which is checked like a start: {error}") from error
-    check_same_vocabulary(student, teacher, config.teacher)
-    _check_model(config, algorithm, spec)
+    check_same_vocabulary(student, tokenizer, teacher)
+    _check_model(teacher, spec, config, algorithm)
+    return teacher
 
 
-def _check_model(config: "RunConfig", algorithm: "Algorithm", spec: "ModelSpec") -> None:
+def _check_model(
+    teacher: str, spec: "ModelSpec", config: "RunConfig", algorithm: "Algorithm"
+) -> None:
     """Check that the teacher can be sharded and compared with the policy."""
-
-    def check(holds: bool, expected: str, remedy: str) -> None:
-        expect(holds, "teacher", config.teacher, expected, remedy)
-
     degree = config.trainer.parallelism.tensor_parallel_degree
     attention, rows = spec.model.layers[0].attention, spec.model.vocab_size
     sizes = (attention.n_heads, attention.n_kv_heads or attention.n_heads, rows)
     divided = f"trainer.parallelism.tensor_parallel_degree {degree} divides, but it has {sizes}"
     expected = f"a model whose heads, key-value heads and vocabulary {divided}"
-    check(not any(size % degree for size in sizes), expected, "Use another degree.")
-    ours, exact = (
-        config.model_spec.model.vocab_size,
-        algorithm.policy_loss.divergence_beta is not None,
-    )
-    if exact:
-        is_base = config.trainer.lora.rank > 0 and Path(config.teacher).samefile(
-            config.hf_assets_path
-        )
+    divides = not any(size % degree for size in sizes)
+    expect(divides, "teacher", teacher, expected, "Use another degree.")
+    same_rows = rows == config.model_spec.model.vocab_size
+    if algorithm.policy_loss.divergence_beta is None:
+        why, fits = "sampling.top_p, top_k or min_p", same_rows or not config.truncates
+    else:
+        why, fits = "trainer.parallelism.tensor_parallel_degree", same_rows or degree == 1
+        lora = config.trainer.lora.rank > 0
+        differs = not (lora and Path(teacher).samefile(config.hf_assets_path))
         expected = "another model than the base of trainer.lora, from which the loss ExactDistill has nothing to learn"
-        check(not is_base, expected, "Use a teacher, or algorithm.kl to stay near the base.")
-    if (exact and degree > 1) or (config.truncates and not exact):
-        why = (
-            "trainer.parallelism.tensor_parallel_degree"
-            if exact
-            else "sampling.top_p, top_k or min_p"
-        )
-        expected = f"a head of the policy's {ours} rows with {why}, but it has {rows}"
-        check(ours == rows, expected, "Use a teacher of the same size, or leave that out.")
-
-
-def is_recipe(text: str) -> bool:
-    """Whether it names a function that makes a start. Example: is_recipe("my_recipes.py:right_sums")"""
-    return ":" in text and "://" not in text and not Path(text).exists()
+        remedy = "Use a teacher, or algorithm.kl to stay near the base."
+        expect(differs, "teacher", teacher, expected, remedy)
+    expected = f"a head of the policy's {config.model_spec.model.vocab_size} rows with {why}, but it has {rows}"
+    remedy = "Use a teacher of the same size, or leave that out."
+    expect(fits, "teacher", teacher, expected, remedy)
 
 
 def check_same_vocabulary(
