@@ -143,20 +143,18 @@ def start(
     log: str = "run.log",
     launcher: Sequence[str] = (),
     prefix: Sequence[str] = (),
-    program: str = "torchtitan_rl.run.launch",
     base: Sequence[str] = tuple(QUICK),
     **env: str,
 ) -> Run:
     """Start a training run in `folder`/run on `ranks` ranks.
 
-    `launcher`: torchrun's arguments; `prefix`: a command before; `program`: what starts the ranks, "" for no torchrun at all.
-    `base`: the first arguments of the run, without its config, which is `debug` where `args` name none.
+    `launcher`: torchrun's arguments; `prefix`: a command before. `base`: the first arguments of the run, without its config, which
+    is `debug` where `args` name none.
     """
     if base == tuple(QUICK):
         make_start()
-    command = [*prefix, sys.executable]
-    command += ["-m", program, *(launcher or ["--standalone"]), f"--nproc_per_node={ranks}"] if program else []
-    command += ["-m", "torchtitan_rl.train", *base]
+    command = [*prefix, sys.executable, "-m", "torchtitan_rl.run.launch", *(launcher or ["--standalone"])]
+    command += [f"--nproc_per_node={ranks}", "-m", "torchtitan_rl.train", *base]
     if "--config" not in (*base, *args):
         command += ["--config", "debug"]
     if "--dump-folder" not in args:

@@ -8,14 +8,8 @@ import pytest
 from tests.fault_injection.harness import train
 from torchtitan_rl.observe import read_rows
 
-RAISES = [
-    "--num-steps",
-    "3",
-    "--checkpoint.interval",
-    "1",
-    "--grader.rewards",
-    "tests/fault_injection/rewards.py:raises",
-]
+REWARD = ["--grader.rewards", "tests/fault_injection/rewards.py:raises"]
+RAISES = ["--num-steps", "3", "--checkpoint.interval", "1", *REWARD]
 HEALTHY = {"BAD_RANK": "none"}
 
 
