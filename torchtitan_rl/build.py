@@ -50,7 +50,6 @@ from torchtitan_rl.run.memory import (
     teacher_spec,
 )
 from torchtitan_rl.run.node import check_environment
-from torchtitan_rl.run.rank_variables import be_only_rank
 from torchtitan_rl.run.resume import Resume, config_fields, prompts_date
 from torchtitan_rl.run.run_folder import RunFolderCheck
 from torchtitan_rl.run.secrets import without_secrets
@@ -199,7 +198,7 @@ def build_parts(
         UserError: as `prepare`, and if parts do not fit each other.
     """
     if resolved is None:
-        be_only_rank()
+        comm.be_only_rank()
         resolved = prepare(config)
     config, task, algorithm = resolved.config, resolved.task, resolved.algorithm
     set_spmd_backend(config.trainer.parallelism.spmd_backend)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import socket
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +13,16 @@ from torchtitan.config import CommConfig
 from torchtitan_rl.device import DEVICE_TYPE
 
 T = TypeVar("T")
+
+
+def be_only_rank() -> None:
+    """Make a process that torchrun has not started the only rank. Variables that are set stay as they are."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free_port = probe.getsockname()[1]
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**variables, "MASTER_PORT": str(free_port)}.items():
+        os.environ.setdefault(name, value)
 
 
 def init_process_group(config: CommConfig) -> None:

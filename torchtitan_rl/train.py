@@ -21,6 +21,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from torchtitan_rl import device, events  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
+from torchtitan_rl.comm import be_only_rank
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.observe.terminal import Terminal
@@ -28,7 +29,6 @@ from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
 from torchtitan_rl.run.job_processes import die_with_parent
 from torchtitan_rl.run.rank_output import RankOutput
 from torchtitan_rl.run.rank_status import StatusFile, rank_failed, slowest
-from torchtitan_rl.run.rank_variables import be_only_rank
 from torchtitan_rl.run.run_end import advice, phase_of, write_end, write_run_report
 from torchtitan_rl.run.secrets import without_secrets
 from torchtitan_rl.run.stop_signal import StopSignal

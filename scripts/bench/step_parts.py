@@ -23,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from torchtitan_rl.algorithm.episodes import draft_episodes  # noqa: E402
 from torchtitan_rl.build import Parts, build_parts  # noqa: E402
+from torchtitan_rl.comm import be_only_rank  # noqa: E402
 from torchtitan_rl.command.registry import parse_args  # noqa: E402
-from torchtitan_rl.run.rank_variables import be_only_rank  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.trainer import trainer as trainer_module  # noqa: E402
 from torchtitan_rl.types import Completion, Episode, Group, ScoredCompletion  # noqa: E402

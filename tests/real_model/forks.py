@@ -17,11 +17,11 @@ import numpy as np
 
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
 from torchtitan_rl.build import build_run
+from torchtitan_rl.comm import be_only_rank
 from torchtitan_rl.command.registry import parse_args
 from torchtitan_rl.controller import Controller
 from torchtitan_rl.errors import TrainingStopped
 from torchtitan_rl.run.checkpoint_folder import CheckpointFolder
-from torchtitan_rl.run.rank_variables import be_only_rank
 
 SMALL = [
     "--num-prompts-per-step", "2", "--sampling.n", "4", "--evaluation.every", "100000", "--evaluation.num-prompts", "256",

@@ -9,8 +9,8 @@ from tests.real_model import packaged
 from torchtitan_rl import device  # noqa: F401  (before torchtitan)
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import build_run
+from torchtitan_rl.comm import be_only_rank
 from torchtitan_rl.command.registry import parse_args
-from torchtitan_rl.run.rank_variables import be_only_rank
 from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.types import Completion, Group, ScoredCompletion
 
