@@ -21,7 +21,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from torchtitan_rl import device, events  # noqa: F401  (first: its effects must precede torchtitan and vLLM)
-from torchtitan_rl.comm import be_only_rank
+from torchtitan_rl.comm import be_only_rank, broadcast, is_rank_0
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import users_line
 from torchtitan_rl.observe.terminal import Terminal
@@ -119,14 +119,14 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     with events.phase("import torchtitan and transformers"):
         from torchtitan_rl.build import build_run, prepare
         from torchtitan_rl.replicated import check_config
-        from torchtitan_rl.run.resume import config_fields, prepare_resume, weights_digest
+        from torchtitan_rl.run.resume import choose_resume, config_fields, weights_digest
         from torchtitan_rl.run.run_folder import RunFolder
     resolved = prepare(config)
     config, fields = resolved.config, config_fields(resolved.config, resolved.algorithm)
     digests = {"hf_assets_path (its weights)": weights_digest(Path(config.hf_assets_path))}
     check_config(fields | digests)
     folder = RunFolder.claim(config.dump_folder, name)
-    resume = prepare_resume(config, fields, folder.path)
+    resume = broadcast(choose_resume(config, fields, folder.path) if is_rank_0() else None)
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
     if not folder.continues:

@@ -63,28 +63,28 @@ def measures(groups: Sequence[Group[Episode]]) -> str:
     """Returns a line with the mean reward, the shares of right, readable and cut answers, and the mean length."""
     episodes = flat(groups)
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
-    said = [f"reward {fmean(rewards):.3g}" if rewards else "no rewards"]
+    parts = [f"reward {fmean(rewards):.3g}" if rewards else "no rewards"]
     judged = [episode.scored for episode in episodes if episode.scored.correct is not None]
     if judged:
-        said.append(f"{fmean(bool(one.correct) for one in judged):.0%} right")
-        said.append(
-            f"{fmean(one.answer is not None for one in judged):.0%} with an answer in the form that the task reads"
-        )
-    said.append(
-        f"{fmean(len(episode.completion.token_ids) for episode in episodes):.0f} tokens on average"
-    )
-    said.append(
-        f"{fmean(episode.completion.finish_reason == 'length' for episode in episodes):.0%} cut off"
-    )
-    return f"{len(episodes)} answers: {', '.join(said)}"
+        right = fmean(bool(scored.correct) for scored in judged)
+        read = fmean(scored.answer is not None for scored in judged)
+        parts += [
+            f"{right:.0%} right",
+            f"{read:.0%} with an answer in the form that the task reads",
+        ]
+    completions = [episode.completion for episode in episodes]
+    tokens = fmean(len(completion.token_ids) for completion in completions)
+    cut = fmean(completion.finish_reason == "length" for completion in completions)
+    parts += [f"{tokens:.0f} tokens on average", f"{cut:.0%} cut off"]
+    return f"{len(episodes)} answers: {', '.join(parts)}"
 
 
 def verdict(groups: Sequence[Group[Episode]]) -> str:
     """Returns what the rewards mean for training: only groups with different rewards have something to learn from."""
     differing = sum(len({episode.reward for episode in group.samples}) > 1 for group in groups)
-    said = f"{differing} of {len(groups)} groups have different rewards"
+    counted = f"{differing} of {len(groups)} groups have different rewards"
     if differing == 0:
-        return f"{said}: in these there is nothing to learn from. {likely_reason(groups)}"
+        return f"{counted}: in these there is nothing to learn from. {likely_reason(groups)}"
     if differing < len(groups) / 4:
-        return f"{said}: a step learns little. Use prompts of medium difficulty, or more completions (--sampling.n)."
-    return f"{said}: there is something to learn from."
+        return f"{counted}: a step learns little. Use prompts of medium difficulty, or more completions (--sampling.n)."
+    return f"{counted}: there is something to learn from."

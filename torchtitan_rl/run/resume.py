@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan.protocols.model_spec import ModelSpec
 
-from torchtitan_rl import comm
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.events import progress
 from torchtitan_rl.models.hf_config import hf_architecture
@@ -60,36 +59,36 @@ def config_fields(config: "RunConfig", algorithm: "Algorithm") -> dict[str, Any]
 
     Example: {"algorithm.loss": "Clip", "algorithm.loss.eps_low": 0.2, "seed": 0, ...}
     """
-    found: dict[str, Any] = {}
-    _describe("", config, found)
-    del found["teacher"]  # its weights count, not where they are
+    fields: dict[str, Any] = {}
+    _describe("", config, fields)
     folder = Path(config.hf_assets_path)
-    found["tokenizer"] = _tokenizer_digest(folder)
-    found["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
+    fields["tokenizer"] = _tokenizer_digest(folder)
+    # Their weights count, not where they are.
+    fields["teacher"] = weights_digest(Path(config.teacher)) if config.teacher else "none"
     more = {name: weights_digest(Path(place)) for name, place in config.more_teachers.items()}
-    found["more_teachers"] = str(more)
-    found["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
+    fields["more_teachers"] = str(more)
+    fields["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
     for name in ("", *_OF_THE_START):
-        del found[name]
-    return without_secrets(found)
+        del fields[name]
+    return without_secrets(fields)
 
 
-def _describe(name: str, value: Any, found: dict[str, Any]) -> None:
+def _describe(name: str, value: Any, fields: dict[str, Any]) -> None:
     if isinstance(value, ModelSpec):
-        found[name] = f"{value.name} {value.flavor}"
-        found |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
+        fields[name] = f"{value.name} {value.flavor}"
+        fields |= {f"{name}.{key}": entry for key, entry in hf_architecture(value.model).items()}
     elif is_dataclass(value):
-        found[name] = identity(value)
+        fields[name] = identity(value)
         for field in fields_of(value):
-            _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), found)
+            _describe(f"{name}.{field.name}".removeprefix("."), getattr(value, field.name), fields)
     elif isinstance(value, dict) and any(map(is_dataclass, value.values())):  # of a mixture
-        found[f"{name} (names)"] = ", ".join(value)
+        fields[f"{name} (names)"] = ", ".join(value)
         for key, part in value.items():
-            _describe(f"{name}.{key}", part, found)
+            _describe(f"{name}.{key}", part, fields)
     else:
         value = sorted(value) if isinstance(value, (set, frozenset)) else value
         plain = value is None or isinstance(value, (bool, int, float, str))
-        found[name] = value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        fields[name] = value if plain else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def _tokenizer_digest(folder: Path) -> str:
@@ -105,15 +104,15 @@ def weights_digest(folder: Path) -> str:
 
     Any further training of a model changes nearly all its weights.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
-        found.update(f"{path.name} {size} ".encode())
+        digest.update(f"{path.name} {size} ".encode())
         with open(path, "rb") as file:
             for begin in range(0, size, max(DIGESTED_BYTES, size // DIGESTED_BLOCKS)):
                 file.seek(begin)
-                found.update(file.read(DIGESTED_BYTES))
-    return found.hexdigest()[:16]
+                digest.update(file.read(DIGESTED_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def prompts_date(config: "RunConfig") -> str:
@@ -128,8 +127,8 @@ def prompts_date(config: "RunConfig") -> str:
     return str(datetime.now().date())
 
 
-def prepare_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path) -> Resume | None:
-    """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. Collective.
+def choose_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path) -> Resume | None:
+    """Find the checkpoint to resume from, and print what was skipped and what changed. Writes nothing. For rank 0.
 
     Args:
         fields: `config_fields` of the config.
@@ -137,52 +136,43 @@ def prepare_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path
     Returns: None for a new run.
 
     Raises:
-        UserError: on rank 0, if no checkpoint can be used, or if a binding field of the config has changed.
+        UserError: if no checkpoint can be used, or if a binding field of the config has changed.
     """
-    return comm.broadcast(choose_resume(config, fields, run_folder) if comm.is_rank_0() else None)
-
-
-def choose_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path) -> Resume | None:
-    """Like `prepare_resume`, on one rank alone."""
     choice = config.resume
-    if was_restarted() and is_choice(choice):
+    # A job that Slurm has restarted goes on, whatever step --resume says, or never.
+    if os.environ.get("SLURM_RESTART_COUNT", "0") != "0" and is_choice(choice):
         choice = "auto"
-    found = find_resume(choice, run_folder)
-    if found is not None:
-        _accept(found, config, fields)
+    resume = find_resume(choice, run_folder)
+    if resume is not None:
+        _accept(resume, config, fields)
     elif (run_folder / "metrics.jsonl").is_file():
         progress(f"{run_folder} has steps and no checkpoint: the run begins again at step 1")
-    return found
+    return resume
 
 
-def was_restarted() -> bool:
-    """Whether Slurm restarted this job. It then continues, whatever step --resume says, or never."""
-    return os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
-
-
-def _accept(found: Resume, config: "RunConfig", now: dict[str, Any]) -> None:
+def _accept(resume: Resume, config: "RunConfig", now: dict[str, Any]) -> None:
     """Compare the config, whose fields are `now`, with the checkpoint's."""
-    for reason in found.skipped:
+    for reason in resume.skipped:
         progress(f"skipped {reason}")
-    done = f"at least {found.step}, the steps done at {found.checkpoint.name}"
+    done = f"at least {resume.step}, the steps done at {resume.checkpoint.name}"
     remedy = "Raise it, or --resume an earlier step."
-    expect(config.num_steps >= found.step, "num_steps", config.num_steps, done, remedy)
-    then = manifest.read(found.checkpoint)["config"]
+    expect(config.num_steps >= resume.step, "num_steps", config.num_steps, done, remedy)
+    then = manifest.read(resume.checkpoint)["config"]
     both = then.keys() & now.keys()
     changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n]}
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
         named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
-        begin_anew = "" if found.fork else "pass --dump-folder with a new folder, "
+        begin_anew = "" if resume.fork else "pass --dump-folder with a new folder, "
         raise UserError(
-            f"resume = {config.resume!r}: this config is not the one of {found.checkpoint.name}: {named}. Set it back, "
+            f"resume = {config.resume!r}: this config is not the one of {resume.checkpoint.name}: {named}. Set it back, "
             f"{begin_anew}or accept it with --resume-changed."
         )
     if changed:
         named = "; ".join(text for _, text in sorted(changed.items()))
-        progress(f"changed since {found.checkpoint.name}: {named}")
-    if found.fork:
-        progress(f"forked from {found.checkpoint}")
+        progress(f"changed since {resume.checkpoint.name}: {named}")
+    if resume.fork:
+        progress(f"forked from {resume.checkpoint}")
 
 
 def _why_binding(name: str) -> str:
