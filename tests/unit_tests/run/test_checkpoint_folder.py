@@ -163,13 +163,14 @@ def test_a_runs_own_folder_or_checkpoint_is_named_by_its_path(folder, tmp_path):
     assert find_resume(str(folder.steps()[20]), tmp_path).step == 20
 
 
-@pytest.mark.parametrize("name", ["../../../dev/zero", "..", "/dev/zero", "a\0b", "\ud800"])
-def test_a_forged_manifest_reads_nothing_outside_its_folder(name, tmp_path):
-    manifest.write(tmp_path, {name: {"bytes": 0, "sha256": "0"}}, config={})
-    assert "it is not what a run writes" in manifest.examine(tmp_path)
+NAMES = ("../../../dev/zero", "..", "/dev/zero", "a\0b", "\ud800")
 
 
-@pytest.mark.parametrize(("files", "about"), [(["a"], {"config": {}}), ({}, {}), ({"a": 5}, {"config": {}})])
-def test_a_manifest_of_another_form_is_refused_in_a_sentence(files, about, tmp_path):
-    manifest.write(tmp_path, files, **about)
+@pytest.mark.parametrize(
+    "content",
+    [*({"files": {name: {"bytes": 0, "sha256": "0"}}, "config": {}} for name in NAMES),
+     {"files": ["a"], "config": {}}, {"files": {"a": 5}, "config": {}}, {"files": {}}],
+)  # fmt: skip
+def test_a_forged_manifest_is_refused_in_a_sentence_and_reads_nothing_outside_its_folder(content, tmp_path):
+    manifest.write(tmp_path, **content)
     assert manifest.examine(tmp_path).startswith("its manifest.json is damaged")

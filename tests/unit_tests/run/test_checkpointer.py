@@ -154,24 +154,17 @@ def test_full_disk_keeps_earlier_checkpoints_and_the_next_step_saves_again(tmp_p
     assert not saver.save(7)
 
 
-def test_missing_disk_space_is_reported_in_bytes_before_writing(tmp_path, monkeypatch):
-    saver = checkpointer(tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(
-        TrainingStopped, match=r"step 3 cannot be saved: the disk of .* lacks 4\d,\d{3} bytes \(0.00 GiB\)"
-    ):
-        saver.save(3, last_step=True)
-    assert saver.folder.steps() == {}
-
-
-def test_disk_without_space_for_one_checkpoint_is_a_user_error(tmp_path, monkeypatch):
+def test_missing_disk_space_is_reported_in_bytes_at_the_start_and_before_writing(tmp_path, monkeypatch):
     saver = checkpointer(tmp_path)
     saver.check_room()
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(
-        UserError, match=r"dump_folder = .*room for a checkpoint of 5\d,\d{3} bytes, but 4\d,\d{3} bytes are missing"
-    ):
+    lacks = r"dump_folder = .*room for a checkpoint of 5\d,\d{3} bytes, but 4\d,\d{3} bytes are missing"
+    with pytest.raises(UserError, match=lacks):
         saver.check_room()
+    lacks = r"step 3 cannot be saved: the disk of .* lacks 4\d,\d{3} bytes \(0.00 GiB\)"
+    with pytest.raises(TrainingStopped, match=lacks):
+        saver.save(3, last_step=True)
+    assert saver.folder.steps() == {}
 
 
 def test_a_vanished_run_folder_stops_the_run(tmp_path):

@@ -1,14 +1,21 @@
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from tests.parts.algorithm import algorithm_of
 from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
+from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.hf_config import small_qwen3
 from torchtitan_rl.run.teacher_folder import check_same_vocabulary, prepare_teachers
+from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.validation import check_teacher
+
+SAMPLED = Algorithm.Config(loss=Distill.Config())
 
 
 def test_the_first_token_that_differs_is_named():
@@ -24,39 +31,28 @@ def test_the_first_token_that_differs_is_named():
     assert f"token {first} is {theirs.get(first)!r} for the teacher and {ours[first]!r} for the policy" in message
 
 
-def test_a_teacher_and_a_loss_that_learns_from_one_need_each_other():
-    config = load_config("debug_distill")
-    check_teacher(config, algorithm_of(config).policy_loss)
-    config.teacher = ""
-    with pytest.raises(UserError, match="teacher = '': expected a model, from which the loss ExactDistill learns"):
-        check_teacher(config, algorithm_of(config).policy_loss)
-    config = load_config("debug")
-    check_teacher(config, algorithm_of(config).policy_loss)
-    config.teacher = "somewhere"
-    with pytest.raises(UserError, match="teacher = 'somewhere': expected none, as the loss Clip"):
-        check_teacher(config, algorithm_of(config).policy_loss)
+HINTED = {"teacher": "", "teacher_hint": "expected_answer"}
+NO_HINT = "teacher_hint = 'expected_answer': expected none"
+ALONE = "more_teachers = {'code': 'two'}: expected none without teacher"
 
 
-def test_a_hint_stands_for_a_teacher_where_the_policy_teaches_itself():
-    config = load_config("debug_distill")
-    config.teacher, config.teacher_hint = "", "expected_answer"
-    check_teacher(config, algorithm_of(config).policy_loss)
-    assert config.teaches_itself
-    config.sampling.top_p = 0.9
-    with pytest.raises(UserError, match="teacher_hint = 'expected_answer': expected none with sampling.top_p"):
-        check_teacher(config, algorithm_of(config).policy_loss)
-    config = load_config("debug")
-    config.teacher_hint = "expected_answer"
-    with pytest.raises(UserError, match="teacher_hint = 'expected_answer': expected none, as the loss Clip"):
-        check_teacher(config, algorithm_of(config).policy_loss)
-
-
-@pytest.mark.parametrize(("loss", "teacher"), [(ExactDistill.Config(), "one"), (Distill.Config(), "")])
-def test_several_teachers_need_a_first_one_and_sampled_tokens(loss, teacher):
-    config = load_config("debug_distill")
-    config.algorithm.loss, config.teacher, config.teacher_hint = loss, teacher, "expected_answer"
-    config.more_teachers = {"code": "two"}
-    with pytest.raises(UserError, match="more_teachers = {'code': 'two'}: expected none without teacher"):
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("debug_distill", {}, ""),
+        ("debug_distill", {"teacher": ""}, "teacher = '': expected a model, from which the loss ExactDistill learns"),
+        ("debug_distill", HINTED, ""),
+        ("debug_distill", {**HINTED, "sampling": SamplingConfig(top_p=0.9)}, f"{NO_HINT} with sampling.top_p"),
+        ("debug_distill", {"teacher": "one", "more_teachers": {"code": "two"}}, ALONE),
+        ("debug_distill", {**HINTED, "more_teachers": {"code": "two"}, "algorithm": SAMPLED}, ALONE),
+        ("debug", {}, ""),
+        ("debug", {"teacher": "somewhere"}, "teacher = 'somewhere': expected none, as the loss Clip"),
+        ("debug", HINTED, f"{NO_HINT}, as the loss Clip"),
+    ],
+)
+def test_a_teacher_and_a_loss_that_learns_from_one_need_each_other(name, settings, message):
+    config = replace(load_config(name), **settings)
+    with pytest.raises(UserError, match=message) if message else nullcontext():
         check_teacher(config, algorithm_of(config).policy_loss)
 
 
