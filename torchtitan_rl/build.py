@@ -38,7 +38,7 @@ from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
-from torchtitan_rl.rewards.build_grader import build_grader, find_scorers
+from torchtitan_rl.rewards.build_grader import find_scorers
 from torchtitan_rl.run.auto_dtype import set_dtypes
 from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.dump_folder import CHECKOUT
@@ -82,7 +82,8 @@ if TYPE_CHECKING:
     from torchtitan_rl.data.stream import PromptStream
     from torchtitan_rl.environments.factory import Conversations
     from torchtitan_rl.generator.generator import Generator
-    from torchtitan_rl.rewards.grader import Grader, Scorers
+    from torchtitan_rl.rewards.grader import Grader
+    from torchtitan_rl.rewards.scorer import Scorer
     from torchtitan_rl.trainer.trainer import Trainer
     from torchtitan_rl.types import IntArray
 
@@ -95,7 +96,7 @@ class Resolved:
     """The config with nothing left open: no "auto", local folders, the model's architecture, the date of the prompts."""
     algorithm: "Algorithm"
     task: Task
-    scorers: "dict[str, Scorers]"
+    scorers: "dict[str, list[Scorer]]"
     """See `rewards.build_grader.find_scorers`."""
     dtype_choice: str
     """A line with the dtype of "auto"; "" without one."""
@@ -200,11 +201,11 @@ def build_parts(
     if resolved is None:
         comm.be_only_rank()
         resolved = prepare(config)
-    config, task, algorithm = resolved.config, resolved.task, resolved.algorithm
+    config, algorithm = resolved.config, resolved.algorithm
     set_spmd_backend(config.trainer.parallelism.spmd_backend)
     tokenizer = load_tokenizer(config.hf_assets_path)
     # First of all: it forks, and the others start threads.
-    grader = build_grader(config.grader, task, resolved.scorers)
+    grader = config.grader.build(scorers=resolved.scorers)
     prompts, held_out, environments = build_prompts(resolved, tokenizer)
     with events.phase(
         f"build and shard the policy ({config.model_spec.name} {config.model_spec.flavor})"

@@ -3,8 +3,9 @@
 from collections import defaultdict
 
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
+from torchtitan_rl.data.task import Task
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import build_grader
+from torchtitan_rl.rewards.build_grader import find_scorers
 from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
 
 
@@ -17,6 +18,10 @@ class TaskOf(SumDigits):
 
     def reward_functions(self):
         return self.functions
+
+
+def build_grader(config: Grader.Config, task: Task) -> Grader:
+    return config.build(scorers=find_scorers(config, task))
 
 
 def grader(*functions, **config) -> Grader:

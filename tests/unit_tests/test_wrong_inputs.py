@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from tests.parts.grading import build_grader
 from tests.parts.tiny import save_tiny_start
 from torchtitan_rl.command.registry import load_config, parse_args
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
@@ -31,7 +32,6 @@ from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.hf_config import small_qwen3
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start
 from torchtitan_rl.validation import check_model, validate

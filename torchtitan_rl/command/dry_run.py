@@ -17,7 +17,6 @@ from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe.tokens import pieces
 from torchtitan_rl.rewards import RewardError
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.dump_folder import check_writable, lock
 from torchtitan_rl.run.memory import fsdp_shards, teacher_spec
 from torchtitan_rl.run.resume import choose_resume, config_fields
@@ -68,7 +67,7 @@ def show_run(config: "RunConfig", *, world_size: int) -> None:
     if not algorithm.policy_loss.from_engine:
         _show("prompt 1 and its demonstration as tokens", _learned(prompts[0], tokenizer))
     if config.needs_engine(algorithm):
-        with closing(build_grader(config.grader, task, resolved.scorers)) as grader:
+        with closing(config.grader.build(scorers=resolved.scorers)) as grader:
             rewards = _rewards(config, grader, task, prompts, tokenizer)
             _show("rewards of answers to prompt 1", rewards)
 

@@ -1,4 +1,4 @@
-"""Builds the run's grader: finds the reward functions, checks their settings and starts the workers."""
+"""Finds a run's reward functions and checks their settings."""
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
@@ -9,15 +9,14 @@ from torchtitan_rl.data.task import RESERVED_COLUMNS, RewardFunction, Task
 from torchtitan_rl.errors import expect
 from torchtitan_rl.fields.references import load_reward
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.grader import Scorers
 from torchtitan_rl.rewards.reward import JUDGEMENT, Judgement, Reward
-from torchtitan_rl.rewards.scorer import Scope
+from torchtitan_rl.rewards.scorer import Scope, Scorer
 
 
 def find_scorers(
     config: Grader.Config, task: Task, *, required: bool = True, only_watched: bool = False
-) -> dict[str, Scorers]:
-    """The reward functions and the judgement of each member of `task`. Needs no weights, so it is done before them.
+) -> dict[str, list[Scorer]]:
+    """The reward functions of each member of `task`, in order, and its judgement, which is last. Needs no weights, so it is done before them.
 
     Args:
         required: whether a task without reward functions is an error. Demonstrations need none.
@@ -27,11 +26,9 @@ def find_scorers(
     """
     extra = [_reward(config, *load_reward(reference)) for reference in config.rewards]
     members = task.members()
-    by_task = {
-        member: _scorers(config, member, extra, required) for member in members.values()
-    }  # held-out tables share a task
-    scorers = {name: by_task[member] for name, member in members.items()}
-    rewards = [reward for of_task in scorers.values() for reward in of_task.rewards]
+    # Held-out tables share a task.
+    rewards_of = {member: _rewards(config, member, extra, required) for member in members.values()}
+    rewards = [reward for of_task in rewards_of.values() for reward in of_task]
     _check(config, list(dict.fromkeys(reward.name for reward in rewards)))
     counts = only_watched or not rewards or any(reward.weight for reward in rewards)
     expect(
@@ -41,18 +38,12 @@ def find_scorers(
         "a weight other than 0, as there would be no reward",
         "Set one.",
     )
-    return scorers
-
-
-def build_grader(
-    config: Grader.Config, task: Task, scorers: dict[str, Scorers] | None = None
-) -> Grader:
-    """Build the grader of `task` and start its worker processes. Call it before there are threads; the caller closes the grader.
-
-    Args:
-        scorers: from `find_scorers`; None: they are found here.
-    """
-    return config.build(scorers=scorers or find_scorers(config, task))
+    settings = {"on_failure": config.on_failure, "time_limit_seconds": config.time_limit_seconds}
+    of_member = {
+        member: [*of_task, Judgement(task=member, **settings)]
+        for member, of_task in rewards_of.items()
+    }
+    return {name: of_member[member] for name, member in members.items()}
 
 
 def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Reward:
@@ -80,8 +71,10 @@ def _reward(config: Grader.Config, name: str, function: RewardFunction) -> Rewar
     )
 
 
-def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], required: bool) -> Scorers:
-    """The rewards and the judgement of one task. The rewards of `extra` are those of all members of a mixture.
+def _rewards(
+    config: Grader.Config, task: Task, extra: Sequence[Reward], required: bool
+) -> list[Reward]:
+    """The rewards of one task. The rewards of `extra` are those of all members of a mixture.
 
     Raises UserError for a task without rewards, for two of one name, and for a keyword argument that does not exist.
     """
@@ -109,12 +102,7 @@ def _scorers(config: Grader.Config, task: Task, extra: Sequence[Reward], require
             f"keywords that it can be given, which are {sorted(given)}",
             f"Name a column of the task, give a default, or call a factory: {reward.name}(...).",
         )  # fmt: skip
-    return Scorers(
-        rewards,
-        Judgement(
-            task=task, on_failure=config.on_failure, time_limit_seconds=config.time_limit_seconds
-        ),
-    )
+    return rewards
 
 
 def _check(config: Grader.Config, names: list[str]) -> None:

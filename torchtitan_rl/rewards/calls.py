@@ -3,35 +3,27 @@
 import asyncio
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchtitan_rl.rewards.scorer import Groups, Scorer, ScorerResult
 from torchtitan_rl.rewards.workers import WorkerKilled
-from torchtitan_rl.types import Completion, flat
+from torchtitan_rl.types import flat
 
 _CANCEL_SECONDS = 5.0
 """Time that async functions have to end after the longest time limit. After that they are abandoned."""
 
 
-@dataclass(slots=True)
-class RewardCall:
+class RewardCall(NamedTuple):
     """One call of a reward function, or of the task's judgement."""
 
     scorer: Scorer
     groups: Groups
     """The completions that the call scores: one group, or those of a batch."""
     state: Any
-    future: "Future[ScorerResult] | None" = None
+    future: "Future[ScorerResult] | None"
     """The result of a worker or an async function; None if the call runs in this process after sampling."""
-    result: ScorerResult | None = None
-
-
-ResultsOfCompletion = dict[Scorer, tuple[ScorerResult, int]]
-"""One completion's results: for each scorer, the result of its call and the completion's index in that."""
 
 
 class AsyncCalls:
@@ -40,7 +32,7 @@ class AsyncCalls:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def submit(self, call: RewardCall) -> "Future[ScorerResult]":
+    def submit(self, scorer: Scorer, groups: Groups, state: Any) -> "Future[ScorerResult]":
         """Start a call of an async function. The first one starts the thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -50,7 +42,7 @@ class AsyncCalls:
 
         async def run() -> None:
             # It sets the result itself: another coroutine may block the loop afterwards.
-            result.set_result(await call.scorer.run_async(call.groups, call.state))
+            result.set_result(await scorer.run_async(groups, state))
 
         asyncio.run_coroutine_threadsafe(run(), self._loop)
         return result
@@ -61,22 +53,19 @@ class AsyncCalls:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
 
-def finish(calls: Sequence[RewardCall]) -> dict[Completion, ResultsOfCompletion]:
-    """Set the result of every call, and return those of each completion, which is a key by its identity.
-
-    Functions that run in this process, and are not async, run one by one.
-    """
+def results_of(calls: Sequence[RewardCall]) -> list[ScorerResult]:
+    """Wait for every call. Functions that run in this process, and are not async, run one by one."""
     limits = [call.scorer.time_limit_seconds for call in calls if call.scorer.is_async]
     last = time.monotonic() + max(limits) + _CANCEL_SECONDS if limits and all(limits) else None
+    results = []
     for call in calls:
         if call.future is None:
-            call.result = call.scorer.run(call.groups, call.state)
+            result = call.scorer.run(call.groups, call.state)
+        elif call.scorer.is_async:
+            result = _from_loop(call, last)
         else:
-            call.result = _from_loop(call, last) if call.scorer.is_async else _from_worker(call)
-    results: defaultdict[Completion, ResultsOfCompletion] = defaultdict(dict)
-    for call in calls:
-        for i, completion in enumerate(flat(call.groups)):
-            results[completion][call.scorer] = call.result, i
+            result = _from_worker(call)
+        results.append(result)
     return results
 
 

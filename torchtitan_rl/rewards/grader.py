@@ -1,30 +1,22 @@
 """The grader computes the rewards of groups of completions."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchtitan.config import Configurable
 
 from torchtitan_rl.fields.number import MANY, number
-from torchtitan_rl.rewards.calls import AsyncCalls, ResultsOfCompletion, RewardCall, finish
+from torchtitan_rl.rewards.calls import AsyncCalls, RewardCall, results_of
 from torchtitan_rl.rewards.reports import CallReports, call_metrics
-from torchtitan_rl.rewards.reward import Judgement, Reward
-from torchtitan_rl.rewards.scorer import FailurePolicy, Scope, Scorer
+from torchtitan_rl.rewards.reward import Reward
+from torchtitan_rl.rewards.scorer import FailurePolicy, Scope, Scorer, ScorerResult
 from torchtitan_rl.rewards.workers import WorkerPool
-from torchtitan_rl.types import Completion, Group, Metric, ScoredCompletion
+from torchtitan_rl.types import Completion, Group, Metric, ScoredCompletion, flat
 
-
-@dataclass(frozen=True, slots=True)
-class Scorers:
-    """The scorers of one task: its own reward functions, those of the config, and its judgement."""
-
-    rewards: list[Reward]
-    judgement: Judgement
-
-    @property
-    def all(self) -> list[Scorer]:
-        return [*self.rewards, self.judgement]
+ResultsOfCompletion = dict[Scorer, tuple[ScorerResult, int]]
+"""One completion's results: for each scorer, the result of its call and the completion's index in that."""
 
 
 class Grader(Configurable):
@@ -74,16 +66,16 @@ class Grader(Configurable):
         GPU or share memory with the run; "judgement" is the task's. They have no time limit: the watchdog names one
         that hangs."""
 
-    def __init__(self, config: Config, *, scorers: dict[str, Scorers]) -> None:
+    def __init__(self, config: Config, *, scorers: dict[str, list[Scorer]]) -> None:
         """Start the workers, which inherit this process's state. Call it before there are threads; the caller closes it.
 
         Args:
-            scorers: the scorers of each member of the task, by name. `rewards.build_grader` finds them.
+            scorers: of each member of the task, by name, as `rewards.find_scorers` returns them.
         """
         self._scorers = scorers
-        rewards = [reward.name for of_task in scorers.values() for reward in of_task.rewards]
-        self.reward_names: list[str] = list(dict.fromkeys(rewards))
-        unique = dict.fromkeys(scorer for of_task in scorers.values() for scorer in of_task.all)
+        unique = dict.fromkeys(scorer for of_task in scorers.values() for scorer in of_task)
+        names = dict.fromkeys(scorer.name for scorer in unique if isinstance(scorer, Reward))
+        self.reward_names: list[str] = list(names)
         # The place of a scorer's function among those of the workers.
         self._function_idx: dict[Scorer, int] = {scorer: i for i, scorer in enumerate(unique)}
         self._in_process = set(config.in_process)
@@ -121,41 +113,33 @@ class Grader(Configurable):
         return drained
 
     def report(
-        self, calls: Sequence[RewardCall], scored: Sequence[Group[ScoredCompletion]]
+        self,
+        calls: Sequence[RewardCall],
+        results: Sequence[ScorerResult],
+        scored: Sequence[Group[ScoredCompletion]],
     ) -> None:
         """Keep the metrics of a round's calls for the next drain, and warn of failures.
 
         Raises RewardError if a function with policy "raise" failed, or no completion got a reward too many times in a row.
         """
-        for call in calls:
-            self._metrics += call_metrics(call)
-            self._reports.check_call(call)
+        for call, result in zip(calls, results, strict=True):
+            self._metrics += call_metrics(call.scorer.name, result)
+            self._reports.check_call(call, result)
         self._reports.check_round(scored)
 
-    def scorers(self, group: Group[Completion], scope: Scope) -> list[Scorer]:
-        """Returns the scorers of a group with this scope: the task's rewards in order, then the judgement."""
-        if not group.samples:
-            return []
-        of_task = self._scorers[group.prompt.task].all
-        return [scorer for scorer in of_task if scorer.scope == scope]
+    def scorers(self, group: Group[Completion]) -> list[Scorer]:
+        """Returns the scorers of the group's task: its rewards in order, then the judgement."""
+        return self._scorers[group.prompt.task]
 
     def start(self, scorer: Scorer, groups: list[Group[Completion]], state: Any) -> RewardCall:
         """Returns a call of the scorer with all the groups, started unless it runs in this process."""
-        call = RewardCall(scorer, groups, state)
+        future = None
         if scorer.is_async:
-            call.future = self._async_calls.submit(call)
+            future = self._async_calls.submit(scorer, groups, state)
         elif scorer.name not in self._in_process:
             function, seconds = self._function_idx[scorer], scorer.time_limit_seconds
-            call.future = self._workers.submit(function, groups, state, seconds=seconds)
-        return call
-
-    def with_rewards(
-        self, group: Group[Completion], results: Mapping[Completion, ResultsOfCompletion]
-    ) -> Group[ScoredCompletion]:
-        """Returns the group with its rewards, given the results of its completions."""
-        scorers = self._scorers[group.prompt.task]
-        samples = [_with_reward(sample, scorers, results[sample]) for sample in group.samples]
-        return Group(prompt=group.prompt, samples=samples)
+            future = self._workers.submit(function, groups, state, seconds=seconds)
+        return RewardCall(scorer, groups, state, future)
 
 
 class GradingRound:
@@ -169,8 +153,9 @@ class GradingRound:
     def begin(self, group: Group[Completion]) -> None:
         """Start a group's calls, without waiting, while other groups are still being sampled."""
         self._groups.append(group)
-        for scorer in self._grader.scorers(group, "group"):
-            self._calls.append(self._grader.start(scorer, [group], self._state))
+        for scorer in self._grader.scorers(group):
+            if scorer.scope == "group" and group.samples:
+                self._calls.append(self._grader.start(scorer, [group], self._state))
 
     def scored_groups(self) -> list[Group[ScoredCompletion]]:
         """Wait for all calls. Returns the groups with their rewards, in the order of their prompts.
@@ -183,20 +168,29 @@ class GradingRound:
         groups = sorted(self._groups, key=lambda group: group.prompt.prompt_idx)
         batches: dict[Scorer, list[Group[Completion]]] = {}
         for group in groups:
-            for scorer in grader.scorers(group, "batch"):
-                batches.setdefault(scorer, []).append(group)
+            for scorer in grader.scorers(group):
+                if scorer.scope == "batch" and group.samples:
+                    batches.setdefault(scorer, []).append(group)
         for scorer, batch in batches.items():
             self._calls.append(grader.start(scorer, batch, self._state))
         # In the prompts' order, so that the failure that is named does not depend on which call ended first.
         self._calls.sort(key=lambda call: call.groups[0].prompt.prompt_idx)
-        results = finish(self._calls)
-        scored = [grader.with_rewards(group, results) for group in groups]
-        grader.report(self._calls, scored)
+        results = results_of(self._calls)
+        by_completion: defaultdict[Completion, ResultsOfCompletion] = defaultdict(dict)
+        for call, result in zip(self._calls, results, strict=True):
+            for i, completion in enumerate(flat(call.groups)):
+                by_completion[completion][call.scorer] = result, i
+        scored = []
+        for group in groups:
+            scorers = grader.scorers(group)
+            samples = [_with_reward(each, scorers, by_completion[each]) for each in group.samples]
+            scored.append(Group(prompt=group.prompt, samples=samples))
+        grader.report(self._calls, results, scored)
         return scored
 
 
 def _with_reward(
-    completion: Completion, scorers: Scorers, results: ResultsOfCompletion
+    completion: Completion, scorers: Sequence[Scorer], results: ResultsOfCompletion
 ) -> ScoredCompletion:
     """The completion with its reward: the weighted sum of the scores; None without one that counts, or after a failure that does."""
     breakdown: dict[str, float | None] = {}
@@ -205,7 +199,8 @@ def _with_reward(
     failed = completion.error is not None
     if failed:
         extra["error/environment"] = completion.error
-    for scorer in scorers.rewards:
+    *rewards, judgement = scorers
+    for scorer in rewards:
         result, place = results[scorer]
         score = result.scores[place]
         breakdown[scorer.name] = score
@@ -216,9 +211,9 @@ def _with_reward(
         if place in result.errors:
             extra[f"error/{scorer.name}"] = result.errors[place]
             failed = failed or scorer.weight != 0
-    judged, place = results[scorers.judgement]  # its score is (answer, correct)
+    judged, place = results[judgement]  # its score is (answer, correct)
     answer, correct = judged.scores[place] or (None, None)
-    turn_weight = sum(scorer.weight for scorer in scorers.rewards if scorer.of_turns)
+    turn_weight = sum(scorer.weight for scorer in rewards if scorer.of_turns)
     return ScoredCompletion(
         completion=completion,
         reward=sum(weighted) if weighted and not failed else None,

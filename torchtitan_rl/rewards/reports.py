@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from torchtitan_rl.rewards.calls import RewardCall
-from torchtitan_rl.rewards.scorer import RewardError
+from torchtitan_rl.rewards.scorer import RewardError, ScorerResult
 from torchtitan_rl.types import Group, Metric, ScoredCompletion, flat
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,9 @@ class CallReports:
                 f"{shown}, {MOST_FAILED_ROUNDS} times in a row: nothing is being learned. Correct it."
             )
 
-    def check_call(self, call: RewardCall) -> None:
+    def check_call(self, call: RewardCall, result: ScorerResult) -> None:
         """Warn of a call's failure. Raises RewardError if its policy is "raise"."""
-        scorer, result = call.scorer, call.result
-        name = scorer.name
+        scorer, name = call.scorer, call.scorer.name
         if result.log.error:
             self._warn_once(f"log of {name}", f"{result.log.error} This logging is dropped.")
         if not result.errors:
@@ -85,12 +84,11 @@ def _error_of(sample: ScoredCompletion) -> str:
     return ""
 
 
-def call_metrics(call: RewardCall) -> Iterator[tuple[str, Metric]]:
-    """Yields the metrics of one call: what it recorded and logged, its duration, and how many scores failed.
+def call_metrics(name: str, result: ScorerResult) -> Iterator[tuple[str, Metric]]:
+    """Yields the metrics of one call of the function `name`: what it recorded and logged, its duration, and how many scores failed.
 
     Each logged name has the number of the call's completions as its weight in total.
     """
-    name, result = call.scorer.name, call.result
     yield from result.log.recorded
     times = Counter(metric for metric, _ in result.log.metrics)
     for metric, value in result.log.metrics:

@@ -6,12 +6,12 @@ import re
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
+from tests.parts.grading import build_grader
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.data.tasks import Rows
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import build_grader
 
 
 def lines(*rows) -> bytes:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.parts.conversations import ScriptedEngine
+from tests.parts.grading import build_grader
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.generator.rollout import roll_out
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Group
 

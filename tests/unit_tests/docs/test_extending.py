@@ -20,7 +20,7 @@ from tests.parts.algorithm import (
     policy_like,
     run_loss,
 )
-from tests.parts.grading import drained, score
+from tests.parts.grading import build_grader, drained, score
 from tests.parts.tiny import save_tiny_checkpoint
 from torchtitan_rl.algorithm import Algorithm, Sequences
 from torchtitan_rl.command.registry import load_config
@@ -29,7 +29,6 @@ from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.observe import Recorder, record_metric
 from torchtitan_rl.observe.metrics.reward_stats import group_metrics, participation_metrics
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.run.identity import identity
 from torchtitan_rl.trainer import packing
 from torchtitan_rl.validation import validate

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.grading import TaskOf, logged, score
+from tests.parts.grading import TaskOf, build_grader, logged, score
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import build_grader
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text()
 

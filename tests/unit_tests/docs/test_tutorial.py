@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from scripts.make_arrivals import rows
-from tests.parts.grading import drained
+from tests.parts.grading import build_grader, drained
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.configs.toys.answer_recipes import arrivals
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.types import Completion, Group, Prompt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()

@@ -17,7 +17,7 @@ from tests.parts.conversations import (
     prompts,
     said,
 )
-from tests.parts.grading import TaskOf
+from tests.parts.grading import TaskOf, build_grader
 from tests.parts.talk import save_talker
 from tests.parts.tiny import DIMENSIONS, sampled
 from torchtitan_rl.algorithm import Algorithm
@@ -26,7 +26,6 @@ from torchtitan_rl.data.end_tokens import hidden_token_ids
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.pool import ConversationError
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt, flat
 

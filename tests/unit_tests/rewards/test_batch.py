@@ -5,10 +5,9 @@ import time
 
 import pytest
 
-from tests.parts.grading import TaskOf, constant, drained, group, groups, logged, rewards
+from tests.parts.grading import TaskOf, build_grader, constant, drained, group, groups, logged, rewards
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader, RewardError
-from torchtitan_rl.rewards.build_grader import build_grader
 
 
 def calibration(completions, expected_answer, log_metric, **_):

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.parts.grading import TaskOf, constant, drained, groups, rewards, score
+from tests.parts.grading import TaskOf, build_grader, constant, drained, groups, rewards, score
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader, RewardError
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.rewards.workers import WorkerPool
 
 

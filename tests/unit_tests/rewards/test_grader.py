@@ -5,11 +5,10 @@ import functools
 
 import pytest
 
-from tests.parts.grading import TaskOf, constant, grader, group, length, rewards, score
+from tests.parts.grading import TaskOf, build_grader, constant, grader, group, length, rewards, score
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.rewards import Grader, RewardError
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.rewards.trainer_state import TrainerState
 from torchtitan_rl.types import Completion, Group, TurnRecord
 

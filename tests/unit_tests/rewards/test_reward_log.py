@@ -7,10 +7,9 @@ import threading
 import pytest
 import torch
 
-from tests.parts.grading import TaskOf, grader, logged, rewards, score
+from tests.parts.grading import TaskOf, build_grader, grader, logged, rewards, score
 from torchtitan_rl.observe import Recorder, Reduce, read_rows, record_metric
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import build_grader
 
 
 def test_logged_metrics_are_returned_as_mean_and_count():

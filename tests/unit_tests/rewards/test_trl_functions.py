@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from tests.parts.grading import TaskOf, group, score
+from tests.parts.grading import TaskOf, build_grader, group, score
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import build_grader
 from torchtitan_rl.rewards.trainer_state import TrainerState
 
 PUBLISHED = {
