@@ -38,7 +38,7 @@ from torchtitan_rl.models.lora.adapters import Lora
 from torchtitan_rl.models.multimodal import engine_folder
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.observe.observer import RunObserver
-from torchtitan_rl.rewards.build_grader import find_scorers
+from torchtitan_rl.rewards.find_scorers import find_scorers
 from torchtitan_rl.run.auto_dtype import set_dtypes
 from torchtitan_rl.run.checkpointer import Checkpointer
 from torchtitan_rl.run.dump_folder import CHECKOUT
@@ -97,7 +97,7 @@ class Resolved:
     algorithm: "Algorithm"
     task: Task
     scorers: "dict[str, list[Scorer]]"
-    """See `rewards.build_grader.find_scorers`."""
+    """See `rewards.find_scorers.find_scorers`."""
     dtype_choice: str
     """A line with the dtype of "auto"; "" without one."""
     memory: str

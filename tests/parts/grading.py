@@ -5,7 +5,7 @@ from collections import defaultdict
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.task import Task
 from torchtitan_rl.rewards import Grader
-from torchtitan_rl.rewards.build_grader import find_scorers
+from torchtitan_rl.rewards.find_scorers import find_scorers
 from torchtitan_rl.types import Completion, Group, Metric, Prompt, ScoredCompletion
 
 
