@@ -1,7 +1,7 @@
 """Random updates: their settings and samples as plain values, and what the project makes of them.
 
 `dense_update` computes the same from the same values. The policy is a tiny model of tokens and positions, so that a token, a
-label or a position that the packer puts in the wrong place shows in the gradient.
+label or a position that the packer puts in the wrong place shows in the gradient. The project's rollouts are cut into traces.
 """
 
 import math
@@ -48,7 +48,7 @@ from torchtitan_rl.device import DEVICE_TYPE
 from torchtitan_rl.models.logprobs import chunked_logprobs
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.trainer.minibatches import Batcher, split_groups
-from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch, TurnRecord
+from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, Trace, TrainBatch, TurnRecord
 
 VOCABULARY, WIDTH, LONGEST = 11, 6, 12
 """Tokens of the vocabulary, size of the hidden state, longest completion."""
@@ -220,8 +220,25 @@ def algorithm_of(s: dict) -> Algorithm:
     ).build(max_completion_tokens=LONGEST)
 
 
+def cut_into_traces(case: dict, rng: random.Random) -> None:
+    """Begin a new trace before some turns, with all tokens so far as its context. `dense_updates` has the whole rollouts."""
+    for group in case["groups"]:
+        for sample in group["samples"]:
+            mask = sample["mask"]
+            turns = [place for place, is_sampled in enumerate(mask) if is_sampled and not any(mask[place - 1 : place])]
+            cuts = [begin for begin in turns[1:] if rng.random() < 0.7]
+            sample["trace_of_turns"] = [sum(cut <= begin for cut in cuts) for begin in turns]
+            whole = {name: sample[name] for name in ("tokens", "mask", "mu", "reference")}
+            sample |= {name: [] for name in whole} | {"traces": []}
+            for begin, end in zip([0, *cuts], [*cuts, len(mask)]):
+                context = [*group["prompt"], *whole["tokens"][:begin]] if begin else []
+                sample["traces"].append(Trace(begin=len(sample["tokens"]), context_tokens=len(context)))
+                for name, values in whole.items():
+                    sample[name] += [*(context if name == "tokens" else [0] * len(context)), *values[begin:end]]
+
+
 def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
-    """The case's groups in the project's types. A group with a limit of its own comes from a mixture's member."""
+    """The case's groups, cut into traces, in the project's types. A group with a limit of its own comes from a mixture's member."""
     return [
         Group(
             prompt=Prompt(
@@ -233,7 +250,11 @@ def groups_of(case: dict) -> list[Group[ScoredCompletion]]:
                     completion=Completion(
                         sample_idx=i, policy_version=0, token_ids=sample["tokens"], sampler_logprobs=sample["mu"], text="",
                         loss_mask=sample["mask"], finish_reason=sample["finish"],
-                        turns=tuple(TurnRecord(text="", num_tokens=length) for length in sample["turns"]),
+                        turns=tuple(
+                            TurnRecord(text="", num_tokens=length, trace=trace)
+                            for length, trace in zip(sample["turns"], sample["trace_of_turns"])
+                        ),
+                        traces=tuple(sample["traces"]),
                     ),
                     reward=sample["reward"], answer=sample["answer"], turn_rewards=tuple(sample["turn_rewards"]),
                 )
@@ -270,6 +291,7 @@ def score(model: Tensors, batch: TrainBatch, temperature: float, chunk: int) -> 
 def project_updates(case: dict, policy: Tensors, old: Tensors, rng: random.Random) -> Iterator[float]:
     """Yields the loss of each mini-batch, whose gradient has just been added to the policy's `grad`."""
     algorithm, settings = algorithm_of(case["settings"]), case["settings"]
+    cut_into_traces(case, rng)
     groups = draft_episodes(groups_of(case))
     for group, plain in zip(groups, case["groups"]):
         for episode, sample in zip(group.samples, plain["samples"]):

@@ -1,12 +1,18 @@
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.parts.random_update import LONGEST, VOCABULARY, cut_into_traces, groups_of, random_sample
+from torchtitan_rl.algorithm.episodes import draft_episodes
+from torchtitan_rl.models.score import TokenScores
+from torchtitan_rl.trainer.logprob_diff import compare_with_sampler
 from torchtitan_rl.trainer.minibatches import items_of, plan_microbatches, split_groups
-from torchtitan_rl.trainer.packing import count_work, pack
+from torchtitan_rl.trainer.packing import by_member, completion_values, count_work, pack, token_advantages
 from torchtitan_rl.types import (
     NO_RECORD,
     Completion,
@@ -18,6 +24,8 @@ from torchtitan_rl.types import (
     Prompt,
     ScoredCompletion,
     Trace,
+    TurnRecord,
+    flat,
 )
 
 COUNTS = Normalizers(num_tokens=10, num_sequences=3, num_groups=2, max_completion_tokens=8)
@@ -168,3 +176,63 @@ def test_records_of_later_traces_follow_the_first_traces():
     batch = pack([recorded(made), recorded(member((1,), (7,)))], normalizers=COUNTS, multiple=1, share_prompts=True)
     assert batch.token_ids.tolist() == [1, 2, 3, 1, 7, 4, 5]
     assert batch.sampler_records[:, 0].tolist() == [101, 102, 103, 101, 107, 104, 105]
+
+
+def test_turn_advantages_follow_the_trace_of_their_turn():
+    turns = [TurnRecord(text="", num_tokens=n, trace=trace) for n, trace in ((1, 0), (2, 1), (1, 0))]
+    made = episode((1, 2, 3, 4, 5, 6), mask=(True, False, True, False, True, True))
+    traces = (Trace(), Trace(begin=3, context_tokens=1, parent=0))
+    completion = replace(made.completion, turns=tuple(turns), traces=traces)
+    credit = Credit(turn_advantages=(1.0, 2.0, 3.0))
+    cut = Episode(scored=ScoredCompletion(completion=completion, reward=1.0), credit=credit)
+    assert token_advantages(cut).tolist() == [1, 0, 3, 0, 2, 2]
+
+
+def cut_conversations() -> list[Group[Episode]]:
+    """Three groups of three conversations, cut into traces."""
+    rng = random.Random(3)
+    groups = []
+    for length in (2, 3, 5):
+        samples = [random_sample(rng, 1.0, "random") for _ in range(3)]
+        for sample in samples:
+            sample["mu"] = [-float(np.float32(rng.random())) * sampled for sampled in sample["mask"]]
+            sample["reference"] = sample["mu"]
+        groups.append(
+            {"prompt": [rng.randrange(VOCABULARY) for _ in range(length)], "limit": LONGEST, "samples": samples}
+        )
+    cut_into_traces({"groups": groups}, rng)
+    drafts = draft_episodes(groups_of({"groups": groups}))
+    assert {len(one.completion.traces) for one in flat(drafts)} == {1, 2, 3}
+    return drafts
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_pack_has_all_tokens_in_order_and_no_label_across_traces(share_prompts):
+    groups = cut_conversations()
+    members = [member for item in items_of(groups, whole_groups=True) for member in item]
+    batch = pack(members, normalizers=COUNTS, multiple=1, share_prompts=share_prompts)
+    assert len(batch.token_ids) == count_work(members, share_prompts=share_prompts)[0]
+    rows = torch.stack([batch.labels, batch.sampler_logprobs])[:, batch.loss_positions].numpy()
+    for i, (made, (labels, log_mu)) in enumerate(zip(batch.members, by_member(batch, rows), strict=True)):
+        completion = made.episode.completion
+        own = batch.token_ids[batch.sequence_ids == i].tolist()
+        assert own == [*made.prompt.token_ids, *completion.token_ids][-len(own) :]
+        assert labels.tolist() == completion.token_ids[completion.loss_mask].tolist()
+        assert log_mu.tolist() == completion.sampled_logprobs.tolist()
+    for made, labels in zip(batch.members, completion_values(batch, rows[0]), strict=True):
+        assert labels.tolist() == (made.episode.completion.token_ids * made.episode.completion.loss_mask).tolist()
+    scores = TokenScores(batch.sampler_logprobs + 0.25, batch.loss_mask)
+    compare_with_sampler(batch, scores.at(batch.loss_positions))
+    assert all(one.logprob_diff.mean == pytest.approx(0.25) for one in flat(groups))
+    assert all(len(one.logprob_diff.tokens["diff"]) == one.completion.num_sampled for one in flat(groups))
+
+
+def test_traces_of_a_rollout_share_a_microbatch():
+    groups = cut_conversations()
+    [plan] = plan_microbatches(items_of(groups, whole_groups=False), num_ranks=1, max_tokens=50)
+    planned = [made for members in plan for made in members]
+    assert len(plan) > 1
+    assert sorted(id(made.episode) for made in planned) == sorted(map(id, flat(groups)))
+    assert sum(made.num_tokens for made in planned) == sum(
+        count_work(members, share_prompts=False)[0] for members in plan
+    )
