@@ -19,8 +19,9 @@ LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slu
 
 @pytest.fixture
 def here(files):
-    """A folder with examples/ and the Python blocks of all pages."""
-    (files / "examples").symlink_to(ROOT / "examples")
+    """A folder with examples/, tests/ and the Python blocks of all pages."""
+    for name in ("examples", "tests"):
+        (files / name).symlink_to(ROOT / name)
 
 
 def commands() -> list[tuple[str, str]]:
