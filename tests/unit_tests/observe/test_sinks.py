@@ -156,109 +156,76 @@ def test_disabled_wandb_writes_nothing_and_is_no_error(recorder, tmp_path, monke
     assert not (tmp_path / "wandb").exists()
 
 
-def resumed_tables(recorder, tmp_path, **config):
-    """The final tables of a W&B run of two sessions by key, as rows of cells, and all of its history."""
+def test_wandb_final_tables_of_a_resumed_run_have_the_rows_of_all_sessions_that_the_filter_takes(
+    recorder, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     for steps in ((1, 2, 3), (3, 4)):  # step 3 is taken again from the checkpoint of step 2
         if steps[0] > 1:
             time.sleep(1.1)  # a second offline run of the same second would take the first one's folder
-        run = recorder(sinks=["wandb"], select=["top:1", "bottom:1"], keep_all_rows=True, **config)
+        run = recorder(sinks=["wandb"], select=["top:1", "bottom:1"], keep_all_rows=True, filters=["wandb=!hidden"])
         for step in steps:
             rows = [{"prompt": f"{step}", "score": score, "note": f"{steps[0]}"} for score in range(6)]
-            record_metric("own", rows, Reduce.TABLE)
-            if step == 1:
-                record_metric("rare", rows[:1], Reduce.TABLE)
+            for key in ["own", "hidden"] + ["rare"] * (step == 1):
+                record_metric(key, rows, Reduce.TABLE)
             run.flush(step)
         run.close()
     files, _, history = wandb_records(tmp_path)
-    finals = {key: line[key] for line in history for key in line if key.endswith("/final")}
-    tables = {key: json.loads((files / entry["path"]).read_text()) for key, entry in finals.items()}
-    rows = {key: [dict(zip(table["columns"], row)) for row in table["data"]] for key, table in tables.items()}
-    return files, history, rows
-
-
-def test_wandb_final_table_of_a_resumed_run_has_the_rows_of_all_sessions(recorder, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    files, history, finals = resumed_tables(recorder, tmp_path)
-    rows = finals["own/final"]
+    tables = {
+        key: json.loads((files / entry["path"]).read_text())
+        for line in history
+        for key, entry in line.items()
+        if key.endswith("/final")
+    }
+    assert sorted(tables) == ["own/final", "rare/final"]
+    assert not any("hidden" in line for line in history)
+    rows = [dict(zip(tables["own/final"]["columns"], row)) for row in tables["own/final"]["data"]]
     assert Counter((row["step"], row["note"]) for row in rows) == {(1, "1"): 2, (2, "1"): 2, (3, "3"): 2, (4, "3"): 2}
     assert {row["select_reason"] for row in rows} == {"top", "bottom"}
     assert "run_id" not in rows[0]
     increments = [json.loads((files / line["own"]["path"]).read_text()) for line in history if "own" in line]
     steps = [{row[table["columns"].index("step")] for row in table["data"]} for table in increments]
     assert steps == [{3}, {4}]
-    assert len(finals["rare/final"]) == 1
 
 
-def test_a_filter_keeps_a_table_off_wandb_also_in_the_final_table_of_a_resumed_run(recorder, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    _, history, finals = resumed_tables(recorder, tmp_path, filters=["wandb=!own"])
-    assert list(finals) == ["rare/final"]
-    assert not any("own" in line for line in history)
-
-
-def trackio_run(tmp_path, config):
+def trackio_run(tmp_path):
     """A run in a process of its own: Trackio reads its folder when it is imported."""
     os.environ["TRACKIO_DIR"] = str(tmp_path / "trackio")
-    run = Recorder(
-        Recorder.Config(sinks=["jsonl", "trackio"], project="proj", **config),
-        run_folder=tmp_path / "run",
-        run_name="r",
-        run_config={"lr": 1e-5},
-        total_steps=RECORD_STEPS,
+    config = Recorder.Config(
+        sinks=["jsonl", "trackio"], project="proj", max_traces_per_step=6, filters=["trackio=!odd*"]
     )
-    record_run(run)
+    record_run(Recorder(config, run_folder=tmp_path / "run", run_name="r", run_config={}, total_steps=RECORD_STEPS))
 
 
-@pytest.fixture
-def trackio_rows(tmp_path):
-    """Runs a recorder with the Trackio sink, and reads its database: (step, metrics) and traces."""
-    if importlib.util.find_spec("trackio") is None:
-        pytest.skip("trackio is not installed: pip install trackio")
-
-    def run(**config):
-        process = FORK.Process(target=trackio_run, args=(tmp_path, config))
-        process.start()
-        process.join(100)
-        assert process.exitcode == 0
-        database = sqlite3.connect(tmp_path / "trackio" / "proj.db")
-        metrics = [(step, json.loads(text)) for step, text in database.execute("SELECT step, metrics FROM metrics")]
-        traces = database.execute("SELECT step, key, messages, metadata FROM traces ORDER BY step, trace_index")
-        return metrics, [(s, k, json.loads(m), json.loads(d)) for s, k, m, d in traces]
-
-    return run
-
-
-def test_a_filter_keeps_a_table_and_its_traces_off_trackio(trackio_rows):
-    metrics, traces = trackio_rows(filters=["trackio=!rollout/*"])
-    assert {metadata["split"] for *_, metadata in traces} == {"eval"}
-    keys = {key for _, values in metrics for key in values}
-    assert "evaluation/samples" in keys
-    assert not any(key.startswith("rollout/samples") for key in keys)
-
-
-def test_trackio_has_scalars_tables_and_traces_with_each_response_under_its_own_prompt(trackio_rows):
-    metrics, traces = trackio_rows(max_traces_per_step=6)
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="pip install trackio")
+def test_trackio_has_scalars_tables_and_traces_with_each_response_under_its_own_prompt(tmp_path):
+    process = FORK.Process(target=trackio_run, args=(tmp_path,))
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+    database = sqlite3.connect(tmp_path / "trackio" / "proj.db")
+    metrics = [(step, json.loads(text)) for step, text in database.execute("SELECT step, metrics FROM metrics")]
     scalars = {step: values for step, values in metrics if "reward/mean" in values}
     assert sorted(scalars) == [1, 2, 3]
+    assert not [key for key in scalars[1] if key.startswith("odd")]  # as the filter says
     table = scalars[1]["rollout/samples"]
     assert table["_type"] == "trackio.table"
     assert {row["step"] for row in table["_value"]} == {1}
     assert NASTY.replace("\ud800", "\\ud800") in [row["response"] for row in table["_value"]]
+    selected = database.execute("SELECT step, key, messages, metadata FROM traces ORDER BY step, trace_index")
+    traces = [(step, key, json.loads(messages), json.loads(data)) for step, key, messages, data in selected]
     splits = Counter((step, metadata["split"]) for step, *_, metadata in traces)
     assert splits == {(step, split): n for step in (1, 2, 3) for split, n in (("train", 6), ("eval", 4))}
     for step, key, messages, metadata in traces:
         prompt, sample = metadata["prompt_idx"], metadata["sample_idx"]
+        response = NASTY.replace("\ud800", "\\ud800") if (prompt, sample) == (1, 3) else f"[ANSWER] {prompt}-{sample}"
         assert key == "rollout/traces"
-        assert messages[0] == {"role": "user", "content": f"question {prompt} \\ud800"}
-        assert messages[-1]["role"] == "assistant"
-        if (prompt, sample) == (1, 3):
-            assert messages[-1]["content"] == NASTY.replace("\ud800", "\\ud800")
-        else:
-            assert messages[-1]["content"] == f"[ANSWER] {prompt}-{sample}"
-        assert metadata["step"] == step
-        assert metadata["reward"] == 10 * prompt + sample
+        assert messages == [
+            {"role": "user", "content": f"question {prompt} \\ud800"},
+            {"role": "assistant", "content": response},
+        ]
+        assert (metadata["step"], metadata["reward"]) == (step, 10 * prompt + sample)
         assert {"split", "policy_version", "advantage", "finish_reason", "expected_answer"} <= set(metadata)
         assert not {"prompt", "response", "messages", "tokens"} & set(metadata)
     assert len({metadata["episode_id"] for *_, metadata in traces}) == 30
