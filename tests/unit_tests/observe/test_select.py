@@ -4,7 +4,6 @@ import math
 import pickle
 import random as chance
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,13 +13,13 @@ ALL = ("top:2", "bottom:2", "random:2", "longest:2", "truncated:2", "failed:2", 
        "group_best:1", "group_worst:1", "pinned:three")  # fmt: skip
 
 
-def selected(rows, select=("top", "bottom", "random"), **options):
-    return shown(Selection(select, **options).select(rows))
+def selected(rows, select):
+    return shown(Selection(select).select(rows))
 
 
-def over_ranks(ranks, select, **options):
-    """The selection when each rank holds some rows and sends its candidates, pickled, to the first."""
-    selection = Selection(select, **options)
+def over_ranks(ranks, select):
+    """The selection when each rank holds some rows and sends what it selects, pickled, to the first."""
+    selection = Selection(select)
     sent = [pickle.loads(pickle.dumps(selection.select(rows))) for rows in ranks]
     return selection.select([row for rows in sent for row in rows])
 
@@ -69,20 +68,17 @@ def test_selection_over_1_2_and_4_ranks_equals_that_of_the_pooled_rows(rows, cou
     for name, sign in (("top", -1), ("bottom", 1)):
         found = shown(over_ranks(ranks, (f"{name}:{k}", "unscored:0")))
         assert sorted(r["score"] for r in found) == sorted(scores_by_hand(rows, k, sign))
-    assert repr(shown(over_ranks(ranks, ALL))) == repr(selected(rows, ALL))
-
-
-def ties(step, **cells):
-    rows = [row(p, s, 1.0, step=step, **cells) for p in range(8) for s in range(4)]
-    return rows, [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"))]
+    assert repr(over_ranks(ranks, ALL)) == repr(Selection(ALL).select(rows))
 
 
 def test_ties_rotate_by_step_independent_of_arrival_order():
-    assert len({tuple(ties(step)[1]) for step in range(20)}) > 8, "prompt 0 must not be shown in every step"
-    rows, expected = ties(1)
-    for shuffle in range(5):
-        chance.Random(shuffle).shuffle(rows)
-        assert [(r["prompt_idx"], r["sample_idx"]) for r in selected(rows, ("top:1", "unscored:0"))] == expected
+    first = {}
+    for step in [*range(20)] * 5:
+        rows = [row(p, s, 1.0, step=step) for p in range(8) for s in range(4)]
+        chance.shuffle(rows)
+        [top] = selected(rows, ("top:1", "unscored:0"))
+        assert first.setdefault(step, top) == top
+    assert len({top["prompt_idx"] for top in first.values()}) > 4, "prompt 0 must not be shown in every step"
 
 
 def test_each_named_selector_selects_its_rows():
@@ -107,39 +103,27 @@ def test_each_named_selector_selects_its_rows():
         assert {r["select_reason"] for r in found} == {name.partition(":")[0].replace("_", " ")}
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_whole_group_of_a_shown_row_is_stored_on_any_number_of_ranks(count):
+def test_the_whole_group_of_a_shown_row_is_stored():
     rows = [row(p, s, float(4 * p + s)) for p in range(6) for s in range(4)]
-    size = len(rows) // count
-    found = over_ranks([rows[size * rank :][:size] for rank in range(count)], ("top", "unscored:0"))
-    assert [(r["prompt_idx"], r["sample_idx"]) for r in shown(found)] == [(5, 3)]
-    reasons = {(r["prompt_idx"], r["sample_idx"]): r["select_reason"] for r in found if r["prompt_idx"] == 5}
-    assert reasons == {(5, 3): "top", (5, 2): "sibling", (5, 1): "sibling", (5, 0): "sibling"}
-    assert [r["prompt_idx"] for r in found] == [5] * 4
+    found = Selection(("top", "unscored:0")).select(rows)
+    reasons = [(r["prompt_idx"], r["sample_idx"], r["select_reason"]) for r in found]
+    assert reasons == [(5, 3, "top"), (5, 2, "sibling"), (5, 1, "sibling"), (5, 0, "sibling")]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_any_recorded_column_and_a_users_function_rank_rows_over_all_ranks(count, tmp_path, caplog):
+def test_any_recorded_column_and_a_users_function_rank_rows_over_all_ranks(tmp_path, caplog):
     (tmp_path / "mine.py").write_text(
         "def shortest(row):\n    return -len(row['response'])\n\ndef broken(row):\n    return row['absent']\n"
     )
-    rows = [
-        row(i, score=1.0, response="x" * (5 + i % 7), **{"extra/length": [3, None, 9, 1, "9"][i % 5]})
-        for i in range(20)
-    ]
-    select = [
-        "top:2:extra/length",
-        "bottom:1:extra/length",
-        f"{tmp_path}/mine.py:shortest:3",
-        f"{tmp_path}/mine.py:broken:2",
-    ]
-    chosen = shown(over_ranks([rows[rank::count] for rank in range(count)], select))
-    by_reason = {}
-    for one in chosen:
-        for reason in one["select_reason"].split(", "):
-            by_reason.setdefault(reason, []).append(one)
-    assert [one["extra/length"] for one in by_reason["top extra/length"]] == [9, 9]
-    assert [one["extra/length"] for one in by_reason["bottom extra/length"]] == [1]
-    assert [len(one["response"]) for one in by_reason["shortest"]] == [5, 5, 5]
-    assert "broken" not in by_reason
+    lengths = [3, None, 9, 1, "9"] * 4
+    rows = [row(i, score=1.0, response="x" * (5 + i % 7), **{"extra/length": n}) for i, n in enumerate(lengths)]
+    own = [f"{tmp_path}/mine.py:shortest:3", f"{tmp_path}/mine.py:broken:2"]
+    stored = over_ranks([rows[rank::4] for rank in range(4)], ["top:2:extra/length", "bottom:1:extra/length", *own])
+
+    def chosen(reason, column):
+        return [r[column] for r in stored if reason in r["select_reason"].split(", ")]
+
+    assert chosen("top extra/length", "extra/length") == [9, 9]
+    assert chosen("bottom extra/length", "extra/length") == [1]
+    assert chosen("shortest", "response") == ["xxxxx"] * 3
+    assert chosen("broken", "response") == []
     assert caplog.text.count("it ranks no row from here on") == 1

@@ -63,9 +63,7 @@ def test_correctness_metrics_use_the_task_and_not_the_reward_sign():
     bonus = {"reward": 0.2}
     groups = [judged(True, True), judged(False, False, **bonus), judged(True, False, **bonus), judged(False, None)]
     found = values(group_metrics(groups, ALGORITHM))
-    assert found["groups/all_right_fraction"] == 0.25
-    assert found["groups/all_wrong_fraction"] == 0.5
-    assert found["groups/mixed_fraction"] == 0.25
+    assert [found[f"groups/{kind}_fraction"] for kind in ("all_right", "all_wrong", "mixed")] == [0.25, 0.5, 0.25]
     assert found["train/accuracy"] == 3 / 7
 
 
@@ -110,17 +108,10 @@ def test_entropy_bonus_metrics_compare_the_reward_with_it_and_without():
     bonuses = {"columns": {"entropy_bonus": 0.5}}, {"columns": {"entropy_bonus": -0.1}}
     groups = [group(0, sample(0, shaped_reward=1.0, **bonuses[0]), sample(1, shaped_reward=-0.5, **bonuses[1]))]
     found = values(reward_metrics(groups))
-    assert {key: value for key, value in found.items() if key.startswith("entropy_bonus/")} == pytest.approx(
-        {
-            "entropy_bonus/mean": 0.2,
-            "entropy_bonus/std": 0.3,
-            "entropy_bonus/reward_base": 0.25,
-            "entropy_bonus/reward_total": 0.45,
-            "entropy_bonus/fraction_of_base": 0.8,
-            "entropy_bonus/fraction_of_total": 0.2 / 0.45,
-            "entropy_bonus/reward_std": 0.75,
-        }
-    )
+    expected = {"mean": 0.2, "std": 0.3, "reward_std": 0.75, "reward_base": 0.25, "reward_total": 0.45}
+    expected |= {"fraction_of_base": 0.8, "fraction_of_total": 0.2 / 0.45}
+    bonus = {key.partition("/")[2]: value for key, value in found.items() if key.startswith("entropy_bonus/")}
+    assert bonus == pytest.approx(expected)
     assert not [key for key in reward_metrics([judged(True)]) if "bonus" in key]
 
 
@@ -139,12 +130,11 @@ def test_length_metrics_of_all_terminated_right_and_wrong_completions():
     ends = [(2, "stop", True), (4, "stop", False), (9, "length", False)]
     members = [sample(i, token_ids=[1] * n, finish_reason=end, correct=right) for i, (n, end, right) in enumerate(ends)]
     found = values(completion_metrics([group(0, *members)]))
-    assert [found[f"completions/length/{part}"] for part in ("mean", "min", "max")] == [5, 2, 9]
-    assert (found["completions/terminated_length/mean"], found["completions/terminated_length/max"]) == (3, 4)
-    assert (found["completions/right_length/mean"], found["completions/wrong_length/mean"]) == (2, 6.5)
-    assert found["completions/clipped_fraction"] == pytest.approx(1 / 3)
-    assert found["completions/finish_reason/stop"] == pytest.approx(2 / 3)
-    assert (found["completions/tokens"], found["completions/prompt_tokens"], found["completions/count"]) == (15, 6, 3)
+    expected = {"length/mean": 5, "length/min": 2, "length/max": 9, "right_length/mean": 2, "wrong_length/mean": 6.5}
+    expected |= {"terminated_length/mean": 3, "terminated_length/min": 2, "terminated_length/max": 4}
+    expected |= {"tokens": 15, "prompt_tokens": 6, "count": 3, "clipped_fraction": 1 / 3}
+    expected |= {"finish_reason/stop": 2 / 3, "finish_reason/length": 1 / 3}
+    assert found == pytest.approx({f"completions/{name}": value for name, value in expected.items()})
     observed = [group(0, sample(token_ids=[1, 2, 3], loss_mask=[True, False, True]))]
     assert values(completion_metrics(observed))["completions/length/mean"] == 2
     assert values(diversity_metrics(observed))["diversity/distinct_1/macro"] == 1.0
@@ -165,16 +155,9 @@ def test_staleness_covers_groups_started_in_earlier_steps():
 
 def test_diversity_macro_is_the_mean_over_groups_and_micro_over_all_of_them():
     found = values(diversity_metrics([tokens([1, 1, 1, 1], [1, 1]), tokens([1], [2], [], prompt_idx=1)]))
-    assert found == pytest.approx(
-        {
-            "diversity/distinct_1/macro": (1 / 6 + 1) / 2,
-            "diversity/distinct_1/micro": 3 / 8,
-            "diversity/distinct_2/macro": 1 / 4,
-            "diversity/distinct_2/micro": 1 / 4,
-            "diversity/jaccard_distance/macro": (0 + 1) / 2,
-            "diversity/jaccard_distance/micro": 1 / 2,
-        }
-    )
+    expected = {"distinct_1/macro": (1 / 6 + 1) / 2, "distinct_1/micro": 3 / 8, "distinct_2/macro": 1 / 4}
+    expected |= {"distinct_2/micro": 1 / 4, "jaccard_distance/macro": (0 + 1) / 2, "jaccard_distance/micro": 1 / 2}
+    assert found == pytest.approx({f"diversity/{name}": value for name, value in expected.items()})
     completions = [[1, 2, 3, 3], [2, 3, 4], [9], [1, 2, 3], []]
     found = values(diversity_metrics([tokens(*completions)]))
     assert found["diversity/jaccard_distance/micro"] == pytest.approx((2 * (1 - 2 / 4) + 0 + 3) / 6)
@@ -198,11 +181,6 @@ def test_evaluation_accuracy_mean_and_unbiased_pass_at_k():
     assert found["evaluation/length"] == 3
 
 
-def perf(update=UPDATE, seconds=SECONDS, sampled=True, **known):
-    found = perf_metrics(update, generated_tokens=1000, sampled=sampled, seconds=seconds, token_flops=FLOPS, **known)
-    return values(found)
-
-
 def test_optimizer_and_perf_metrics_follow_their_formulas():
     assert values(optimizer_metrics(UPDATE, STATE)) == {
         "optimizer/grad_norm": 0.5,
@@ -212,7 +190,10 @@ def test_optimizer_and_perf_metrics_follow_their_formulas():
         "optimizer/prompts_seen": 9,
         "optimizer/tokens_seen": 100,
     }
-    assert perf(peak_flops=40_000.0) == {
+    perf = perf_metrics(
+        UPDATE, generated_tokens=1000, sampled=True, seconds=SECONDS, token_flops=FLOPS, peak_flops=40_000.0
+    )
+    assert values(perf) == {
         "perf/generated_tokens_per_s": 500,
         "perf/trained_tokens_per_s": 400,
         "perf/step_tokens_per_s": 200,
@@ -242,34 +223,29 @@ def a_step():
     ]  # fmt: skip
 
 
-def of_all_ranks(ranks, count, monkeypatch, groups):
-    """What rank 0's flush returns after every one of `count` ranks recorded the same step."""
+def of_all_ranks(world, monkeypatch, groups):
+    """What rank 0's flush returns after every rank recorded the same step."""
     from torchtitan_rl.observe import observer as module
 
-    world = ranks(count)
     prompts = SimpleNamespace(metrics=lambda prompts_seen: {})
     for rank, recorder in enumerate(world.recorders):
-        monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, count))
+        monkeypatch.setattr(module, "rank_and_size", lambda rank=rank: (rank, len(world.recorders)))
         monkeypatch.setattr(recorder.collector, "elapsed", lambda phase: SECONDS.get(phase, 0.0))
-        observer = RunObserver(recorder, algorithm=ALGORITHM, prompts=prompts, token_flops=FLOPS, run_folder=Path())
+        parts = {"algorithm": ALGORITHM, "prompts": prompts, "token_flops": FLOPS, "run_folder": Path()}
         with recorded_by(recorder.collector):
-            observer.step(groups, UPDATE, STATE)
+            RunObserver(recorder, **parts).step(groups, UPDATE, STATE)
             record_evaluation(groups, SimpleNamespace(prefix="evaluation", split="eval_greedy"), step=STATE.step)
     values = world.flush(STATE.step)
     world.recorders[0].close()
-    varying = ("obs/", "perf/peak_memory")
-    return {key: value for key, value in values.items() if not key.startswith(varying)}
+    return {key: value for key, value in values.items() if not key.startswith(("obs/", "perf/peak_memory"))}
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_step_metrics_of_several_ranks_equal_those_of_one(ranks, monkeypatch, tmp_path, recorder, count):
-    groups = a_step()
-
-    def make(name):
-        return lambda n, **config: ranks(n, folder=tmp_path / name, select=["group_best:1", "random:2"], **config)
-
-    alone = of_all_ranks(make("alone"), 1, monkeypatch, groups)
-    together = of_all_ranks(make("together"), count, monkeypatch, groups)
-    assert together == pytest.approx(alone)
-    rows = [[{**row, "run_id": ""} for row in read_rows(tmp_path / name)] for name in ("alone", "together")]
-    assert rows[0] == rows[1]
+def test_step_metrics_of_several_ranks_equal_those_of_one(ranks, monkeypatch, tmp_path, count):
+    groups, found, rows = a_step(), [], []
+    for number in (1, count):
+        world = ranks(number, folder=tmp_path / str(number), select=["group_best:1", "random:2"])
+        found.append(of_all_ranks(world, monkeypatch, groups))
+        rows.append([{**row, "run_id": ""} for row in read_rows(tmp_path / str(number))])
+    assert found[1] == pytest.approx(found[0])
+    assert rows[1] == rows[0]
