@@ -19,26 +19,10 @@ def recorder(tmp_path):
     """Makes recorders of a run folder, and closes them when the test ends."""
     made = []
 
-    def make(
-        sinks=("jsonl",),
-        folder=tmp_path,
-        total_steps=10,
-        rank=0,
-        gather=None,
-        run_config=None,
-        **config,
-    ):
-        made.append(
-            Recorder(
-                Recorder.Config(sinks=list(sinks), **config),
-                run_folder=folder,
-                run_name="test run",
-                run_config=run_config if run_config is not None else {"lr": 1e-5, "model": {"name": "debug"}},
-                total_steps=total_steps,
-                rank=rank,
-                gather=gather,
-            )
-        )
+    def make(sinks=("jsonl",), folder=tmp_path, total_steps=10, rank=0, gather=None, decode=None, **config):
+        about = {"run_name": "test run", "run_config": {"lr": 1e-5, "model": {"name": "debug"}}}
+        about |= {"total_steps": total_steps, "rank": rank, "gather": gather, "decode": decode}
+        made.append(Recorder(Recorder.Config(sinks=list(sinks), **config), run_folder=folder, **about))
         return made[-1]
 
     yield make

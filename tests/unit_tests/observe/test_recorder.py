@@ -50,10 +50,9 @@ def test_columns_can_be_left_out_of_every_table_and_file(recorder, tmp_path, mon
     record_metric("rollout/samples", rows_of(one), Reduce.TABLE)
     run.flush(1)
     run.close()
-    rows = list(read_rows(tmp_path))
-    assert rows
-    assert not {"prompt", "example/secret", "example/n"} & rows[0].keys()
-    assert {"response", "reward", "step", "select_reason"} <= rows[0].keys()
+    row = next(read_rows(tmp_path))
+    assert not {"prompt", "example/secret", "example/n"} & row.keys()
+    assert {"response", "reward", "step", "select_reason"} <= row.keys()
     assert "xyzzy" not in stream.getvalue()
 
 
@@ -68,11 +67,8 @@ def test_filters_thin_the_series_and_keep_sample_texts_off_one_sink_alone(record
         record_metric("other/samples", {"score": 2}, Reduce.TABLE)
         run.flush(step)
     run.close()
-    found = [line.keys() - {"step", "time"} for line in lines(tmp_path / "metrics.jsonl")]
-    assert [sorted(key for key in keys if key.startswith(("mine", "reward", "obs"))) for keys in found] == [
-        ["mine"],
-        ["mine", "reward/mean"],
-    ]
+    keys = [line.keys() - {"step", "time"} for line in lines(tmp_path / "metrics.jsonl")]
+    assert keys == [{"mine"}, {"mine", "reward/mean"}]
     assert {row["table"] for row in read_rows(tmp_path)} == {"other/samples"}
 
 

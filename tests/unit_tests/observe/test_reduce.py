@@ -35,11 +35,9 @@ def once(values):
 
 
 def test_std_of_large_close_numbers_is_stable_in_any_split_over_ranks():
-    values = [1e8, 1e8 + 1, 1e8 + 2]
-    expected = math.sqrt(2 / 3)
-    assert reduced(Reduce.STD, once(values)) == pytest.approx(expected, abs=1e-9)
-    assert reduced(Reduce.STD, once(values[:1]), once(values[1:])) == pytest.approx(expected, abs=1e-9)
-    assert reduced(Reduce.STD, once(values), []) == pytest.approx(expected, abs=1e-9)
+    values = once([1e8, 1e8 + 1, 1e8 + 2])
+    for ranks in ([values], [values[:1], values[1:]], [values, []]):
+        assert reduced(Reduce.STD, *ranks) == pytest.approx(math.sqrt(2 / 3), abs=1e-9)
 
 
 def test_last_of_several_ranks_is_the_lowest_rank_s_latest():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.parts.observability import group, rows_of, sample
-from torchtitan_rl.observe import Recorder, Reduce, read_rows, record_metric
+from torchtitan_rl.observe import Reduce, read_rows, record_metric
 from torchtitan_rl.observe.tokens import TokenPayload
 from torchtitan_rl.types import LogprobDiff
 
@@ -17,17 +17,14 @@ def decode(ids):
 
 
 @pytest.fixture
-def stored(tmp_path):
+def stored(recorder, tmp_path):
     """The rows in the store of a run that recorded these groups."""
 
-    def make(*groups, decode=decode, **config):
-        recorder = Recorder(
-            Recorder.Config(sinks=["jsonl"], report=False, select=["top:1"], **config),
-            run_folder=tmp_path, run_name="a", run_config={}, total_steps=1, decode=decode,
-        )  # fmt: skip
+    def make(*groups, **config):
+        run = recorder(select=["top:1"], decode=decode, **config)
         record_metric("rollout/samples", rows_of(*groups), Reduce.TABLE)
-        recorder.flush(1)
-        recorder.close()
+        run.flush(1)
+        run.close()
         return list(read_rows(tmp_path))
 
     return make

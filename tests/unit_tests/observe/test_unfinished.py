@@ -4,22 +4,17 @@ import pytest
 
 from tests.parts.observability import group, sample
 from torchtitan_rl.observe import read_rows
-from torchtitan_rl.observe.recorder import Recorder
 from torchtitan_rl.observe.unfinished import UnfinishedStep
 from torchtitan_rl.types import Group
 
 
-def recorder(folder, **settings):
-    more = {"run_name": "r", "run_config": {}, "total_steps": 5, "decode": lambda ids: " ".join(map(str, ids))}
-    return Recorder(Recorder.Config(sinks=["jsonl"], **settings), run_folder=folder, **more)
+def decode(ids):
+    return " ".join(map(str, ids))
 
 
-def completions_of(full: Group) -> Group:
-    return Group(prompt=full.prompt, samples=[episode.completion for episode in full.samples])
-
-
-def scored_of(full: Group) -> Group:
-    return Group(prompt=full.prompt, samples=[episode.scored for episode in full.samples])
+def only(part: str, *groups: Group) -> list[Group]:
+    """The groups with the "completion" or the "scored" of each episode."""
+    return [Group(prompt=g.prompt, samples=[getattr(episode, part) for episode in g.samples]) for g in groups]
 
 
 @pytest.fixture
@@ -27,15 +22,14 @@ def full():
     return group(0, sample(0, 1.0, advantage=0.5), sample(1, 0.0, advantage=-0.5, left_out="truncated"))
 
 
-def test_the_newest_state_of_each_group_is_written_and_marked(tmp_path, full):
+def test_the_newest_state_of_each_group_is_written_and_marked(recorder, tmp_path, full):
     step = UnfinishedStep()
     other = group(1, sample(0, 2.0), sample(1, 2.0))
     third = group(2, sample(0, 3.0, advantage=0.7))
-    step.keep([completions_of(full), completions_of(other), completions_of(third)], step=4, split="train")
-    step.keep([scored_of(other), scored_of(third)], step=4, split="train")
-    step.keep([third], step=4, split="train")
-    step.keep([completions_of(full)], step=4, split="eval_greedy")
-    run = recorder(tmp_path)
+    for groups in (only("completion", full, other, third), only("scored", other, third), [third]):
+        step.keep(groups, step=4, split="train")
+    step.keep(only("completion", full), step=4, split="eval_greedy")
+    run = recorder(decode=decode)
     run.write_unfinished(step)
     run.close()
     rows = {row["episode_id"]: row for row in read_rows(tmp_path)}
@@ -46,18 +40,14 @@ def test_the_newest_state_of_each_group_is_written_and_marked(tmp_path, full):
     assert rows["eval_greedy/4/0/1"]["table"] == "evaluation/samples"
     assert rows["train/4/2/0"]["left_out"] == "its step failed"
     assert rows["train/4/2/0"]["tokens"]["advantage"] == 0.7
-    unseen = [
-        row["tokens"] for name, row in rows.items() if name.startswith(("train/4/0", "train/4/1")) and "tokens" in row
-    ]
-    assert unseen
-    assert not any("advantage" in tokens for tokens in unseen)
+    assert not any("advantage" in rows[f"train/4/{p}/{s}"]["tokens"] for p in range(2) for s in range(2))
 
 
-def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(tmp_path, full):
+def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(recorder, tmp_path, full):
     done, first, second = UnfinishedStep(), UnfinishedStep(), UnfinishedStep()
     done.keep([full], step=4, split="train")
     done.forget("train")
-    run = recorder(tmp_path)
+    run = recorder(decode=decode)
     run.write_unfinished(done)
     assert not (tmp_path / "samples.unfinished.jsonl").exists()
     first.keep([full], step=5, split="train")
@@ -78,11 +68,11 @@ def test_a_whole_step_leaves_nothing_and_the_first_rank_that_fails_writes(tmp_pa
         ({"filters": ["local=*:10"]}, {"rollout/samples", "evaluation/samples"}, 4),  # a failed step is not thinned
     ],
 )
-def test_the_store_s_settings_hold_for_a_failed_step(tmp_path, full, settings, tables, count):
+def test_the_store_s_settings_hold_for_a_failed_step(recorder, tmp_path, full, settings, tables, count):
     step = UnfinishedStep()
     step.keep([full], step=3, split="train")
     step.keep([full], step=3, split="eval_greedy")
-    run = recorder(tmp_path, **settings)
+    run = recorder(decode=decode, **settings)
     run.write_unfinished(step)
     run.close()
     rows = list(read_rows(tmp_path))
