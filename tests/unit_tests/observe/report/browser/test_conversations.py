@@ -1,7 +1,5 @@
 """Conversations in a browser: turns, calls, errors, advantages, and what differs between two of them."""
 
-import json
-
 import pytest
 
 from tests.parts.report_page import at, clean, shown, text, texts
@@ -38,7 +36,6 @@ def test_a_conversation_shows_its_turns_calls_errors_and_advantages(browser, tmp
 
 def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_came(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
-    row = json.loads((folder / "samples.jsonl").read_text())
     said = [
         {"role": "assistant", "content": "12 + 33 = 45", "trace": 0},
         {"role": "assistant", "content": "45 + 7 = 52", "trace": 1},
@@ -48,7 +45,7 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
         {"parent": 0, "reason": "", "context": [], "context_tokens": 30, "tokens": 40},
         {"parent": 0, "reason": "message 2 changed", "context": [{"role": "user", "content": "so far: 45"}], "context_tokens": 18, "tokens": 12},
     ]  # fmt: skip
-    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said, "traces": traces}) + " \n")
+    change_rows(folder, lambda row: row.update(conversation=said, traces=traces))
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"))
     parts = texts(browser, ".body > :is(.assistant, .opening)")
@@ -66,31 +63,19 @@ def test_a_rollout_of_several_traces_says_where_each_begins_and_from_which_it_ca
     assert clean(browser), browser.errors
 
 
-def long_conversation(tmp_path, turns):
-    """A page with one conversation: each fourth answer of its tool is an error."""
-    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
-    row = json.loads((folder / "samples.jsonl").read_text())
+def test_the_next_turn_and_the_next_error_are_one_key_away(browser, tmp_path):
     said = []
-    for i in range(turns):
+    for i in range(121):
         result = "error: no such number" if i % 4 == 2 else str(i)
         said += [{"role": "assistant", "content": f"call {i}"}, {"role": "tool", "name": "multiply", "content": result}]
-    (folder / "samples.jsonl").write_text(json.dumps(row | {"conversation": said}) + " \n")
+    folder = write_run(tmp_path / "a", steps=1, prompts=1, siblings=1)
+    change_rows(folder, lambda row: row.update(conversation=said))
     write_report(folder, tmp_path / "r.html")
-    return at(tmp_path / "r.html", view="samples", open="train/1/0/0")
-
-
-def test_the_next_turn_and_the_next_error_are_one_key_away(browser, tmp_path):
-    browser.open(long_conversation(tmp_path, 121), height=700)
+    browser.open(at(tmp_path / "r.html", view="samples", open="train/1/0/0"), height=700)
     focused = "document.activeElement.closest('.turn').innerText"
     seen = "(r => r.top >= 0 && r.bottom <= innerHeight)(document.activeElement.getBoundingClientRect())"
-    for key, words in (
-        ("n", "call 0"),
-        ("n", "call 1"),
-        ("e", "error: no such number"),
-        ("n", "call 3"),
-        ("e", "error"),
-        ("n", "call 7"),
-    ):
+    expected = ["call 0", "call 1", "error: no such number", "call 3", "error", "call 7"]
+    for key, words in zip("nnenen", expected, strict=True):
         browser.press(key)
         assert words in browser.run(focused)
         assert browser.run(seen)

@@ -48,3 +48,20 @@ def test_hostile_samples_do_nothing_and_are_shown_as_they_are(browser, tmp_path)
     assert "</script><script>window.hacked = 1</script><img src=x" in shown
     assert "\u241b[31m\u2400" in shown  # control characters as signs
     assert "[U+202E]gnp.exe" in shown
+
+
+def test_prompts_are_listed_by_their_pass_rate(browser, tmp_path):
+    folder = write_run(tmp_path / "a", steps=2, siblings=1)
+    right = {0: (False, False), 1: (True, True), 2: (False, True), 3: (True, False)}
+    change_rows(
+        folder, lambda r: r.update(prompt=f"prompt {r['prompt_idx']}", correct=right[r["prompt_idx"]][r["step"] - 1])
+    )
+    write_report(folder, tmp_path / "r.html")
+    browser.open(at(tmp_path / "r.html", view="prompts"))
+    kinds = browser.run(
+        "[...document.querySelectorAll('[data-table=prompts] tbody tr')].map(r => [r.children[0].innerText, r.children[1].innerText])"
+    )
+    assert sorted(kinds) == [["prompt 0", "stuck"], ["prompt 1", "solved"], ["prompt 2", "up"], ["prompt 3", "down"]]
+    browser.run("document.querySelector('[data-table=prompts] button').click()")
+    assert browser.run("document.querySelector('main').dataset.view") == "samples"
+    assert clean(browser), browser.errors

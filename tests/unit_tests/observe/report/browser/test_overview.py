@@ -36,29 +36,12 @@ def test_a_failed_run_is_understood_from_the_first_screen(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
-def unfinished_rows(folder, step, prompts=3, siblings=4):
-    """Writes the samples of a step that failed while it was graded."""
-    rows = [
-        row_of(step, p, i, siblings, random.Random(0), "as far as it came")
-        for p in range(prompts)
-        for i in range(siblings)
-    ]
-    for row in rows:
-        row |= {
-            "unfinished": True,
-            "reward": None,
-            "correct": None,
-            "advantage": None,
-            "in_loss": False,
-            "left_out": "its step failed",
-        }
-    (folder / "samples.unfinished.jsonl").write_text("\n".join(map(json.dumps, rows)) + " \n")
-
-
 def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=5, num_steps=50)
     before = load_run(folder)
-    unfinished_rows(folder, step=6)
+    drafted = {"unfinished": True, "reward": None, "correct": None, "advantage": None, "left_out": "its step failed"}
+    rows = [row_of(6, p, i, 4, random.Random(0), "as far as it came") | drafted for p in range(3) for i in range(4)]
+    (folder / "samples.unfinished.jsonl").write_text("\n".join(map(json.dumps, rows)) + " \n")
     assert lines(load_run(folder)) == lines(before)  # they are in no line
     write_end(folder, "failed", "KeyError: furlong", code=1, rank=0, phase="step 6: grade")
     write_report(folder, tmp_path / "r.html")
@@ -72,20 +55,14 @@ def test_the_step_that_failed_leads_to_its_samples(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
-def legend(browser, title, step=None):
-    """The legend's values of a chart, at rest or with the pointer at a step."""
-    chart = f"document.querySelector('[data-chart=\"{title}\"]')"
+def test_a_measurement_has_the_step_at_which_it_was_made(browser, one):
+    browser.open(one[0])  # evaluated at steps 0, 4, 8 and 12
+    chart = "document.querySelector('[data-chart=\"Held-out accuracy\"]')"
     browser.run(f"{chart}.scrollIntoView()")
     browser.wait(f"{chart}.querySelector('canvas') !== null")
-    if step is not None:
+    for step, expected in ((3, ["25.0 %, step 0"]), (4, ["41.7 %"])):
         browser.run(
             f"(p => p.setCursor({{ left: p.valToPos({step}, 'x'), top: 10 }}))({chart}.querySelector('.plot').plot)"
         )
         browser.wait(f"{chart}.querySelector('.where').innerText === 'step {step}'")
-    return browser.run(f"[...{chart}.querySelectorAll('.key b')].map(e => e.innerText)")
-
-
-def test_a_measurement_has_the_step_at_which_it_was_made(browser, one):
-    browser.open(one[0])  # evaluated at steps 0, 4, 8 and 12
-    assert legend(browser, "Held-out accuracy", 3) == ["25.0 %, step 0"]
-    assert legend(browser, "Held-out accuracy", 4) == ["41.7 %"]
+        assert browser.run(f"[...{chart}.querySelectorAll('.key b')].map(e => e.innerText)") == expected

@@ -31,14 +31,7 @@ def test_filters_show_the_rows_that_python_says(browser, one, state, passes):
 def test_sorts_give_the_order_that_python_says(browser, one, column, down):
     page, run = one
     browser.open(at(page, view="samples", sort=column, down=down))
-    value = (
-        (lambda i: str(run.rows[i][column]))
-        if column in ("prompt", "correct")
-        else (lambda i: float(f"{run.rows[i][column]:.6g}"))
-    )
-    order = sorted(
-        range(len(run.rows)), key=value, reverse=down
-    )  # Python's sort keeps equal ones in place, also reversed
+    order = sorted(range(len(run.rows)), key=lambda i: run.rows[i][column], reverse=down)  # equal ones stay in place
     assert shown(browser) == order
 
 
@@ -110,10 +103,8 @@ def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path):
         }
         browser.press("ArrowLeft")
         assert browser.run(VALUES)["token"] == '"\\n"'
-        seen = browser.run(
-            "(r => r.top >= 0 && r.bottom <= innerHeight)(document.querySelector('.token-values').getBoundingClientRect())"
-        )
-        assert seen
+        place = "document.querySelector('.token-values').getBoundingClientRect()"
+        assert browser.run(f"(r => r.top >= 0 && r.bottom <= innerHeight)({place})")
     assert "advantage -1.5" in text(browser, ".badges")
     assert "0, certain" in text(browser, ".scale")
     assert clean(browser), browser.errors
@@ -160,13 +151,10 @@ def test_a_large_file_that_is_read_in_part_is_said_beside_its_samples(browser, t
 
 def test_samples_open_with_the_worst_training_sample_of_the_last_step(browser, tmp_path):
     folder = write_run(tmp_path / "a", steps=3)
-    rows = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    rows[40] |= {"reward": -9.0}
-    held_out = [
-        row | {"split": "eval_greedy", "step": 3, "episode_id": f"eval_greedy/3/{i}/0"}
-        for i, row in enumerate(rows[:16])
-    ]
-    (folder / "samples.jsonl").write_text("".join(json.dumps(row) + " \n" for row in rows + held_out))
+    rows = change_rows(folder, lambda row: row.update(reward=-9.0 if row["episode_id"] == "train/3/2/0" else 0.5))
+    names = [{"split": "eval_greedy", "step": 3, "episode_id": f"eval_greedy/3/{i}/0"} for i in range(16)]
+    with open(folder / "samples.jsonl", "a") as file:
+        file.writelines(json.dumps(row | name) + " \n" for row, name in zip(rows, names))
     write_report(folder, tmp_path / "r.html")
     browser.open(at(tmp_path / "r.html", view="samples"))
     assert shown(browser) == sorted(range(48), key=lambda i: (-rows[i]["step"], rows[i]["reward"]))
