@@ -29,20 +29,26 @@ class BlockedSink(Sink):
     def write(self, record):
         self.release.wait(60)
 
-
-class BlockedFile(BlockedSink):
     def rewind(self, step):
+        """Defined: a checkpoint waits for it."""
+
+
+class SlowlyClosedSink(Sink):
+    closed = False
+
+    def write(self, record):
         pass
 
+    def close(self):
+        time.sleep(1.5)
+        type(self).closed = True
 
-@pytest.fixture
+
+@pytest.fixture(autouse=True)
 def faulty(monkeypatch):
     monkeypatch.setattr("torchtitan_rl.observe.recorder.QUEUE_SIZE", 2)
-    for name, sink in (
-        ("exiting", ExitingSink),
-        ("unbuildable", UnbuildableSink),
-        ("blocked", BlockedSink),
-    ):
+    sinks = {"exiting": ExitingSink, "unbuildable": UnbuildableSink, "blocked": BlockedSink, "slow": SlowlyClosedSink}
+    for name, sink in sinks.items():
         monkeypatch.setitem(SINKS, name, f"{__name__}:{sink.__name__}")
     BlockedSink.release.clear()
     yield
@@ -69,7 +75,7 @@ def train(run):
 
 
 @pytest.mark.parametrize("sink", ["exiting", "unbuildable", "blocked"])
-def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorder, faulty, sink, tmp_path):
+def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorder, sink, tmp_path):
     without = train(None)
     run = recorder(sinks=[sink, "jsonl"])
     started = time.monotonic()
@@ -82,7 +88,7 @@ def test_a_faulty_sink_changes_neither_the_loss_curve_nor_the_step_count(recorde
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == STEPS - run.sinks["jsonl"].dropped_steps
 
 
-def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, faulty, caplog):
+def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, caplog):
     run = recorder(sinks=["blocked"])
     for step in range(1, 9):
         rows = rows_of(group(0, *(sample(s, float(s)) for s in range(3))), step=step)
@@ -92,12 +98,10 @@ def test_full_queue_drops_and_counts_rows_with_one_warning(recorder, faulty, cap
     assert dropped >= 5
     assert values["obs/dropped_rows"] >= 2 * (dropped - 1)
     assert caplog.text.count("sink blocked: too slow") == 1
-    BlockedSink.release.set()
 
 
-def test_blocked_sink_does_not_use_up_the_close_time_of_others(faulty, recorder, monkeypatch):
+def test_blocked_sink_does_not_use_up_the_close_time_of_others(recorder, monkeypatch):
     monkeypatch.setattr("torchtitan_rl.observe.recorder.CLOSE_SECONDS", 2.5)
-    monkeypatch.setitem(SINKS, "slow", f"{__name__}:SlowlyClosedSink")
     run = recorder(sinks=["blocked", "slow"])
     for step in range(1, 5):
         run.flush(step)
@@ -105,43 +109,27 @@ def test_blocked_sink_does_not_use_up_the_close_time_of_others(faulty, recorder,
     assert SlowlyClosedSink.closed, "it had the whole time, not what the stuck one left of it"
 
 
-class SlowlyClosedSink(Sink):
-    closed = False
+def test_a_failed_gather_or_collection_loses_metrics_without_raising_and_gathers_once(recorder, monkeypatch, caplog):
+    calls = []
 
-    def write(self, record):
-        pass
-
-    def close(self):
-        time.sleep(1.5)
-        type(self).closed = True
-
-
-def test_failed_gather_loses_other_ranks_metrics_without_raising(recorder, caplog):
     def broken(collection):
+        calls.append(collection)
         raise RuntimeError("connection lost")
 
     run = recorder(gather=broken)
     record_metric("loss", 1.0)
     assert run.flush(1)["loss"] == 1.0
+    monkeypatch.setattr(run.collector, "drain", lambda: 1 / 0)
     run.flush(2)
+    assert len(calls) == 2
     assert caplog.text.count("gathering failed") == 1
 
 
-def test_flush_calls_the_gather_exactly_once_even_when_collecting_fails(recorder, monkeypatch):
-    calls = []
-    run = recorder(gather=lambda collection: calls.append(collection) or [collection])
-    monkeypatch.setattr(run.collector, "drain", lambda: 1 / 0)
-    run.flush(1)
-    assert len(calls) == 1
-
-
-def test_a_checkpoint_waits_a_bounded_time_for_a_blocked_file(recorder, faulty, monkeypatch, caplog):
+def test_a_checkpoint_waits_a_bounded_time_for_a_blocked_file(recorder, monkeypatch, caplog):
     monkeypatch.setattr("torchtitan_rl.observe.recorder.CHECKPOINT_SECONDS", 0.2)
-    monkeypatch.setitem(SINKS, "local", f"{__name__}:BlockedFile")
-    run = recorder()
+    run = recorder(sinks=["blocked"])
     run.flush(1)
     started = time.monotonic()
     run.state_dict()
     assert time.monotonic() - started < 20
-    assert "sink local: steps before this checkpoint are not all written" in caplog.text
-    BlockedSink.release.set()
+    assert "sink blocked: steps before this checkpoint are not all written" in caplog.text

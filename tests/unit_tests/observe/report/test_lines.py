@@ -6,11 +6,10 @@ from torchtitan_rl.observe.report import Run
 from torchtitan_rl.observe.report.overview import ending, lines
 
 
-def run_of(series=None, *, steps=20, **config):
-    return Run(
-        name="a", folder=Path("a"), steps=list(range(1, steps + 1)),
-        series=series or {}, config={"num_steps": steps, **config},
-    )  # fmt: skip
+def run_of(series=None, end=None, num_steps=20):
+    steps = list(range(1, 21))
+    config = {"num_steps": num_steps}
+    return Run(name="a", folder=Path("a"), steps=steps, series=series or {}, config=config, end=end or {})
 
 
 def line(run, word):
@@ -22,9 +21,8 @@ def line(run, word):
 
 def test_changes_are_the_means_of_the_first_and_the_last_tenth():
     rising = [0.4 + 0.04 * s for s in range(20)]
-    run = run_of(
-        {"reward/mean": rising, "teacher/divergence": rising[::-1], "evaluation/loss": [2.0, *[None] * 18, 1.5]}
-    )
+    losses = [2.0, *[None] * 18, 1.5]
+    run = run_of({"reward/mean": rising, "teacher/divergence": rising[::-1], "evaluation/loss": losses})
     assert line(run, "reward") == ("plain", "reward 0.42 → 1.14", "reward/mean")
     assert line(run, "teacher").text == "divergence from the teacher 1.14 → 0.42 nats per token"
     assert line(run, "held-out loss").text == "held-out loss 2 → 1.5 nats per token"
@@ -40,13 +38,9 @@ def test_held_out_accuracy_has_its_interval_and_the_best_step():
 
 
 def test_the_parts_of_a_step_s_time_are_shares():
-    shares = {
-        "share/train": [0.75] * 20,
-        "share/generate": [0.05] * 20,
-        "share/other": [0.2] * 20,
-        "share/grade": [0.0] * 20,
-    }
-    assert line(run_of(shares), "time").text == "time of a step: train 75 %, other 20 %, generate 5 %"
+    shares = {"train": 0.75, "generate": 0.05, "other": 0.2, "grade": 0.0}
+    run = run_of({f"share/{part}": [share] * 20 for part, share in shares.items()})
+    assert line(run, "time").text == "time of a step: train 75 %, other 20 %, generate 5 %"
 
 
 def test_failures_and_numbers_that_are_not_finite_are_bad():
@@ -58,30 +52,15 @@ def test_failures_and_numbers_that_are_not_finite_are_bad():
 
 
 def test_a_failed_run_says_where_and_with_which_error():
-    run = run_of({}, num_steps=50)
-    run.end = {
-        "outcome": "failed",
-        "error": "KeyError: furlong",
-        "message": "Traceback\nKeyError",
-        "rank": 1,
-        "phase": "step 21: grade",
-    }
-    found = ending(run)
+    end = {"outcome": "failed", "error": "KeyError: furlong", "message": "Traceback\nKeyError"}
+    found = ending(run_of(end=end | {"rank": 1, "phase": "step 21: grade"}, num_steps=50))
     assert found["text"].startswith("Failed in step 21, grade (rank 1): 20 of 50 steps")
-    assert (found["error"], found["details"]) == ("KeyError: furlong", "Traceback\nKeyError")
-    assert found["level"] == "bad"
+    assert (found["error"], found["details"], found["level"]) == ("KeyError: furlong", "Traceback\nKeyError", "bad")
 
 
 def test_a_run_that_stopped_itself_is_bad_and_one_stopped_by_a_signal_is_a_warning():
-    run = run_of({}, num_steps=50)
-    run.end = {
-        "outcome": "stopped",
-        "error": "the log-probs differ",
-        "message": "stopped: the log-probs differ",
-        "code": 3,
-    }
-    assert ending(run) | {"text": ""} == {
-        "level": "bad", "text": "", "error": "the log-probs differ", "details": "", "failed": None
-    }  # fmt: skip
-    run.end = {"outcome": "stopped", "message": "SIGINT after step 20; start again with ...", "code": 130}
-    assert ending(run)["level"] == "warn"
+    stopped = {"outcome": "stopped", "error": "the log-probs differ", "message": "stopped: the log-probs differ"}
+    found = ending(run_of(end=stopped | {"code": 3}))
+    assert (found["level"], found["error"], found["details"]) == ("bad", "the log-probs differ", "")
+    assert found["failed"] is None
+    assert ending(run_of(end=stopped | {"code": 130}))["level"] == "warn"
