@@ -8,21 +8,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from torchtitan_rl.observe.cell_text import compact_number, flat_cell, head_and_tail_lines
-from torchtitan_rl.observe.sample_rows import Row
+from torchtitan_rl.observe.sample_rows import Row, messages_of
 from torchtitan_rl.text import head_and_tail, visible
 
-PROMPT_LINES, PROMPT_CHARACTERS = 4, 400
-"""Limits for a prompt without messages; of longer text, the head and the tail are shown."""
-RESPONSE_LINES, RESPONSE_CHARACTERS = 12, 1200
-"""Limits for a response, and for the last message of a prompt, which is the question."""
-MESSAGES, MESSAGE_LINES, MESSAGE_CHARACTERS = 12, 6, 400
-"""Limits for one conversation (its number of messages) and for each message."""
+MESSAGES, MESSAGE_LINES, MESSAGE_CHARACTERS = 12, 10, 1000
+"""Limits for one sample (its number of messages) and for each message; of longer ones, the head and the tail are shown."""
 
 PLAIN_WIDTH = 120
 """Width of the output, in characters, if it is not a terminal."""
@@ -65,16 +61,7 @@ def safe(
 
 
 def sample_panel(row: Row, console: Console) -> Panel:
-    """A panel for one row: reason and origin in the title, then prompt, response and numbers."""
-    parts: list[RenderableType] = []
-    if "prompt" in row:
-        parts += _prompt(row, console)
-    if row.get("conversation"):
-        parts += _turns(row["conversation"], console)
-    elif "response" in row:
-        if row.get("messages"):
-            parts.append(Text("assistant", "bold"))
-        parts.append(safe(row["response"], console, RESPONSE_CHARACTERS, RESPONSE_LINES))
+    """A panel for one row: reason and origin in the title, then its messages and numbers."""
     good = row.get("correct")
     if good is None:
         reward = row.get("reward", row.get("score"))
@@ -83,31 +70,17 @@ def sample_panel(row: Row, console: Console) -> Panel:
     if row.get("prompt_idx") is not None:  # first: a narrow title is cut
         title.insert(0, f"prompt {row['prompt_idx']} sample {row.get('sample_idx')}")
     return Panel(
-        Group(*parts, _numbers(row, console)),
+        Group(*_turns(messages_of(row), console), _numbers(row, console)),
         title=safe(" · ".join(filter(None, title)), console, style="bold"),
         title_align="left",
         border_style="green" if good else "yellow",
     )
 
 
-def _prompt(row: Row, console: Console) -> list[Text]:
-    """The prompt's messages, without what the chat template adds to them; a prompt without messages as its text."""
-    if not row.get("messages"):
-        prompt = str(row["prompt"]).rstrip()
-        return [safe(prompt, console, PROMPT_CHARACTERS, PROMPT_LINES, style="dim")]
-    *before, question = row["messages"]
-    text = str(question.get("content", "")).rstrip()
-    return [
-        *_turns(before, console),
-        safe(question.get("role", "message"), console, style="bold"),
-        safe(text, console, RESPONSE_CHARACTERS, RESPONSE_LINES, style="dim"),
-    ]
-
-
-def _turns(conversation: Sequence[dict[str, Any]], console: Console) -> list[Text]:
-    """The conversation's messages with role and turn facts, such as the reward. Of many, the first and the last."""
+def _turns(messages: Sequence[dict[str, Any]], console: Console) -> list[Text]:
+    """The messages with role and turn facts, such as the reward. Of many, the first and the last."""
     lines = []
-    for message in conversation:
+    for message in messages:
         facts = " · ".join(
             f"{name} {compact_number(flat_cell(cell))}"
             for name, cell in message.items()

@@ -41,6 +41,16 @@ def as_score(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not math.isnan(value) else None
 
 
+def messages_of(row: Row) -> list[dict[str, Any]]:
+    """The sample as messages: a prompt that is no chat is a user's message, a response in one turn an assistant's."""
+    asked, answered = row.get("messages"), row.get("conversation")
+    if not asked and "prompt" in row:
+        asked = [{"role": "user", "content": str(row["prompt"]).rstrip()}]
+    if not answered and "response" in row:
+        answered = [{"role": "assistant", "content": str(row["response"])}]
+    return [*(asked or ()), *(answered or ())]
+
+
 def episode_rows(groups: "Sequence[Group[Episode]]", *, step: int, split: str) -> list[Row]:
     """One row of a sample table for each episode.
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from torchtitan_rl.observe.cell_text import flat_cell
-from torchtitan_rl.observe.sample_rows import Row
+from torchtitan_rl.observe.sample_rows import Row, messages_of
 from torchtitan_rl.observe.select import is_shown
 from torchtitan_rl.observe.sinks.base import PROJECT, Sink, SinkContext, StepRecord
 from torchtitan_rl.observe.tokens import TOKENS
@@ -62,13 +62,9 @@ class TrackioSink(Sink):
         return [row for members in splits.values() for row in members[:most]]
 
     def _trace(self, row: Row) -> Any:
-        asked = row.get("messages") or [{"role": "user", "content": str(row.get("prompt", ""))}]
-        answered = row.get("conversation") or [
-            {"role": "assistant", "content": str(row["response"])}
-        ]
         messages = [
             {name: flat_cell(cell) for name, cell in message.items()}
-            for message in [*asked, *answered]
+            for message in messages_of(row)
         ]
         metadata = {
             column: flat_cell(cell) for column, cell in row.items() if column not in IN_MESSAGES
