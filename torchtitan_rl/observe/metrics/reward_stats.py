@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtitan_rl.algorithm.advantages.advantage import all_equal
-from torchtitan_rl.algorithm.credit import ZERO_VARIANCE
 from torchtitan_rl.observe.sample_rows import update_masses
 from torchtitan_rl.summary import describe, same_everywhere
 from torchtitan_rl.types import Episode, Group, Metric, flat
@@ -71,17 +70,11 @@ def reward_metrics(groups: Groups) -> dict[str, Metric]:
 def group_metrics(groups: Groups, algorithm: "Algorithm") -> dict[str, Metric]:
     """`groups/...` and `train/accuracy`. Right and wrong are the task's judgement; without it the keys are absent."""
     metrics: dict[str, Metric] = {}
-    credit = algorithm.credit
     if rewarded := [group for group in groups if finite_rewards(group.samples)]:
-        equal = [not credit.rewards_differ([e.scored for e in g.samples]) for g in rewarded]
+        equal = [
+            not algorithm.credit.rewards_differ([e.scored for e in g.samples]) for g in rewarded
+        ]
         metrics["groups/zero_variance_fraction"] = fraction(equal)
-        if credit.group_filter is not None:
-            reasons = [
-                credit.group_left_out(Group(prompt=g.prompt, samples=[e.scored for e in g.samples]))
-                for g in groups
-            ]
-            filtered = [reason not in (None, ZERO_VARIANCE) for reason in reasons]
-            metrics["groups/filtered_fraction"] = fraction(filtered)
     judged = [answers for group in groups if (answers := judgements(group.samples))]
     if judged:
         metrics["groups/all_wrong_fraction"] = fraction([not any(group) for group in judged])
