@@ -58,15 +58,7 @@ STATES = (
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
-@pytest.mark.parametrize(
-    ("dark", "width"),
-    [
-        (False, 1400),
-        (True, 390),
-        pytest.param(False, 390, marks=pytest.mark.long),
-        pytest.param(True, 1400, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("dark", "width"), [(False, 1400), (True, 390)])
 def test_axe_finds_no_violation(browser, tmp_path, width, dark):
     axe = gzip.decompress((Path(parts.__file__).parent / "axe" / "axe-core-4.10.3.min.js.gz").read_bytes()).decode()
     write_report(run_with_all(tmp_path / "a"), tmp_path / "r.html")

@@ -50,13 +50,12 @@ def test_j_and_k_go_through_the_samples_and_turn_the_page(browser, one):
 def test_siblings_come_best_first_with_their_difference_marked(browser, one):
     page, run = one
     browser.open(at(page, view="samples", sort="step", down=False, tab="siblings", open="train/1/0/0"))
-    order = browser.run("[...document.querySelectorAll('[data-sibling]')].map(e => Number(e.dataset.sibling))")
-    assert order == sorted(range(4), key=lambda i: -run.rows[i]["reward"])
-    marks = browser.run(
-        "[...document.querySelectorAll('[data-sibling]')].map(e => [...e.querySelectorAll('mark')].map(m => m.innerText))"
-    )
+    marks = "[Number(e.dataset.sibling), ...[...e.querySelectorAll('mark')].map(m => m.innerText)]"
+    order = sorted(range(4), key=lambda i: -run.rows[i]["reward"])
     best = run.rows[order[0]]["answer"]
-    assert marks == [[] if run.rows[i]["answer"] == best else [run.rows[i]["answer"]] for i in order]
+    assert browser.run(f"[...document.querySelectorAll('[data-sibling]')].map(e => {marks})") == [
+        [i] if run.rows[i]["answer"] == best else [i, run.rows[i]["answer"]] for i in order
+    ]
 
 
 def test_one_prompt_is_followed_over_training(browser, tmp_path):
@@ -69,13 +68,6 @@ def test_one_prompt_is_followed_over_training(browser, tmp_path):
     assert clean(browser), browser.errors
 
 
-def with_tokens(folder, tokens, **cells):
-    """The run with these tokens in each row, and a report of it."""
-    change_rows(folder, lambda row: row.update(tokens=tokens, **cells))
-    write_report(folder, folder / "r.html", size_mb=100)
-    return folder / "r.html"
-
-
 VALUES = (
     "Object.fromEntries([...document.querySelectorAll('.token-values dl > div')].map(e => e.innerText.split('\\n')))"
 )
@@ -83,28 +75,37 @@ TOKENS = {"text": ["4", "<b>", "\n", "obs"], "logprob": [-0.01, -2.0, -0.5, None
           "advantage": -1.5, "age": [2, 0, 0, 0]}  # fmt: skip
 
 
-def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path):
-    page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS, policy_version=7, advantage=-1.5)
-    for width in (1400, 390):
-        browser.open(at(page, view="samples", open="train/1/0/0", paint="logprob"), width=width)
-        browser.run("document.querySelectorAll('.tokens .token')[1].click()")
-        assert browser.run(VALUES) == {
-            "token": '"<b>"', "place": "2 of 4", "probability": "0.135335", "sampler’s log-prob": "-2", "trainer’s log-prob": "-1.5",
-            "trainer − sampler": "0.5", "ratio trainer / sampler": "1.64872", "advantage": "-1.5", "in the loss": "yes", "policy version": "7",
-        }  # fmt: skip
-        browser.run("document.querySelector('.tokens').focus()")
-        browser.press("Home")
-        assert browser.run(VALUES)["policy version"] == "5"
-        browser.press("End")
-        assert browser.run(VALUES) == {
-            "token": '"obs"',
-            "place": "4 of 4",
-            "in the loss": "no: not written by the policy",
-        }
-        browser.press("ArrowLeft")
-        assert browser.run(VALUES)["token"] == '"\\n"'
-        place = "document.querySelector('.token-values').getBoundingClientRect()"
-        assert browser.run(f"(r => r.top >= 0 && r.bottom <= innerHeight)({place})")
+def open_tokens(browser, folder, paint, width=1400, **more):
+    """Opens a report of a run whose samples have these tokens, and more of them."""
+    write_run(folder, steps=1, prompts=1)
+    change_rows(folder, lambda row: row.update(tokens=TOKENS | more, policy_version=7, advantage=-1.5))
+    write_report(folder, folder / "r.html")
+    browser.open(at(folder / "r.html", view="samples", open="train/1/0/0", paint=paint), width=width)
+
+
+def click_token(browser, place):
+    """What the page says of the token that was clicked."""
+    browser.run(f"document.querySelectorAll('.tokens .token')[{place}].click()")
+    return browser.run(VALUES)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_token_s_values_are_read_by_click_and_by_keyboard(browser, tmp_path, width):
+    open_tokens(browser, tmp_path / "a", "logprob", width)
+    assert click_token(browser, 1) == {
+        "token": '"<b>"', "place": "2 of 4", "probability": "0.135335", "sampler’s log-prob": "-2", "trainer’s log-prob": "-1.5",
+        "trainer − sampler": "0.5", "ratio trainer / sampler": "1.64872", "advantage": "-1.5", "in the loss": "yes", "policy version": "7",
+    }  # fmt: skip
+    browser.run("document.querySelector('.tokens').focus()")
+    browser.press("Home")
+    assert browser.run(VALUES)["policy version"] == "5"
+    browser.press("End")
+    unwritten = {"token": '"obs"', "place": "4 of 4", "in the loss": "no: not written by the policy"}
+    assert browser.run(VALUES) == unwritten
+    browser.press("ArrowLeft")
+    assert browser.run(VALUES)["token"] == '"\\n"'
+    place = "document.querySelector('.token-values').getBoundingClientRect()"
+    assert browser.run(f"(r => r.top >= 0 && r.bottom <= innerHeight)({place})")
     assert "advantage -1.5" in text(browser, ".badges")
     assert "0, certain" in text(browser, ".scale")
     assert clean(browser), browser.errors
@@ -114,20 +115,23 @@ def test_any_number_of_a_token_is_a_colour_and_is_read(browser, tmp_path):
     """Entropy, and what a teacher says, by names that this page may not know."""
     more = {"entropy": [0.1, 0.7, 0.0, None], "divergence": [0.5, 1.0, 0.25, None], "teacher_log_ratios": [-2.0, 1.0, 0.0, None],
             "teacher_s_best": ["4 or 5", "<i>", "", None]}  # fmt: skip
-    page = with_tokens(write_run(tmp_path / "a", steps=1), TOKENS | more)
-    browser.open(at(page, view="samples", open="train/1/0/0", paint="teacher_log_ratios"))
-    chips = texts(browser, "[data-paint]")
-    assert chips == ["no colours", "log-probability", "trainer − sampler", "entropy", "divergence from the teacher", "advantage",
-                     "age in updates", "teacher log ratios"]  # fmt: skip
+    open_tokens(browser, tmp_path / "a", "teacher_log_ratios", **more)
+    assert texts(browser, "[data-paint]") == [
+        "no colours", "log-probability", "trainer − sampler", "entropy", "divergence from the teacher", "advantage",
+        "age in updates", "teacher log ratios",
+    ]  # fmt: skip
     colours = browser.run("[...document.querySelectorAll('.token')].map(e => getComputedStyle(e).backgroundColor)")
     assert len(set(colours[:3])) == 3  # below 0, above 0, 0
     assert text(browser, ".scale").startswith("-2")
-    browser.run("document.querySelectorAll('.tokens .token')[1].click()")
-    told = browser.run(VALUES)
-    assert (told["entropy"], told["divergence from the teacher"], told["teacher log ratios"]) == ("0.7", "1", "1")
-    assert told["teacher s best"] == "<i>"
-    browser.run("document.querySelectorAll('.tokens .token')[3].click()")
-    assert "entropy" not in browser.run(VALUES)
+    values = click_token(browser, 1)
+    expected = {
+        "entropy": "0.7",
+        "divergence from the teacher": "1",
+        "teacher log ratios": "1",
+        "teacher s best": "<i>",
+    }
+    assert values == values | expected
+    assert "entropy" not in click_token(browser, 3)
     assert clean(browser), browser.errors
 
 
