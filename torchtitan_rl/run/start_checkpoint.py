@@ -111,6 +111,7 @@ def check_tokenizer(tokenizer: "PreTrainedTokenizerBase", vocab_size: int) -> No
     expected = f"a tokenizer for the model's vocab_size {vocab_size}, but it has token id {largest}"
     remedy = "Use the tokenizer files that belong to the checkpoint."
     expect(largest < vocab_size, "hf_assets_path", folder, expected, remedy)
-    ends, expected = tokenizer.eos_token_id is not None, "an eos_token, or no completion could end"
+    has_end = tokenizer.eos_token_id is not None
+    expected = "a tokenizer with an eos_token, or no completion could end"
     remedy = "Set eos_token in its tokenizer_config.json."
-    expect(ends, "hf_assets_path", folder, f"a tokenizer with {expected}", remedy)
+    expect(has_end, "hf_assets_path", folder, expected, remedy)
