@@ -119,10 +119,8 @@ def test_no_process_outlives_a_killed_launcher(tmp_path):
 
 TALK = "tests/parts/talk.py"
 TRACES = {
-    "compacted in process": (1, ["--config", f"{TALK}:talk_traces"]),
     "compacted in process, 2 ranks": (2, ["--config", f"{TALK}:talk_traces"]),
     "compacted in process, LoRA": (1, ["--config", f"{TALK}:talk_traces", "--trainer.lora.rank", "4"]),
-    "compacted by an agent": (1, ["--config", f"{TALK}:talk_agent_traces"]),
     "compacted by an agent, 2 ranks": (2, ["--config", f"{TALK}:talk_agent_traces"]),
     "compacted by an agent, LoRA": (1, ["--config", f"{TALK}:talk_agent_traces", "--trainer.lora.rank", "4"]),
 }
