@@ -3,7 +3,7 @@
 import hashlib
 import random
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
@@ -33,6 +33,12 @@ class ProceduralTask(Task):
     def draw(self, rng: random.Random) -> Any:
         """Returns a random problem."""
 
+    def draws(self, key: str) -> Iterator[Any]:
+        """Yields problems from both splits without end, determined by `key`."""
+        rng = random.Random(f"{self.name}/{key}")
+        while True:
+            yield self.draw(rng)
+
     @abstractmethod
     def example(self, problem: Any) -> Example:
         """Returns the problem as an example."""
@@ -43,19 +49,17 @@ class ProceduralTask(Task):
 
     def train_example(self, index: int, *, seed: int) -> Example:
         """Returns a random example that is not held out, a pure function of (seed, index)."""
-        rng = random.Random(f"{self.name}/{seed}/{index}")
-        while is_held_out(self.key(problem := self.draw(rng))):
-            pass
-        return self.example(problem)
+        problems = self.draws(f"{seed}/{index}")
+        return self.example(next(p for p in problems if not is_held_out(self.key(p))))
 
     def held_out_examples(self, num: int) -> list[Example]:
         """Returns `num` different examples from the held-out eighth, independent of the run's seed."""
-        rng = random.Random(f"{self.name}/held_out")
+        problems = self.draws("held_out")
         chosen: dict[str, Example] = {}
         repeated = 0
         # In a pool of P problems, even one that is drawn half as often as others is missed by 50 P draws with probability e^-25.
         while len(chosen) < num and repeated < 50 * (len(chosen) + 100):
-            problem = self.draw(rng)
+            problem = next(problems)
             key = self.key(problem)
             if is_held_out(key):
                 repeated = repeated + 1 if key in chosen else 0

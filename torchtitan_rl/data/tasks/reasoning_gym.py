@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtitan_rl.data.answers import KINDS, KindName
 from torchtitan_rl.data.task import Example, RewardFunction, Task, completion_text
-from torchtitan_rl.data.tasks.procedural import is_held_out, plain_example
+from torchtitan_rl.data.tasks.procedural import ProceduralTask, plain_example
 from torchtitan_rl.errors import UserError, expect
 
 if TYPE_CHECKING:
@@ -21,8 +21,10 @@ _NUM_DRAWS = 10_000
 """Number of different questions per task. Some tasks generate them all at construction."""
 
 
-class ReasoningGym(Task):
+class ReasoningGym(ProceduralTask):
     """Questions from reasoning_gym. The reward is the task's own score of the answer, 0 to 1."""
+
+    more_with = ", or change task.settings so that more questions exist"
 
     @dataclass(kw_only=True, slots=True)
     class Config(Task.Config):
@@ -51,25 +53,20 @@ class ReasoningGym(Task):
         known, remedy = f"settings of {names}", "Write task.setting VALUE."
         expect(not of_others, "task.settings", of_others, known, remedy)
 
-    def train_example(self, index: int, *, seed: int) -> Example:
-        """Returns a question that is not held out."""
-        return next(e for e in self._draws(f"{seed}/{index}") if not is_held_out(e.text))
+    def draws(self, key: str) -> Iterator[dict[str, Any]]:
+        for attempt in count():
+            yield self.draw(random.Random(f"{key}/{attempt}"))
 
-    def held_out_examples(self, num: int) -> list[Example]:
-        """Returns `num` different questions from the held-out eighth, independent of the run's seed."""
-        chosen: dict[str, Example] = {}
-        for _, example in zip(range(1000 * num), self._draws("held_out")):
-            if len(chosen) == num:
-                break
-            if is_held_out(example.text):
-                chosen.setdefault(example.text, example)
-        names = list(self._weights)
-        expect(
-            len(chosen) == num, "evaluation.num_prompts", num,
-            f"at most the {len(chosen)} held-out questions of {names}",
-            "Ask for fewer, or change task.settings so that more questions exist.",
-        )  # fmt: skip
-        return list(chosen.values())
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        [name] = rng.choices(list(self._weights), list(self._weights.values()))
+        return self._sources[name][rng.randrange(_NUM_DRAWS)]
+
+    def example(self, problem: dict[str, Any]) -> Example:
+        question = "\n\n".join(filter(None, [problem["question"].strip(), self.config.instruction]))
+        return plain_example(question, problem["answer"] or "", entry=problem)
+
+    def key(self, problem: dict[str, Any]) -> str:
+        return self.example(problem).text
 
     def reward_functions(self) -> Sequence[RewardFunction]:
         return (self.score,)
@@ -91,17 +88,6 @@ class ReasoningGym(Task):
 
     def _score(self, answer: str | None, entry: dict[str, Any]) -> float:
         return float(self._sources[entry["metadata"]["source_dataset"]].score_answer(answer, entry))
-
-    def _draws(self, key: str) -> Iterator[Example]:
-        """Yields an endless sequence of examples from both splits, determined by `key`."""
-        for attempt in count():
-            rng = random.Random(f"{key}/{attempt}")
-            [name] = rng.choices(list(self._weights), list(self._weights.values()))
-            yield self._example(self._sources[name][rng.randrange(_NUM_DRAWS)])
-
-    def _example(self, entry: dict[str, Any]) -> Example:
-        question = "\n\n".join(filter(None, [entry["question"].strip(), self.config.instruction]))
-        return plain_example(question, entry["answer"] or "", entry=entry)
 
     def _settings(self, name: str) -> dict[str, Any]:
         own = f"{name}."
