@@ -329,6 +329,7 @@ def test_a_demonstration_that_cannot_be_read_is_left_out_with_its_number(tmp_pat
         ("a.csv", b"prompt,answer\na,1\nh\xe9,2\n", "'utf-8' codec can't decode byte 0xe9"),
         ("a.csv", b'prompt,answer\na,1\n"b,2\nc,3\n', "unexpected end of data"),
         ("a.csv", b"prompt;answer\na;1\n", r"holds the prompt, but it has \['prompt;answer'\]"),
+        ("a.csv", b"prompt,answer,answer\na,1,2\n", "several columns .'answer'."),
         ("a.csv", b"prompt,answer\n", "expected at least one row, but it is empty"),
     ],
 )  # fmt: skip
@@ -350,6 +351,8 @@ def test_paths_and_columns_that_do_not_exist_are_errors_with_the_remedy(build, t
         build(lines({"chosen": "1 + 1 is 2", "rejected": "3"}), demonstrations="last")  # text without a prompt
     with pytest.raises(UserError, match="left out: 2 task.template cannot be filled: Single '{' encountered"):
         build(sums(2), template="{")
+    with pytest.raises(UserError, match="task.template = .* which the prompt would show"):
+        build(sums(3), template="{prompt} {answer}")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"expected files of the split 'train', but it has \[\]. Pass a file"):
         Rows.Config(path=str(tmp_path / "empty")).build()
@@ -394,14 +397,3 @@ def test_messages_refused_by_the_chat_template_are_skipped_and_reported(build, c
     stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
     assert "3 that the chat template rejects: no system (rows 10, 11, 12)" in capsys.readouterr().out
     assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("prompt,answer,answer\na,1,2\n")
-    with pytest.raises(UserError, match="several columns .'answer'."):
-        Rows.Config(path=str(tmp_path / "a.csv")).build()
-
-
-def test_a_template_that_shows_the_answer_is_refused(build):
-    with pytest.raises(UserError, match="task.template = .* which the prompt would show"):
-        build([{"prompt": "a", "answer": "2"}] * 3, template="{prompt} {answer}")

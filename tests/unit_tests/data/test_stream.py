@@ -57,16 +57,6 @@ def test_held_out_prompts_are_fixed_and_do_not_advance_the_stream(tokenizer):
     assert contents(prompts.next_batch(4)) == contents(stream(tokenizer).next_batch(4))
 
 
-def test_chat_template_is_applied_when_there_is_one_and_the_config_asks(tokenizer):
-    tokenizer.chat_template = CHAT_TEMPLATE
-    [chat] = stream(tokenizer).next_batch(1)
-    [plain] = stream(tokenizer, apply_chat_template=False).next_batch(1)
-    assert chat.messages == [{"role": "user", "content": plain.text.rstrip()}]
-    assert chat.text == f"<user>{plain.text.rstrip()}<a>"
-    assert tokenizer.decode(chat.token_ids) == chat.text
-    assert plain.messages is None
-
-
 def test_chat_template_receives_the_tools_of_the_task(tokenizer):
     def add(a: int) -> int:
         """
@@ -127,7 +117,9 @@ def test_chat_prompt_tokens_equal_apply_chat_template(tokenizer, enable_thinking
 def test_plain_text_prompt_starts_with_system_prompt_and_examples(tokenizer):
     config = {"system_prompt": "Add.", "few_shot": [("What is 1 + 1?\n", "2"), ("What is 1 + 2?\n", "3")]}
     [bare] = stream(tokenizer).next_batch(1)
-    [prompt] = stream(tokenizer, **config).next_batch(1)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    [prompt] = stream(tokenizer, apply_chat_template=False, **config).next_batch(1)
+    assert prompt.messages is None
     assert prompt.text == f"Add.\n\nWhat is 1 + 1?\n2\n\nWhat is 1 + 2?\n3\n\n{bare.text}"
 
 

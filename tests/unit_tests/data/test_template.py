@@ -59,19 +59,6 @@ def test_special_tokens_in_tool_output_are_plain_text(source, end):
 
 
 @pytest.mark.parametrize(
-    ("source", "end", "role"),
-    [
-        (CHAT_TEMPLATE, "<|endoftext|>", "tool"),
-        ("qwen3.jinja", "<|im_end|>", "tool"),
-        ("llama3_1.jinja", "<|eot_id|>", "user"),
-    ],
-)
-def test_templates_that_render_the_role_are_accepted(source, end, role):
-    """Qwen3's drops earlier thinking, Llama's strips white space: turns stay as they were sampled."""
-    template(source, end=end, tools=[multiply]).check(role)
-
-
-@pytest.mark.parametrize(
     ("source", "end", "role", "told"),
     [
         (None, "<|endoftext|>", "user", "the template leaves out the policy's turn"),

@@ -40,15 +40,6 @@ def answers(text: str, *tools, **options) -> list[str]:
     return [message["content"] for message in ToolEnvironment(tools, **options).step(said(text)).messages]
 
 
-def test_tool_schemas_have_the_format_of_chat_templates():
-    [schema] = tool_schemas([multiply])
-    assert schema["function"]["name"] == "multiply"
-    assert schema["function"]["parameters"]["properties"]["a"] == {
-        "type": "integer",
-        "description": "The first integer.",
-    }
-
-
 def test_tool_function_without_a_valid_schema_is_a_user_error():
     def bare(a):
         return a

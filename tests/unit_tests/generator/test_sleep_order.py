@@ -65,6 +65,7 @@ def weights(made, *names):
 def test_engine_sleeps_for_training_and_wakes_in_order():
     made = generator()
     made.sleep()
+    made.sleep()  # does nothing
     made.llm.calls.append("train")
     push(made, "a", "b", version=3)
     assert made.llm.calls == [
@@ -102,15 +103,6 @@ def test_proof_wakes_a_sleeping_engine_before_reading_its_buffers():
     push(made)
     assert made.llm.calls[:3] == ["sleep 2", "wake weights", "apply_model"]
     assert made.llm.calls[-2:] == ["wake kv_cache", "reset prefix cache"]
-
-
-def test_second_sleep_does_nothing_and_the_next_sync_wakes():
-    made = generator()
-    made.sleep()
-    made.sleep()
-    push(made)
-    made.sleep()
-    assert made.llm.calls == ["sleep 2", "wake weights", "wake kv_cache", "reset prefix cache", "sleep 2"]
 
 
 def test_failed_prefix_cache_reset_is_an_error():

@@ -25,44 +25,37 @@ def test_logged_metrics_are_returned_as_mean_and_count():
     assert logged(graded) == {}
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_column_of_wrong_length_is_dropped_without_calling_the_function_again(caplog, number):
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda log_extra, _: log_extra("bad", ["x"]), "log_extra('bad', ...): 1 values for 2 completions"),
+        (
+            lambda log_extra, _: [log_extra("bad", [i]) for i in range(3)],
+            "log_extra('bad', ...): 3 values for 2 completions",
+        ),
+        (lambda log_extra, _: log_extra("bad", 7), "log_extra('bad', ...): "),
+        (lambda log_extra, _: log_extra("bad", [threading.Lock()] * 2), "log_extra('bad', ...): "),
+        (lambda _, log_metric: log_metric("bad", "many"), "log_metric('bad', ...): "),
+    ],
+)
+def test_a_wrong_value_is_dropped_alone_and_the_scores_stay(call, reason, caplog):
     calls = []
 
     def careless(completions, log_extra, log_metric, **_):
         calls.append(1)
         log_metric("calls", 1.0)
         log_extra("good", ["x"] * len(completions))
-        for _place in range(number):
-            log_extra("bad", ["x"])
-        return [1.0] * len(completions)
-
-    graded = grader(careless, in_process=["careless"])
-    with caplog.at_level(logging.WARNING):
-        scored = score(graded, "a", "b")
-    assert rewards(scored) == [1.0, 1.0]
-    assert scored[0].extra == {"careless/good": "x"}
-    assert logged(graded) == {"extra/careless/calls": (1.0, "mean", 2)}
-    assert len(calls) == 1
-    assert f"'careless' called log_extra('bad', ...): {number} values for 2 completions" in caplog.text
-
-
-@pytest.mark.parametrize("bad", [7, [threading.Lock()]])
-def test_invalid_logging_is_dropped_and_the_scores_stay(build, bad, caplog):
-    def careless(completions, log_extra, log_metric, **_):
-        log_metric("calls", 1.0)
-        log_metric("bad", "many")
-        log_extra("good", ["x"] * len(completions))
-        log_extra("bad", bad)
+        call(log_extra, log_metric)
         return [float(len(text)) for text in completions]
 
-    graded = build(careless)
+    graded = grader(careless, in_process=["careless"])
     with caplog.at_level(logging.WARNING):
         scored = score(graded, "ab", "c")
     assert rewards(scored) == [2.0, 1.0]
     assert scored[0].extra == {"careless/good": "x"}
     assert logged(graded) == {"extra/careless/calls": (1.0, "mean", 2)}
-    assert "'careless' called log_metric('bad', ...)" in caplog.text
+    assert len(calls) == 1
+    assert f"'careless' called {reason}" in caplog.text
 
 
 def test_non_finite_metrics_are_counted_and_kept_out_of_the_mean():

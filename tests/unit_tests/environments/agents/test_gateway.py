@@ -147,24 +147,25 @@ NEXT = {"role": "user", "content": "And 5 * 6?"}
 
 
 @pytest.mark.parametrize(
-    ("messages", "reason"),
+    ("messages", "reason", "tools"),
     [
-        ([USER, {**SAID, "content": "13"}, NEXT], 'changed message 2: .*"12".* became .*"13"'),
-        ([{**USER, "content": "Hi"}, SAID, NEXT], "began with other messages"),
-        ([USER], "left out the last 1 of 2 messages"),
-        ([USER, NEXT], "changed message 2"),
-        ([USER, SAID], "appended no message"),
-        ([USER, SAID, NEXT, SAID], "appended a message of role assistant, which the policy did not say"),
+        ([USER, {**SAID, "content": "13"}, NEXT], 'changed message 2: .*"12".* became .*"13"', []),
+        ([{**USER, "content": "Hi"}, SAID, NEXT], "began with other messages", []),
+        ([USER], "left out the last 1 of 2 messages", []),
+        ([USER, NEXT], "changed message 2", []),
+        ([USER, SAID], "appended no message", []),
+        ([USER, SAID, NEXT, SAID], "appended a message of role assistant, which the policy did not say", []),
+        ([USER, SAID, NEXT], "has other tools", [TOOL]),
     ],
 )
-def test_changed_history_opens_a_trace_and_names_the_change(messages, reason):
-    agent = asks({"messages": [USER]}, {"messages": messages})
+def test_changed_history_or_tools_open_a_trace_that_names_the_change(messages, reason, tools):
+    agent = asks({"messages": [USER]}, {"messages": messages, "tools": tools})
     with Policy(agent) as policy:
         turn = policy.say("12")
         context = turn.messages
         assert isinstance(context, Context)
         assert [(m["role"], m["content"]) for m in context] == [(m["role"], m["content"]) for m in messages]
-        assert context.parent == 0
+        assert (context.parent, context.tools) == (0, tools)
         assert re.match(reason, context.reason)
         assert policy.say("30").done
 
@@ -245,13 +246,6 @@ def test_equivalent_forms_of_the_same_history_are_accepted():
 
     with Policy(asks({"messages": [USER], "tools": [TOOL]}, again)) as policy:
         assert policy.say(f"Well. {CALL}").messages == [{"role": "tool", "name": "multiply", "content": "12"}]
-
-
-def test_changed_tools_open_a_trace():
-    later = {"messages": [USER, SAID, NEXT], "tools": [TOOL]}
-    with Policy(asks({"messages": [USER]}, later)) as policy:
-        context = policy.say("12").messages
-        assert (context.reason, context.tools) == ("has other tools", [TOOL])
 
 
 @pytest.mark.parametrize("given", [0.5, {"reward": 0.5, "columns": {"tests": 3}}])
