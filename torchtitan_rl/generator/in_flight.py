@@ -21,60 +21,44 @@ from torchtitan_rl.events import record_metrics
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.replicated import check_replicated
-from torchtitan_rl.types import Completion, FinishReason, Group, Metric, Prompt, RecordArray
+from torchtitan_rl.types import Completion, Group, Metric, Prompt
 
 
 class Partial(NamedTuple):
     """The tokens of an unfinished sample, or of a finished one whose group is not complete."""
 
-    token_ids: list[int]
-    sampler_logprobs: list[float]
+    turn: Sampled
+    """All of them; their text, if it does not go on."""
     versions: list[int]
     """The policy version that sampled each token."""
-    finish_reason: FinishReason | None
-    """None if it goes on."""
-    text: str
-    """The whole text, if it does not go on."""
-    records: RecordArray | None
-    """What the engine recorded at the prompt's tokens and these; None if nothing."""
 
     @classmethod
     def of(cls, conversation: Conversation, newest: int) -> "Partial":
         """The tokens so far, the new ones of which the policy version `newest` sampled."""
-        finish_reason, versions = conversation.finish_reason, conversation.all_versions(newest)
-        trace = conversation.trace
-        text = conversation.last.text if finish_reason and conversation.last else ""
-        return cls(
-            trace.token_ids, trace.sampler_logprobs, versions, finish_reason, text, trace.records
-        )
+        end, trace = conversation.finish_reason, conversation.trace
+        text = conversation.last.text if end and conversation.last else ""
+        turn = Sampled(-1, trace.token_ids, trace.sampler_logprobs, text, end, trace.records)
+        return cls(turn, conversation.all_versions(newest))
 
     def as_json(self) -> list[Any]:
         """The fields as JSON values: records as their shape and base64."""
-        *others, records = self
+        _, token_ids, logprobs, text, end, records = self.turn
         if records is not None:
             records = [records.shape, base64.b64encode(records.tobytes()).decode()]
-        return [*others, records]
+        return [token_ids, logprobs, self.versions, end, text, records]
 
     @classmethod
     def from_json(cls, values: Sequence[Any]) -> "Partial":
         """What `as_json` returned."""
-        *others, records = values
+        token_ids, logprobs, versions, end, text, records = values
         if records is not None:
             shape, encoded = records
             records = np.frombuffer(base64.b64decode(encoded), dtype=np.uint8).reshape(shape)
-        return cls(*others, records)
+        return cls(Sampled(-1, token_ids, logprobs, text, end, records), versions)
 
     def go_on_in(self, conversation: Conversation) -> None:
         """Give a new conversation these tokens. A limit that is lower now ends it."""
-        turn = Sampled(
-            conversation_idx=-1,
-            token_ids=self.token_ids,
-            sampler_logprobs=self.sampler_logprobs,
-            text=self.text,
-            finish_reason=self.finish_reason,
-            records=self.records,
-        )
-        conversation.append_turn(turn)
+        conversation.append_turn(self.turn)
         conversation.versions = list(self.versions)
         if conversation.finish_reason is None and conversation.room() <= 0:
             conversation.finish_reason = "length"
@@ -226,7 +210,7 @@ class InFlight(Configurable):
         record_metrics(
             {
                 "in_flight/groups": Metric(float(len(self.carried)), "max"),
-                "in_flight/tokens": Metric(float(sum(len(s.token_ids) for s in samples)), "max"),
+                "in_flight/tokens": Metric(float(sum(len(s.versions) for s in samples)), "max"),
                 "in_flight/oldest": Metric(float(oldest), "max"),
             }
         )
