@@ -8,7 +8,7 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchtitan_rl.data.chat_messages import Message, Render, Tools, left_out
+from torchtitan_rl.data.chat_messages import Message, Render, Tools, left_out, render_chat
 from torchtitan_rl.data.tool_calls import opened_thinking
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.text import mapped
@@ -126,9 +126,8 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], tools: Tools | None = None) -> str:
         tools = tools or self._tools
-        return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, tools=tools, **self._options
-        )
+        options = {"add_generation_prompt": True, "tools": tools, **self._options}
+        return render_chat(self.tokenizer, messages, **options)
 
     def _with_calls(self, message: Message) -> Message:
         """Writes an assistant's calls into its text, if the template would leave them out."""
