@@ -131,5 +131,3 @@ def test_invalid_scope_is_named_before_the_run():
     odd.scope = "world"
     with pytest.raises(UserError, match=r"reward function odd.*'world'.*'group' or 'batch'"):
         build_grader(Grader.Config(), TaskOf(odd))
-    with pytest.raises(UserError, match=r"grader.scope_of = .*'even'"):
-        build_grader(Grader.Config(scope_of={"even": "batch"}), TaskOf(constant(1.0)))

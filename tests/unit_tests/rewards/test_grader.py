@@ -194,6 +194,6 @@ def test_duplicate_function_names_and_settings_of_unknown_functions_are_errors()
         grader(constant(1.0), constant(2.0))
     with pytest.raises(UserError, match=r"grader.rewards = \['judgement'\]"):
         grader(constant(1.0, "judgement"))
-    for setting in ({"weights": {"lenght": 1.0}}, {"on_failure_of": {"lenght": "none"}}):
+    for setting in ({"weights": {"lenght": 1.0}}, {"scope_of": {"lenght": "batch"}}):
         with pytest.raises(UserError, match=r"lenght.*expected names of.*\['length'\]"):
             grader(length, **setting)
