@@ -24,12 +24,12 @@ from torchtitan.protocols.model_spec import ModelSpec  # noqa: E402
 from torchtitan.tools.utils import set_default_dtype  # noqa: E402
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
+from torchtitan_rl.configs.toys.small_models import new_hf_model  # noqa: E402
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.configs.toys.sum_digits import SumDigits  # noqa: E402
 from torchtitan_rl.fields.references import did_you_mean  # noqa: E402
 from torchtitan_rl.models.experts import packed_qwen3  # noqa: E402
 from torchtitan_rl.models.families import QWEN3, QWEN3_MOE  # noqa: E402
-from torchtitan_rl.models.hf_config import new_hf_model  # noqa: E402
 
 QWEN3_SIZES = ("0.6B", "1.7B", "4B", "8B", "14B", "32B")
 

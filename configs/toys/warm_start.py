@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from torchtitan_rl.configs.toys.muon import Muon
+from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.data.renderer import PromptRenderer
 from torchtitan_rl.data.task import Example, StartRecipe, Task
@@ -31,7 +32,7 @@ from torchtitan_rl.errors import UserError
 from torchtitan_rl.events import phase, progress, timed
 from torchtitan_rl.fields.number import number
 from torchtitan_rl.fields.references import explained
-from torchtitan_rl.models.hf_config import hf_architecture, new_hf_model, small_qwen3
+from torchtitan_rl.models.hf_config import hf_architecture
 
 if TYPE_CHECKING:
     from torchtitan.protocols.model_spec import ModelSpec

@@ -36,13 +36,13 @@ from torchtitan.config import CommConfig  # noqa: E402
 from scripts.bench.agent_server import slow_agent  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.configs.toys.calculator_agent import openai_client  # noqa: E402
+from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.configs.toys.sum_digits import SumDigits  # noqa: E402
 from torchtitan_rl.environments import Environment, Turn  # noqa: E402
 from torchtitan_rl.environments.agents import AgentEnvironment  # noqa: E402
 from torchtitan_rl.environments.factory import Conversations  # noqa: E402
 from torchtitan_rl.generator import generator as generators  # noqa: E402
-from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import begin_sampling, load_base  # noqa: E402
 from torchtitan_rl.types import Prompt, flat  # noqa: E402

@@ -37,7 +37,7 @@ from transformers import AutoTokenizer  # noqa: E402
 from scripts.bench.measure import machine_line  # noqa: E402
 from scripts.make_random_checkpoint import qwen3, save  # noqa: E402
 from torchtitan_rl.command.registry import load_config  # noqa: E402
-from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3  # noqa: E402
+from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.run.packaged_model import folder_of  # noqa: E402
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from scripts.make_random_checkpoint import qwen3  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
+from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
-from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import InProcess, begin_sampling, load_base  # noqa: E402
 from torchtitan_rl.sync.shard_checksums import ShardChecksums  # noqa: E402

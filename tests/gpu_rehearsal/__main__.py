@@ -32,7 +32,8 @@ from torchtitan_rl.algorithm import KL, Algorithm
 from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
 from torchtitan_rl.command.registry import config_functions, load_config
 from torchtitan_rl.config import RunConfig
-from torchtitan_rl.models.hf_config import hf_architecture, small_qwen3
+from torchtitan_rl.configs.toys.small_models import small_qwen3
+from torchtitan_rl.models.hf_config import hf_architecture
 from torchtitan_rl.run.memory import GIB, choose_by_memory
 
 LAYOUTS = [Layout(1), Layout(8), Layout(8, tp=2), Layout(16, replicate=2), Layout(8, ep=4)]

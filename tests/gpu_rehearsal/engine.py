@@ -74,6 +74,7 @@ from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 from tests.gpu_rehearsal.shipped import shipped  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.command.registry import config_functions  # noqa: E402
+from torchtitan_rl.configs.toys.small_models import small_qwen3  # noqa: E402
 from torchtitan_rl.generator import start  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
@@ -88,7 +89,7 @@ from torchtitan_rl.trainer.model_loader import meta_model  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
 END, LONGEST = 7, 48
-SPEC = hf_config.small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
+SPEC = small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
 ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

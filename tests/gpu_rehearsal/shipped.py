@@ -4,7 +4,7 @@ from scripts.make_random_checkpoint import qwen3
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.toys.answer_recipes import EXPERTS
-from torchtitan_rl.models.hf_config import small_qwen3
+from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.run.auto_dtype import set_dtypes
 
 

@@ -15,10 +15,10 @@ from torchtitan_rl.algorithm import KL, Algorithm, Clip, Grpo, MaxEnt, SeqMeanTo
 from torchtitan_rl.configs.debug_conversations import debug_guess
 from torchtitan_rl.configs.toys.calculator_agent import openai_client
 from torchtitan_rl.configs.toys.guess_number import GuessNumber
+from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.environments import Context, Environment, Turn
 from torchtitan_rl.environments.agents import AgentEnvironment
-from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3
 
 END_TOKENS = list(range(40, 90))
 """Besides the tokenizer's: so many that a random policy ends its turns."""

@@ -16,10 +16,11 @@ from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
 from scripts.make_random_checkpoint import small_model
+from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models.hf import local_shard
-from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3, spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.lora.adapters import Lora, own_part
 from torchtitan_rl.models.lora.lora_config import is_adapter
 from torchtitan_rl.trainer.model_loader import build_policy, load_hf_weights, model_config

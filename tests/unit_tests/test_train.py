@@ -12,9 +12,9 @@ import torch
 
 from torchtitan_rl import events, train
 from torchtitan_rl.command.registry import config_functions, parse_args
+from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.fields.references import load_function
-from torchtitan_rl.models.hf_config import small_qwen3
 from torchtitan_rl.run.rank_status import StatusFile
 from torchtitan_rl.run.start_checkpoint import START_CHECKPOINTS
 

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 from tests.parts.grading import build_grader
 from tests.parts.tiny import save_tiny_start
 from torchtitan_rl.command.registry import load_config, parse_args
+from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
 from torchtitan_rl.data.build_task import build_task
@@ -30,7 +31,6 @@ from torchtitan_rl.data.tasks import Example
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models.hf_config import small_qwen3
 from torchtitan_rl.rewards import Grader
 from torchtitan_rl.run.dump_folder import check_dump_folder
 from torchtitan_rl.run.start_checkpoint import check_tokenizer, load_tokenizer, prepare_start

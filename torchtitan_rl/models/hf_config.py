@@ -34,7 +34,6 @@ from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.models.families import (
     FAMILIES,
-    QWEN3,
     QWEN3_MOE,
     Family,
     beyond_torchtitan,
@@ -47,7 +46,7 @@ from torchtitan_rl.models.multimodal import MULTIMODAL, text_of
 from torchtitan_rl.text import without_code_advice
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
 _LINEAR_INIT = {"weight": partial(nn.init.normal_, std=0.02), "bias": nn.init.zeros_}
 _NORM_INIT = {"weight": nn.init.ones_}
@@ -102,7 +101,7 @@ def spec_from_folder(folder: Path) -> ModelSpec:
     if beyond_torchtitan(config, family):
         return _transformers_spec(folder, config, architecture)
     rope = config.rope_parameters
-    return _spec(
+    return decoder_spec(
         family,
         **_sizes(config, folder),
         rms_norm_eps=config.rms_norm_eps,
@@ -126,7 +125,7 @@ def _config_of(folder: Path) -> "PretrainedConfig":
 
 
 def _sizes(config: "PretrainedConfig", folder: Path) -> dict[str, Any]:
-    """Returns a decoder's sizes as arguments of `_spec`. Raises UserError for heads that cannot be."""
+    """Returns a decoder's sizes as arguments of `decoder_spec`. Raises UserError for heads that cannot be."""
     heads = config.num_attention_heads
     key_value_heads = getattr(config, "num_key_value_heads", None) or heads
     expect(
@@ -161,10 +160,10 @@ def _transformers_spec(
         parallelize=parallelize_hf,
         adapter=HFStateDictAdapter,
     )
-    return _spec(family, **_sizes(config, folder), rms_norm_eps=0.0, rope_theta=1.0)
+    return decoder_spec(family, **_sizes(config, folder), rms_norm_eps=0.0, rope_theta=1.0)
 
 
-def _spec(
+def decoder_spec(
     family: Family,
     *,
     vocab_size: int,
@@ -260,52 +259,6 @@ def _layer(
     )
 
 
-def small_qwen3(
-    *,
-    vocab_size: int,
-    dim: int = 256,
-    n_layers: int = 4,
-    n_heads: int = 4,
-    n_kv_heads: int = 2,
-    head_dim: int = 64,
-    hidden_dim: int = 512,
-    max_seq_len: int = 512,
-    rope_theta: float = 10000.0,
-    num_experts: int = 0,
-    top_k: int = 2,
-) -> ModelSpec:
-    """Returns a Qwen3 with tied embeddings and these dimensions; by default 2.4M parameters at a small vocabulary.
-
-    Args:
-        num_experts: with more than 0, each layer has as many experts of `hidden_dim` in place of its MLP.
-        top_k: experts of a token.
-    """
-    entries = {
-        "vocab_size": vocab_size,
-        "hidden_size": dim,
-        "num_hidden_layers": n_layers,
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": hidden_dim,
-        "max_position_embeddings": max_seq_len,
-        "rope_theta": rope_theta,
-    }
-    mixture = MixtureOfExperts(
-        num_experts=num_experts,
-        num_experts_per_tok=top_k,
-        moe_intermediate_size=hidden_dim,
-        norm_topk_prob=True,
-    )
-    return _spec(
-        QWEN3_MOE if num_experts else QWEN3,
-        **entries,
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-6,
-        mixture=mixture if num_experts else None,
-    )
-
-
 def hf_architecture(config: Decoder.Config) -> dict[str, Any]:
     """Returns the Hugging Face config.json entries that describe this model."""
     if isinstance(config, HFDecoder.Config):
@@ -351,22 +304,3 @@ def _transformers_entries(config: HFDecoder.Config) -> dict[str, Any]:
     attention = config.first_attention
     sizes = {"num_key_value_heads": attention.n_kv_heads, "head_dim": attention.head_dim}
     return json.loads(json.dumps(entries | sizes, default=str))
-
-
-def new_hf_model(spec: ModelSpec, **settings: Any) -> "PreTrainedModel":
-    """Returns transformers' model for a spec from this module, with random weights, in torch's default dtype.
-
-    Args:
-        settings: further entries of config.json.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    model_types = {family.name: family.model_type for family in FAMILIES.values()}
-    entries = {
-        "max_position_embeddings": spec.model.max_seq_len,
-        **hf_architecture(spec.model),
-        **settings,
-    }
-    config = AutoConfig.for_model(**{"model_type": model_types.get(spec.name), **entries})
-    # For short sequences, eager attention is 20 % faster than flash attention on a CPU.
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")

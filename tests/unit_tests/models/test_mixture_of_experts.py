@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM
 from tests.parts.tiny import save_odd_checkpoint, sharded_policy
 from torchtitan_rl.configs.debug import debug_moe
 from torchtitan_rl.configs.toys.answer_recipes import EXPERTS
+from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.models.hf import hf_weights
-from torchtitan_rl.models.hf_config import small_qwen3, spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.mixture_of_experts import check_mixture
 from torchtitan_rl.models.score import score
 from torchtitan_rl.types import SegmentLayout

@@ -4,7 +4,7 @@ import json
 import subprocess
 
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.models.hf_config import small_qwen3
+from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.run.identity import described
 from torchtitan_rl.run.run_folder import RunFolder
 

@@ -8,9 +8,9 @@ from tests.parts.tiny import DIMENSIONS, save_tiny_checkpoint, tiny_spec
 from torchtitan_rl.algorithm import Algorithm
 from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
 from torchtitan_rl.command.registry import load_config
+from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.configs.toys.small_tokenizer import make_small_tokenizer
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models.hf_config import small_qwen3
 from torchtitan_rl.run.teacher_folder import check_same_vocabulary, prepare_teachers
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.validation import check_teacher

@@ -15,8 +15,9 @@ from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.distillation import DIVERGENCE, LOGPROBS, Distill, ExactDistill
 from torchtitan_rl.algorithm.losses.loss import TEACHER_TOKEN
 from torchtitan_rl.algorithm.losses.seed_grpo import SeedGrpo
+from torchtitan_rl.configs.toys.small_models import new_hf_model, small_qwen3
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.models.hf_config import new_hf_model, small_qwen3, spec_from_folder
+from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.trainer import minibatches, packing
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
