@@ -63,9 +63,8 @@ from torchtitan_rl.run.teacher_folder import prepare_teachers
 from torchtitan_rl.state import RunState
 from torchtitan_rl.sync.lora_engine import lora_options, lora_request
 from torchtitan_rl.sync.weight_sync import WeightSync
-from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
-from torchtitan_rl.trainer.teachers.frozen_models import PolicyAverage, Reference
+from torchtitan_rl.trainer.teachers.frozen_models import Collisions, PolicyAverage, Reference
 from torchtitan_rl.trainer.teachers.hints import Hints
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher, Teachers
 from torchtitan_rl.types import Prompt

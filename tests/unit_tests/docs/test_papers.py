@@ -16,9 +16,8 @@ from torchtitan_rl.algorithm.advantages.advantage import GroupScale
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.trainer.teachers.collisions import Collisions
 from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
-from torchtitan_rl.trainer.teachers.frozen_models import Reference
+from torchtitan_rl.trainer.teachers.frozen_models import Collisions, Reference
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
 from torchtitan_rl.types import flat
 from torchtitan_rl.validation import validate

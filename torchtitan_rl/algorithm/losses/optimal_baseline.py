@@ -16,7 +16,7 @@ class OptimalBaseline(OwnBaseline):
     """A_it = r_i - b_t, b_t = sum_i W_it r_i / sum_i W_it over the group's completions with a t-th sampled token. OTB, arXiv 2602.07078.
 
     W_it = sum_(j<=t) (1 - 2 pi_ij + sum_v pi_j(v)^2) stands for the squared gradient of the first t tokens' log-probability. Where only the
-    longest completion has a t-th token, b_t is 0. It costs two forwards a step (trainer/teachers/collisions.py). As verl's `optimal_token_baseline`.
+    longest completion has a t-th token, b_t is 0. It costs two forwards a step (`Collisions` in trainer/teachers/frozen_models.py). As verl's `optimal_token_baseline`.
     """
 
     zero_without_advantage = True

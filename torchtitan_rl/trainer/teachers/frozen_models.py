@@ -1,4 +1,4 @@
-"""Forwards over a step's episodes without an update: the frozen reference's log-probabilities, and measures of held-out ones."""
+"""Forwards over a step's episodes without an update: `Source`s of log-probabilities, and measures of held-out episodes."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torchtitan.components.checkpointer.utils import canonical_fqn
 
+from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS
 from torchtitan_rl.algorithm.losses.sft import HELD_OUT_LOSS
 from torchtitan_rl.models.score import Companion
 from torchtitan_rl.trainer.trainer import Trainer
@@ -67,6 +68,32 @@ class PolicyAverage:
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, by name: the sharded tensors themselves."""
         return {f"{self.name}.{name}": own.detach() for name, (own, _) in self._pairs.items()}
+
+
+class Collisions:
+    """The policy itself, a `Source` of what `OptimalBaseline` reads: each token's probability, and that two samples of it are equal.
+
+    At half the temperature the policy is pi'(v) = pi(v)^2 / sum_u pi(u)^2, so log sum_u pi(u)^2 = 2 log pi(v) - log pi'(v) for any token v:
+    two forwards, and nothing of [T, V].
+    """
+
+    name = "optimal_baseline"
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def add_logprobs(self, groups: Sequence[Group[Episode]]) -> None:
+        """Set the two token columns of every episode, [L] each. Collective."""
+        trainer = self.trainer
+        plain = trainer.episode_logprobs(trainer.model, groups)  # [L] each
+        sharp = trainer.episode_logprobs(
+            trainer.model, groups, temperature=trainer.temperature / 2
+        )  # [L] each
+        for episode, of_plain, of_sharp in zip(flat(groups), plain, sharp, strict=True):
+            episode.credit.token_columns |= {
+                LOGPROBS: of_plain,
+                LOG_COLLISIONS: 2 * of_plain - of_sharp,
+            }
 
 
 def held_out_loss(trainer: Trainer, prompts: Sequence[Prompt]) -> dict[str, float]:

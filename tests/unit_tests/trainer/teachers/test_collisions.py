@@ -7,7 +7,7 @@ from tests.parts.tiny_trainer import scored_step, tiny_trainer
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.algorithm.losses.optimal_baseline import LOG_COLLISIONS, LOGPROBS
 from torchtitan_rl.models.score import attention_masks
-from torchtitan_rl.trainer.teachers.collisions import Collisions
+from torchtitan_rl.trainer.teachers.frozen_models import Collisions
 from torchtitan_rl.types import SegmentLayout
 
 
