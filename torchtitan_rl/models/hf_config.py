@@ -6,7 +6,7 @@ that torchtitan's modules lack, runs with transformers' own: see hf_decoder.py f
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,7 +154,7 @@ def _transformers_spec(
     family = Family(
         name=config.model_type,
         model_type=config.model_type,
-        model=partial(HFDecoder.Config, hf=config, part_of=part_of, **asdict(examined)),
+        model=partial(HFDecoder.Config, hf=config, part_of=part_of, **examined),
         block=Qwen3TransformerBlock.Config,
         rope=CosSinRoPE.Config,
         parallelize=parallelize_hf,

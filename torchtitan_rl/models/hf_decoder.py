@@ -31,7 +31,6 @@ from torchtitan_rl.models.linear_layers import LINEAR, check_linear, each_sequen
 from torchtitan_rl.models.lora.lora_config import LoraConfig, is_adapter
 from torchtitan_rl.models.lora.lora_layers import add_adapters
 from torchtitan_rl.models.multimodal import TextReader
-from torchtitan_rl.models.score import LogprobHead
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -149,14 +148,6 @@ def _own_copy(name: str) -> ModuleType:
     return module
 
 
-class ScaledHead(LogprobHead):
-    """A LogprobHead of a model that multiplies its logits by a constant."""
-
-    def __init__(self, config: LogprobHead.Config, scale: float) -> None:
-        super().__init__(config)
-        self.scale = scale
-
-
 class HFDecoder(Decoder):
     """A dense decoder of transformers with torchtitan's interface."""
 
@@ -179,8 +170,9 @@ class HFDecoder(Decoder):
         """The architecture of the multimodal checkpoint whose text this is; "" for a checkpoint of its own."""
 
         def update_from_config(self, *, config: Any, **kwargs: Any) -> None:
-            """Set the sharding under tensor parallelism: none."""
+            """Set what the head needs to know: the scale of the logits, and that it is whole on each rank."""
             check_parallelism(self, config.parallelism.tensor_parallel_degree)
+            self.lm_head.scale = self.logit_scale
             self.lm_head.sharding_config = ShardingConfig()
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
@@ -204,8 +196,7 @@ class HFDecoder(Decoder):
         self.tok_embeddings = base.embed_tokens
         self.layers = ModuleDict({str(i): layer for i, layer in enumerate(base.layers)})
         self.norm = base.norm
-        scale = config.logit_scale
-        self.lm_head = config.lm_head.build() if scale == 1 else ScaledHead(config.lm_head, scale)
+        self.lm_head = config.lm_head.build()
         self.enable_weight_tying = config.enable_weight_tying
         if self.enable_weight_tying:
             self.tok_embeddings.weight = self.lm_head.weight

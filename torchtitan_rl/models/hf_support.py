@@ -5,7 +5,6 @@ transformation of its logits are read off. Whatever this trainer would compute d
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,24 +29,12 @@ class Unsupported(Exception):
     """The model cannot be trained. The text names the feature that this trainer does not compute."""
 
 
-@dataclass(frozen=True)
-class Examined:
-    """The facts about a supported model that the trainer needs."""
-
-    windows: tuple[int | None, ...]
-    """The sliding window of each layer; None: no window."""
-    logit_scale: float
-    merged: tuple[str, ...]
-    """The matrices that transformers stores as one and vLLM splits over an engine's ranks part by part."""
-    linear: int
-    """Layers with linear attention."""
-
-
 MERGED = {"qkv_proj", "gate_up_proj", "in_proj_qkv"}
+"""The matrices that transformers stores as one and vLLM splits over an engine's ranks part by part."""
 
 
-def examine(config: "PretrainedConfig", architecture: str) -> Examined:
-    """Returns a model's windows and logit scale. Builds it on the meta device.
+def examine(config: "PretrainedConfig", architecture: str) -> dict[str, Any]:
+    """Returns the fields of `HFDecoder.Config` that follow from the model's code. Builds the model on the meta device.
 
     Raises:
         Unsupported: naming what this trainer does not compute.
@@ -58,8 +45,12 @@ def examine(config: "PretrainedConfig", architecture: str) -> Examined:
             model = build_transformers_model(config)
         _check_structure(model)
         merged = {name.rpartition(".")[2] for name, _ in model.named_modules()} & MERGED
-        linear = len(linear_layers(model.base_model))
-        return Examined(_windows(model), _logit_scale(model), tuple(sorted(merged)), linear)
+        return {
+            "merged": tuple(sorted(merged)),
+            "linear": len(linear_layers(model.base_model)),
+            "windows": _windows(model),
+            "logit_scale": _logit_scale(model),  # last: it replaces parts of the model
+        }
     except Unsupported:
         raise
     except Exception as error:  # whatever a model's own code raises

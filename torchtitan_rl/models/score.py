@@ -50,16 +50,18 @@ class LogprobHead(Linear):
         compile: bool = False
         """torch.compile the passes over each tile of logits."""
 
-    scale = 1.0
-    """The constant by which the model multiplies its logits."""
+        scale: float = 1.0
+        """The constant by which the model multiplies its logits."""
 
-    reads_records = True
-    """Whether the sampler's records are the tokens that it kept, over which log-probabilities are normalised."""
+        reads_records: bool = True
+        """Whether the sampler's records are the tokens that it kept, over which log-probabilities are normalised."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.chunk_tokens = config.chunk_tokens
         self.compile_chunks = config.compile
+        self.scale = config.scale
+        self.reads_records = config.reads_records
         self._function: Callable[[HeadInput], Any] | None = None
 
     @contextmanager

@@ -68,17 +68,12 @@ class ModelLoader:
 
     def policy(self) -> Decoder:
         """Returns a sharded model with the start's weights, and with adapters if the policy has them. Collective."""
-        model = self._load(self.spec, self.folder, "float32", self._lora)
-        model.lm_head.reads_records = not self._router_replay
-        return model
+        return self._load(self.spec, self.folder, "float32", self._lora)
 
     def frozen(self, model_spec: ModelSpec, folder: Path) -> Decoder:
         """Returns another model with a folder's weights in the forward's dtype, sharded as the policy. Collective."""
         dtype = self.config.mixed_precision_param
-        model = self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
-        same_rows = model_spec.model.vocab_size == self.spec.model.vocab_size
-        model.lm_head.reads_records = same_rows and not self._router_replay  # a bit for each row
-        return model
+        return self._load(model_spec, str(folder), dtype, None).requires_grad_(False)
 
     def _load(self, model_spec: ModelSpec, folder: str, dtype: str, lora: Lora | None) -> Decoder:
         config = self.config
@@ -94,6 +89,10 @@ class ModelLoader:
             config.logprob_chunk_tokens,
             not ON_CPU if config.compile_head == "auto" else config.compile_head,
         )
+        same_rows = (
+            model_spec.model.vocab_size == self.spec.model.vocab_size
+        )  # a record has a bit for each
+        architecture.lm_head.reads_records = same_rows and not self._router_replay
         if lora:
             architecture = lora.convert(architecture)
         model = build_policy(
