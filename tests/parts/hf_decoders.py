@@ -110,6 +110,20 @@ def packed(
     return tokens, tokens.roll(-1), SegmentLayout.of(lengths, device=device, padding=padding), mask
 
 
+def shared_and_alone(model: nn.Module, prompt: Tensor, *rests: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The log-probabilities of two sequences' own labels with one copy of their prompt in a pack, and each in a pack of its own."""
+    wholes = [torch.cat([prompt, rest]) for rest in rests]
+    alone = []
+    for ids in wholes:
+        tokens, labels, layout, _ = packed([ids])
+        alone.append(score(model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1])
+    first, kept = len(wholes[0]), len(prompt) - 1
+    tokens = torch.cat([wholes[0], wholes[1][kept:]])  # the second begins with the prompt's last token
+    layout = SegmentLayout.of([first, len(wholes[1]) - kept], [0, kept], device="cpu")
+    shared = score(model, tokens, tokens.roll(-1), layout, 1.0).logprobs
+    return [(shared[: first - 1], alone[0]), (shared[first:-1], alone[1][kept:])]
+
+
 def transformers_logprobs(folder: Path, parts: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """transformers' log-probabilities of the sequences, one by one with its eager attention, and the gradients of their mean.
 

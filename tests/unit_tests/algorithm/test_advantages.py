@@ -109,12 +109,6 @@ def test_gdpo_equals_trl_normalize_then_sum():
     )
 
 
-def test_gdpo_refuses_turns_and_dropped_groups():
-    for wrong in ({"credit": "turn"}, {"zero_variance": "drop"}):
-        with pytest.raises(UserError, match=f"algorithm.{next(iter(wrong))} = .* with Gdpo"):
-            Algorithm.Config(advantage=Gdpo.Config(), **wrong)
-
-
 def test_gdpo_gives_groups_of_equal_rewards_exactly_0():
     scores = [[(0.1, 0.7), (0.3, 0.2), (0.9, 0.4)], [(0.1 + 0.2, 0.3)] * 3, [(1.0, 0.0), (0.0, 1.0), (1.0, 0.0)]]
     breakdowns = [[{"a": a, "b": b} for a, b in of_group] for of_group in scores]
@@ -155,25 +149,34 @@ def test_entropy_bonus_is_not_scaled_by_rewards_that_are_all_equal_and_off_with_
         assert [e.credit.columns["entropy_bonus"] for e in drafts[0].samples] == pytest.approx([-bonus, bonus])
         assert any(e.credit.advantage for e in drafts[0].samples) == (coef > 0)
         assert [e.credit.advantage for e in flat(drafts[1:])] == [0.0] * 4
-    with pytest.raises(UserError, match="algorithm.credit = 'turn': expected episode with EntropyBonus"):
-        Algorithm.Config(advantage=EntropyBonus.Config(), credit="turn")
 
 
-@pytest.mark.parametrize("advantage", [Gdpo.Config(), MaxRl.Config(lowest=-9.0)])
-def test_kl_in_the_reward_is_refused_where_it_has_no_bound_or_no_size(advantage):
-    name = type(advantage)._owner.__name__
-    with pytest.raises(UserError, match=f"algorithm.kl.placement = 'reward': expected \"loss\" with {name}"):
-        Algorithm.Config(advantage=advantage, kl=KL.Config(coef=0.1, placement="reward"))
-    Algorithm.Config(advantage=advantage, kl=KL.Config(coef=0.1))
+IN_REWARD = KL.Config(coef=0.1, placement="reward")
+PENALTY = Truncation.Config(mode="penalty", cut_reward=-0.5)
 
 
-def test_gdpo_refuses_a_cut_reward_whose_size_has_no_effect():
-    with pytest.raises(UserError, match="algorithm.truncation.cut_reward = -0.001: expected 0 with Gdpo"):
-        Algorithm.Config(advantage=Gdpo.Config(), truncation=Truncation.Config(cut_reward=-1e-3))
+@pytest.mark.parametrize(
+    ("advantage", "wrong", "said"),
+    [
+        (EntropyBonus.Config(), {"credit": "turn"}, "credit = 'turn': expected episode with EntropyBonus"),
+        (Gdpo.Config(), {"credit": "turn"}, "credit = .* with Gdpo"),
+        (Gdpo.Config(), {"zero_variance": "drop"}, "zero_variance = .* with Gdpo"),
+        (Gdpo.Config(), {"kl": IN_REWARD}, "kl.placement = 'reward': expected \"loss\" with Gdpo"),
+        (
+            Gdpo.Config(),
+            {"truncation": Truncation.Config(cut_reward=-1e-3)},
+            "truncation.cut_reward = -0.001: expected 0 ",
+        ),
+        (MaxRl.Config(lowest=-9.0), {"kl": IN_REWARD}, "kl.placement = 'reward': expected \"loss\" with MaxRl"),
+        (MaxRl.Config(), {"truncation": PENALTY}, "advantage.lowest = 0.0: expected at most -1.5"),
+    ],
+)
+def test_settings_without_effect_or_bound_are_refused(advantage, wrong, said):
+    with pytest.raises(UserError, match=f"algorithm.{said}"):
+        Algorithm.Config(advantage=advantage, **wrong)
 
 
-def test_maxrl_refuses_a_truncation_whose_penalty_is_below_its_lowest():
-    penalty = Truncation.Config(mode="penalty", cut_reward=-0.5)
-    with pytest.raises(UserError, match="algorithm.advantage.lowest = 0.0: expected at most -1.5"):
-        Algorithm.Config(advantage=MaxRl.Config(), truncation=penalty)
-    Algorithm.Config(advantage=MaxRl.Config(lowest=-1.5), truncation=penalty)
+def test_kl_in_the_loss_and_a_penalty_above_the_lowest_are_accepted():
+    for advantage in (Gdpo.Config(), MaxRl.Config(lowest=-9.0)):
+        Algorithm.Config(advantage=advantage, kl=KL.Config(coef=0.1))
+    Algorithm.Config(advantage=MaxRl.Config(lowest=-1.5), truncation=PENALTY)

@@ -23,14 +23,20 @@ def moe(padding: int = 0):
     return made
 
 
-def loop(model, x):
-    """The same with a loop over tokens and their experts, [T, D] -> [T, D]."""
+def routed(model, row):
+    """A token's probabilities [E] of the experts, and those that the router chooses [K]."""
+    probabilities = (row @ model.router.gate.weight.T).softmax(-1)
+    return probabilities, probabilities.topk(TOP_K).indices
+
+
+def loop(model, x, choices=None):
+    """The same with a loop over tokens and their experts, [T, D] -> [T, D]. `choices`: of each token; None: the router's."""
     experts, rows = model.routed_experts.inner_experts, []
-    for row in x:
-        probabilities = (row @ model.router.gate.weight.T).softmax(-1)  # [E]
-        weights, chosen = probabilities.topk(TOP_K)
+    for i, row in enumerate(x):
+        probabilities, chosen = routed(model, row)
+        chosen = chosen if choices is None else choices[i]
         out = 0
-        for weight, expert in zip(weights / weights.sum(), chosen, strict=True):
+        for weight, expert in zip(probabilities[chosen] / probabilities[chosen].sum(), chosen, strict=True):
             inner = F.silu(row @ experts.w1_EFD[expert].T) * (row @ experts.w3_EFD[expert].T)
             out = out + weight * (inner @ experts.w2_EDF[expert].T)
         rows.append(out)
@@ -99,18 +105,12 @@ def test_replayed_tokens_go_to_the_recorded_experts_with_the_routers_own_weights
     recorded = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(20)])  # [T, K]
     recorded[[2, 9]] = NO_RECORD
     model.replayed = recorded.to(torch.uint8)
-    experts, rows, otherwise = model.routed_experts.inner_experts, [], 0
-    for row, chosen in zip(x[:17], recorded, strict=False):
-        probabilities = (row @ model.router.gate.weight.T).softmax(-1)  # [E]
-        own = probabilities.topk(TOP_K).indices
-        chosen = own if chosen[0] == NO_RECORD else chosen
-        otherwise += set(own.tolist()) != set(chosen.tolist())
-        out = 0
-        for weight, expert in zip(probabilities[chosen] / probabilities[chosen].sum(), chosen, strict=True):
-            inner = F.silu(row @ experts.w1_EFD[expert].T) * (row @ experts.w3_EFD[expert].T)
-            out = out + weight * (inner @ experts.w2_EDF[expert].T)
-        rows.append(out)
-    expected = torch.stack([*rows, *torch.zeros(3, DIM)])
+    own = [routed(model, row)[1] for row in x]
+    chosen = [mine if record[0] == NO_RECORD else record for mine, record in zip(own, recorded, strict=True)]
+    otherwise = sum(
+        set(mine.tolist()) != set(other.tolist()) for mine, other in zip(own[:17], chosen[:17], strict=True)
+    )
+    expected = torch.cat([loop(model, x[:17], chosen), torch.zeros(3, DIM)])
     out = model(x[None])[0]
     assert torch.allclose(out, expected, atol=1e-5)
     assert model.take_counts()[-2:].tolist() == [15, otherwise]

@@ -15,10 +15,10 @@ from tests.parts.hf_decoders import (
     TIED,
     WINDOW,
     backward,
-    packed,
     policy_figures,
     save_hf_family,
     sequences,
+    shared_and_alone,
     transformers_logprobs,
 )
 from tests.parts.tiny import sharded_policy
@@ -36,13 +36,11 @@ from torchtitan_rl.models.hf_decoder import (
 )
 from torchtitan_rl.models.hf_support import Calls, Unsupported
 from torchtitan_rl.models.lora.lora_config import LoraConfig
-from torchtitan_rl.models.score import score
 from torchtitan_rl.run.safe_load import stored_hf_weights
 from torchtitan_rl.trainer.model_loader import meta_model
 from torchtitan_rl.trainer.optimizer import AdamW
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.trainer.trainer_config import LRSchedule, TrainerConfig
-from torchtitan_rl.types import SegmentLayout
 
 FAMILIES = ("gemma3_text", "olmo2", "granite")
 """Windows, scaled embeddings and tied heads; norms after the layers; scaled logits, residuals and attention."""
@@ -84,18 +82,9 @@ def test_sliding_window_applies_across_a_shared_prompt(family_folder):
     """The second sequence continues the first one's 20 tokens, of which only some are in its window."""
     model, _ = sharded_policy(family_folder("gemma3_text"))
     parts = sequences()
-    prompt, first, second = parts[0][:20], parts[2][:9], parts[3][:9]
-    wholes = [torch.cat([prompt, rest]) for rest in (first, second)]
-    alone = []
-    for ids in wholes:
-        tokens, labels, layout, _ = packed([ids])
-        alone.append(score(model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1])
-    tokens = torch.cat([wholes[0], wholes[1][19:]])  # the second begins with the prompt's last token
-    layout = SegmentLayout.of([29, 10], [0, 19], device="cpu")
-    shared = score(model, tokens, tokens.roll(-1), layout, 1.0).logprobs
-    torch.testing.assert_close(shared[:28], alone[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(shared[29:38], alone[1][19:], atol=1e-5, rtol=0)
-    assert len(prompt) > WINDOW
+    assert WINDOW < 20
+    for shared, alone in shared_and_alone(model, parts[0][:20], parts[2][:9], parts[3][:9]):
+        torch.testing.assert_close(shared, alone, atol=1e-5, rtol=0)
 
 
 def trainer_of(folder, **config) -> Trainer:

@@ -4,16 +4,14 @@ import pytest
 import torch
 from torchtitan.models.common.attention import VarlenMetadata
 
-from tests.parts.hf_decoders import backward, packed, save_hf_family, transformers_logprobs
+from tests.parts.hf_decoders import backward, save_hf_family, shared_and_alone, transformers_logprobs
 from tests.parts.tiny import ODD_DIMENSIONS, sharded_policy
 from torchtitan_rl.errors import UserError
 from torchtitan_rl.generator.generator import Generator
 from torchtitan_rl.models import linear_layers
 from torchtitan_rl.models.hf_config import spec_from_folder
 from torchtitan_rl.models.hf_decoder import PackedCall, check_other_parts
-from torchtitan_rl.models.score import score
 from torchtitan_rl.trainer.trainer_config import TrainerConfig
-from torchtitan_rl.types import SegmentLayout
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -79,17 +77,8 @@ def test_leak_between_sequences_is_found(folder, parts, expected, monkeypatch, l
 
 def test_shared_prompt_gives_its_state_to_each_completion(folder, parts):
     model, _ = sharded_policy(folder)
-    prompt, first, second = parts[2], parts[3][:9], parts[4][:20]
-    wholes = [torch.cat([prompt, rest]) for rest in (first, second)]
-    alone = []
-    for ids in wholes:
-        tokens, labels, layout, _ = packed([ids])
-        alone.append(score(model, tokens, labels, layout, 1.0).logprobs[: len(ids) - 1])
-    tokens = torch.cat([wholes[0], wholes[1][62:]])  # the second begins with the prompt's last token
-    layout = SegmentLayout.of([72, 21], [0, 62], device="cpu")
-    shared = score(model, tokens, tokens.roll(-1), layout, 1.0).logprobs
-    torch.testing.assert_close(shared[:71], alone[0], atol=MOST, rtol=0)
-    torch.testing.assert_close(shared[72:92], alone[1][62:], atol=MOST, rtol=0)
+    for shared, alone in shared_and_alone(model, parts[2], parts[3][:9], parts[4][:20]):
+        torch.testing.assert_close(shared, alone, atol=MOST, rtol=0)
 
 
 def test_kernels_of_a_gpu_are_told_where_sequences_begin():
