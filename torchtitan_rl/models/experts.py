@@ -72,12 +72,12 @@ class PackedMoE(MoE):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.padding = 0
-        """Rows at the end of the next pack that are not routed. Set by `route`; the backward may read it again."""
+        """Rows at the end of the next pack that are not routed. Set by `PackedQwen3.see_pack`; the backward may read it again."""
         self.entropy: Tensor | float = 0.0
         """The sum of the routers' entropies of the tokens in `tokens_per_expert_E`, in nats."""
         self.replayed: Tensor | None = None
         """[T, K] uint8, the experts of each row of the next pack; NO_RECORD where the router chooses. None: everywhere.
-        Set by `route`, as `padding` is."""
+        Set as `padding` is."""
         self.replays: Tensor | float = 0.0
         """Tokens with replayed experts, and those of them for which the router would have chosen others: [2]."""
 
