@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -71,7 +71,7 @@ LEARNS = [
     "--grader.rewards", "torchtitan_rl.rewards:regex('[0-9]')",
 ]  # fmt: skip
 LORA_RUN = [*ANY_FOLDER, "--trainer.lora.rank", "4", "--checkpoint.interval", "1"]
-TALK_LORA = ["--config", "tests/parts/talk.py:talk", "--trainer.lora.rank", "4"]
+TALK = "tests/parts/talk.py"
 TRL = {
     "accuracy_reward": "", "think_format_reward": "", "get_repetition_penalty_reward": "(ngram_size=2)",
     "get_soft_overlong_punishment": "(max_completion_len=48, soft_punish_cache=24)",
@@ -91,19 +91,12 @@ CARRIED = {"in_flight/carried_tokens_fraction": 0, "in_flight/groups": 7}
 TURNS = {"conversations/turns/max": 1}
 """Metrics that show that a run did what is tested, and what they exceed."""
 GOES_ON = same_step(4, "straight", "resumed", above=TURNS)
+EXACT = [["--dtype", "float32"], ["--dtype", "bfloat16"]]
 TOLD = "tests/parts/told_sums.py"
-OWN_LOOP = [["--steps", "2", "--prompts", "4", "--samples", "4", "--held-out", "8", "--output", "{dir}/trained"]]
-OWN_LOOP_SAYS = ["step   2  reward", "held-out sums that are right"]
+OWN_LOOP = ["--steps", "2", "--prompts", "4", "--samples", "4", "--held-out", "8", "--output", "{dir}/trained"]
 SFT = [
-    "--config",
-    "debug_sft",
-    "--evaluation.sampling.n",
-    "0",
-    "--evaluation.every",
-    "2",
-    "--evaluation.num-prompts",
-    "32",
-]
+    "--config", "debug_sft", "--evaluation.sampling.n", "0", "--evaluation.every", "2", "--evaluation.num-prompts", "32",
+]  # fmt: skip
 PROBED = ["--checkpoint.interval", "2", "--weight-sync.check-interval", "1"]
 """A checkpoint right after a weight sync that was probed, as every fiftieth is."""
 
@@ -127,8 +120,6 @@ class OverrideDefinitions:
     """Texts that the last run must print."""
     prepare: Callable[[Path], None] | None = None
     """Called with the folder of the test's data, {data} in arguments, before the first run."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of every run."""
     quick: bool = False
     """In the default test command; the others are run by `scripts/run_tests.sh all`."""
 
@@ -167,6 +158,11 @@ def run(*args: str) -> list[str]:
     return ["--dump-folder", "{dir}", *args]
 
 
+def debug(*args: str) -> list[str]:
+    """Arguments of three steps of `debug`, unless `args` say otherwise, in the test's folder."""
+    return run("--config", "debug", *SHORT, *args)
+
+
 def forked(*args: str, steps: int) -> list[list[str]]:
     """Arguments of a run `straight` and of its `fork`, which begins from the checkpoint in the middle."""
     both = [*args, "--num-steps", str(steps), "--checkpoint.interval", str(steps // 2)]
@@ -174,30 +170,32 @@ def forked(*args: str, steps: int) -> list[list[str]]:
     return [[*both, "--dump-folder", "{dir}/straight"], [*both, "--dump-folder", "{dir}/fork", *fork]]
 
 
-def parity(*args: str) -> list[str]:
-    """Arguments of tests/integration/parity.py."""
-    return ["--output", "{dir}/parity.json", *args]
+def resumed(*args: str, steps: int = 4) -> list[list[str]]:
+    """Arguments of a run `straight`, and of `resumed`, which ends in the middle and then goes on."""
+    parts = ((steps, "straight"), (steps // 2, "resumed"), (steps, "resumed"))
+    return [[*args, "--num-steps", str(last), "--dump-folder", f"{{dir}}/{name}"] for last, name in parts]
+
+
+def parity(name: str, ngpu: int, description: str, *args: str, quick: bool = False) -> OverrideDefinitions:
+    """One layout of tests/integration/parity.py."""
+    command = ["--output", "{dir}/parity.json", *args]
+    return OverrideDefinitions(
+        [command], description, name, ngpu, [parity_holds], "tests.integration.parity", quick=quick
+    )
 
 
 def build_test_list() -> list[OverrideDefinitions]:
     """Every integration test, the shortest first."""
     checked_run = [steps_are(3), sampler_agrees(), files_exist("config.json", "environment.json", "tensorboard/*")]
     return [
+        parity("parity_1", 1, "policy, transformers and engine agree in one process"),
+        parity("parity_bf16", 1, "the same in bfloat16, to its rounding", "--dtype", "bfloat16"),
         OverrideDefinitions(
-            [parity()], "policy, transformers and engine agree in one process", "parity_1", 1, [parity_holds], "tests.integration.parity"
-        ),
-        OverrideDefinitions(
-            [parity("--dtype", "bfloat16")], "the same in bfloat16, to its rounding", "parity_bf16", 1, [parity_holds],
-            "tests.integration.parity",
-        ),
-        OverrideDefinitions(
-            [["--dtype", dtype] for dtype in ("float32", "bfloat16")],
-            "weights that did not arrive: each fault is caught at the first push with the tensor's name", "sabotage",
+            EXACT, "weights that did not arrive: each fault is caught at the first push with the tensor's name", "sabotage",
             1, [], "tests.integration.sabotage", quick=True,
         ),
         OverrideDefinitions(
-            [["--dtype", dtype, "--generator-tp", "2"] for dtype in ("float32", "bfloat16")],
-            "the same with a generator of TP 2", "sabotage_tp2", 2, [], "tests.integration.sabotage",
+            [[*dtype, "--generator-tp", "2"] for dtype in EXACT], "the same with a generator of TP 2", "sabotage_tp2", 2, [], "tests.integration.sabotage",
         ),
         OverrideDefinitions(
             [
@@ -237,27 +235,20 @@ def build_test_list() -> list[OverrideDefinitions]:
             expect_output=["hf_assets_path = 'a base with digest"],
         ),
         OverrideDefinitions(
-            [[*TALK_LORA, "--num-steps", steps, "--dump-folder", "{dir}/" + name]
-             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
+            resumed("--config", f"{TALK}:talk", "--trainer.lora.rank", "4"),
             "LoRA: conversations go on after a resume to the last bit", "lora_conversations", 1,
             [GOES_ON, exported_adapter_names_its_base("straight")],
         ),
-        OverrideDefinitions(
-            [parity("--tp", "2", "--untied")], "parity with TP 2, untied embeddings", "parity_tp2_untied", 2, [parity_holds],
-            "tests.integration.parity",
+        parity("parity_tp2_untied", 2, "parity with TP 2, untied embeddings", "--tp", "2", "--untied"),
+        parity(
+            "parity_llama", 2, "parity of Llama 3 with its rope scaling, TP 2", "--architecture", "llama", "--tp", "2", "--untied"
         ),
-        OverrideDefinitions(
-            [parity("--architecture", "llama", "--tp", "2", "--untied")], "parity of Llama 3 with its rope scaling, TP 2",
-            "parity_llama", 2, [parity_holds], "tests.integration.parity",
+        parity(
+            "parity_qwen2", 2, "parity of Qwen2.5 with its biases, TP 2 on both sides",
+            "--architecture", "qwen2", "--tp", "2", "--generator-tp", "2",
         ),
-        OverrideDefinitions(
-            [parity("--architecture", "qwen2", "--tp", "2", "--generator-tp", "2")],
-            "parity of Qwen2.5 with its biases, TP 2 on both sides", "parity_qwen2", 2, [parity_holds], "tests.integration.parity",
-        ),
-        OverrideDefinitions(
-            [parity("--tp", "2", "--generator-tp", "2")], "parity with FSDP 2 x TP 2 and generator TP 2",
-            "parity_fsdp2_tp2_gen2", 4, [parity_holds], "tests.integration.parity",
-            quick=True,
+        parity(
+            "parity_fsdp2_tp2_gen2", 4, "parity with FSDP 2 x TP 2 and generator TP 2", "--tp", "2", "--generator-tp", "2", quick=True
         ),
         OverrideDefinitions(
             [["--save", "{dir}/one.pt"], ["--tp", "2", "--max-tokens", "64", "--compare", "{dir}/one.pt"]],
@@ -276,25 +267,17 @@ def build_test_list() -> list[OverrideDefinitions]:
              evaluation_is_reproduced], quick=True,
         ),
         OverrideDefinitions(
-            [run("--config", "debug", *SHORT, "--num-steps", "4", *BFLOAT16)], "training in bfloat16", "debug_bf16", 1,
-            [steps_are(4), sampler_agrees()],
+            [debug("--num-steps", "4", *BFLOAT16)], "training in bfloat16", "debug_bf16", 1, [steps_are(4), sampler_agrees()],
         ),
         OverrideDefinitions(
-            [
-                run("--config", "debug", *SHORT, "--num-steps", "2", "--checkpoint.interval", "1"),
-                run("--config", "debug", *SHORT, "--num-steps", "4", "--trainer.optimizer.weight-decay", "1e300"),
-                run("--config", "debug", *SHORT, "--num-steps", "4"),
-            ],
-            "NaN ends the run before a checkpoint holds it, and the last good one goes on",
-            "nan",
-            1,
-            [steps_are(4), sampler_agrees()],
-            exit_codes=[0, 3, 0],
+            [debug("--num-steps", "2", "--checkpoint.interval", "1"),
+             debug("--num-steps", "4", "--trainer.optimizer.weight-decay", "1e300"), debug("--num-steps", "4")],
+            "NaN ends the run before a checkpoint holds it, and the last good one goes on", "nan", 1,
+            [steps_are(4), sampler_agrees()], exit_codes=[0, 3, 0],
         ),
         OverrideDefinitions(
-            [run("--config", "debug", *SHORT, "--checkpoint.interval", "2"),
-             run("--config", "debug", *SHORT, "--num-steps", "5")],
-            "a run resumes at the next step, once", "resume", 1, [steps_are(5), sampler_agrees()],
+            [debug("--checkpoint.interval", "2"), debug("--num-steps", "5")], "a run resumes at the next step, once", "resume", 1,
+            [steps_are(5), sampler_agrees()],
         ),
         OverrideDefinitions(
             [run("--config", "tests/parts/mixture.py:two_tasks", *SHORT, "--num-steps", "2", "--checkpoint.interval", "1"),
@@ -317,8 +300,7 @@ def build_test_list() -> list[OverrideDefinitions]:
             expect_output=["evaluation/accuracy stopped improving"],
         ),
         OverrideDefinitions(
-            [run("--config", "debug", *SHORT, "--num-steps", "2", *PROBED, "--metrics.select", "random:16"),
-             run("--config", "debug", *SHORT, "--num-steps", "4", *PROBED, *TP2)],
+            [debug("--num-steps", "2", *PROBED, "--metrics.select", "random:16"), debug("--num-steps", "4", *PROBED, *TP2)],
             "a run of FSDP 2 goes on under TP 2", "resume_layouts", 2,
             [steps_are(4), sampler_agrees(), optimizer_goes_on, shown_tokens_are_compared], quick=True,
         ),
@@ -340,34 +322,26 @@ def build_test_list() -> list[OverrideDefinitions]:
             prepare=odd("qwen3_moe", "hidden_size=96", "num_experts=6", "num_experts_per_tok=2", "moe_intermediate_size=40"),
         ),
         OverrideDefinitions(
-            forked("--config", "tests/parts/talk.py:talk", steps=4),
-            "a fork's conversations go on as the run's, to the last bit", "conversations", 1,
-            [same_step(4, "straight", "fork", above=TURNS)],
-            quick=True,
+            forked("--config", f"{TALK}:talk", steps=4), "a fork's conversations go on as the run's, to the last bit", "conversations", 1,
+            [same_step(4, "straight", "fork", above=TURNS)], quick=True,
         ),
         OverrideDefinitions(
-            [["--config", "tests/parts/talk.py:talk_agent", "--num-steps", steps, "--dump-folder", "{dir}/" + name]
-             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
-            "conversations with agents go on after a resume to the last bit", "agents", 1, [GOES_ON],
+            resumed("--config", f"{TALK}:talk_agent"), "conversations with agents go on after a resume to the last bit", "agents", 1,
+            [GOES_ON],
         ),
         OverrideDefinitions(
-            [["--config", "tests/parts/talk.py:talk_traces", "--num-steps", steps, "--dump-folder", "{dir}/" + name]
-             for steps, name in (("4", "straight"), ("2", "resumed"), ("4", "resumed"))],
+            resumed("--config", f"{TALK}:talk_traces"),
             "rollouts of several traces: trainer and sampler agree, and they go on after a resume to the last bit", "traces", 1,
             [GOES_ON],
         ),
         OverrideDefinitions(
-            [["--config", "tests/parts/talk.py:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],
-             ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/straight"],
-             ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "2", "--dump-folder", "{dir}/resumed"],
-             ["--config", "tests/parts/talk.py:talk_dapo", "--num-steps", "4", "--dump-folder", "{dir}/resumed"]],
+            [["--config", f"{TALK}:talk_maxent", "--num-steps", "2", "--dump-folder", "{dir}/maxent"],
+             *resumed("--config", f"{TALK}:talk_dapo")],
             "the same on 2 ranks, with replaced groups, a length penalty and a reference; and a listwise loss", "conversations_2", 2,
             [GOES_ON],
         ),
         OverrideDefinitions(
-            [[*IN_FLIGHT, "--num-steps", steps, "--dump-folder", "{dir}/" + name]
-             for steps, name in (("6", "straight"), ("3", "resumed"), ("6", "resumed"))],
-            "groups in flight go on after a resume to the last bit", "in_flight", 1,
+            resumed(*IN_FLIGHT, steps=6), "groups in flight go on after a resume to the last bit", "in_flight", 1,
             [same_step(6, "straight", "resumed", above=CARRIED)],
         ),
         OverrideDefinitions(
@@ -399,53 +373,38 @@ def build_test_list() -> list[OverrideDefinitions]:
             [steps_are(20), sampler_agrees(1e-3), accuracy_rises(0.20, 0.80)],
         ),
         OverrideDefinitions(
-            [run("--config", "debug", *SHORT, "--num-steps", "1")], "a step in float32 without an operation in bfloat16",
+            [debug("--num-steps", "1")], "a step in float32 without an operation in bfloat16",
             "no_bfloat16", 1, [steps_are(1)], "tests.integration.no_bfloat16", quick=True,
         ),
         OverrideDefinitions(
-            OWN_LOOP, "a loop of one's own over the parts", "own_loop", 1, [files_exist("trained/model.safetensors")],
-            "examples.grpo_minimal", expect_output=OWN_LOOP_SAYS, quick=True,
+            [OWN_LOOP], "a loop of one's own over the parts", "own_loop", 1, [files_exist("trained/model.safetensors")],
+            "examples.grpo_minimal", expect_output=["step   2  reward", "held-out sums that are right"], quick=True,
         ),
         OverrideDefinitions(
             [run("--config", "debug", "--sampling.n", "1")], "wrong input: one message and exit code 2", "wrong_input", 2,
             exit_codes=[2], expect_output=["error: sampling.n = 1: expected at least 2"], quick=True,
         ),
         OverrideDefinitions(
-            [run("--config", "debug", *SHORT, "--trainer.logprob-gate.max-diff", "1e-12")],
-            "a sampler that is not the policy stops the run before an update", "gate", 2, exit_codes=[3],
-            expect_output=["stopped: sampler/logprob_diff/max"],
+            [debug("--trainer.logprob-gate.max-diff", "1e-12")], "a sampler that is not the policy stops the run before an update",
+            "gate", 2, exit_codes=[3], expect_output=["stopped: sampler/logprob_diff/max"],
+        ),
+        OverrideDefinitions([debug()], "FSDP 2", "debug_fsdp2", 2, checked_run),
+        OverrideDefinitions(
+            [debug(*TP2, "--generator.tensor-parallel-degree", "2")], "FSDP 2 x TP 2, generator TP 2", "debug_fsdp2_tp2", 4, checked_run
         ),
         OverrideDefinitions(
-            [run("--config", "debug", *SHORT)], "FSDP 2", "debug_fsdp2", 2, checked_run,
-        ),
-        OverrideDefinitions(
-            [run("--config", "debug", *SHORT, "--trainer.parallelism.tensor-parallel-degree", "2", "--generator.tensor-parallel-degree", "2")],
-            "FSDP 2 x TP 2, generator TP 2", "debug_fsdp2_tp2", 4, checked_run,
-        ),
-        OverrideDefinitions(
-            [run("--config", "debug", *SHORT, "--num-steps", "2", "--trainer.parallelism.data-parallel-replicate-degree", "2",
-                 "--trainer.parallelism.tensor-parallel-degree", "2")],
+            [debug("--num-steps", "2", "--trainer.parallelism.data-parallel-replicate-degree", "2", *TP2)],
             "HSDP 2 x FSDP 2 x TP 2 with 8 engines", "eight_ranks", 8, [steps_are(2), sampler_agrees()],
         ),
     ]  # fmt: skip
 
 
-def launch(program: str, args: Sequence[str], ngpu: int, log: Path, cores: int, more: Mapping[str, str]) -> int:
-    """Run one command on `ngpu` ranks that share `cores`; its output goes to `log`. Returns the exit code.
-
-    Args:
-        more: environment variables besides this process's own.
-    """
+def launch(program: str, args: Sequence[str], ngpu: int, log: Path, cores: int) -> int:
+    """Run one command on `ngpu` ranks that share `cores`; its output goes to `log`. Returns the exit code."""
     command = [sys.executable, "-m", "torchtitan_rl.run.launch", "--standalone", f"--nproc_per_node={ngpu}"]
     command += ["-m", program, *args]
-    threads = str(max(1, cores // ngpu))
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": threads,
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONUNBUFFERED": "1",
-        **more,
-    }
+    more = {"OMP_NUM_THREADS": str(max(1, cores // ngpu)), "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | more
     with log.open("a") as stream:
         return subprocess.run(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, env=environment).returncode
 
@@ -458,10 +417,8 @@ def ranks_of(test: OverrideDefinitions) -> list[int]:
 
 def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | None:
     """Run and check one test. Returns what was wrong, or None."""
-    folder, data = (
-        output_dir / test.test_name,
-        output_dir / f"{test.test_name}_data",
-    )  # a run's folder holds nothing else
+    folder = output_dir / test.test_name
+    data = output_dir / f"{test.test_name}_data"  # a run's folder holds nothing else
     for path in (folder, data):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
@@ -472,7 +429,7 @@ def run_test(test: OverrideDefinitions, output_dir: Path, cores: int) -> str | N
     for i, args in enumerate(test.override_args):
         expected = test.exit_codes[min(i, len(test.exit_codes) - 1)]
         args = [arg.replace("{dir}", str(folder)).replace("{data}", str(data)) for arg in args]
-        code = launch(test.program, args, ranks_of(test)[i], log, cores, test.environment)
+        code = launch(test.program, args, ranks_of(test)[i], log, cores)
         if code != expected:
             end = "\n".join(log.read_text().splitlines()[-30:])
             return f"run {i + 1} exited with {code}, expected {expected}; the end of {log}:\n{end}"
