@@ -3,6 +3,7 @@
 import random
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -15,7 +16,7 @@ from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.fields.references import load_function
 from torchtitan_rl.generator.rollout import roll_out
 from torchtitan_rl.sampling import SamplingConfig
-from torchtitan_rl.types import Group
+from torchtitan_rl.types import FinishReason, Group
 
 PAGE = (Path(__file__).parents[3] / "docs" / "conversations.md").read_text()
 
@@ -29,14 +30,10 @@ def talk(config, *texts: str):
         members=task.members(), tokenizer=made, end_token_ids=[made.eos_token_id], template_options={}
     )
     conversations.check([prompt])
-    one = Conversation(
-        prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000, most_tokens=4000
-    )
-    list(
-        roll_out(
-            [one], ScriptedEngine(made, *texts), conversations.start([one]), lambda value: value, wait_for_answers=False
-        )
-    )
+    sampling = SamplingConfig(max_tokens=1000)
+    one = Conversation(prompt=prompt, sample_idx=0, sampling=sampling, most_in_turn=1000, most_tokens=4000)
+    policy, pool = ScriptedEngine(made, *texts), conversations.start([one])
+    list(roll_out([one], policy, pool, lambda value: value, wait_for_answers=False))
     group = Group(prompt=one.prompt, samples=[one.completion(0)])
     [scored] = build_grader(config.grader, task).grade([group])
     return one.prompt, scored.samples[0]
@@ -81,9 +78,5 @@ def test_documented_warm_start_uses_the_text_that_a_run_renders(files):
 
 
 def test_the_table_of_finish_reasons_is_complete():
-    from typing import get_args
-
-    from torchtitan_rl.types import FinishReason
-
     table = re.search(r"\| finish reason .*?\n\n", PAGE, re.DOTALL)[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(get_args(FinishReason))

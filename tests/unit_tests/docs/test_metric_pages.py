@@ -3,28 +3,25 @@
 import re
 from pathlib import Path
 
-from tests.parts.metric_pages import RUN, documented_keys, undocumented
+from tests.parts.algorithm import episodes_of, group, normalizers_of, pack, policy_like, run_loss
+from tests.parts.metric_pages import OF_ALGORITHM, RUN, documented_keys, pattern, undocumented
+from tests.unit_tests.algorithm.test_invariants import ALGORITHMS
+from torchtitan_rl.algorithm import Algorithm, BetaController, MaxEnt, MetaController, TauController
 
 PACKAGE = Path(__file__).parents[3] / "torchtitan_rl"
 
 
 def test_undocumented_metric_key_is_found():
-    logged = [
-        "reward/mean",
-        "reward/f/failures",
-        "extra/f/a/b",
-        "extra/f/a/non_finite",
-        "evaluation/sampled/pass@4_low",
-    ]
-    logged += ["evaluation/rows/accuracy", "evaluation/reward/f/seconds", "evaluation/sampled/extra/f/x", "time/train"]
-    assert undocumented([*logged, "step", "time"]) == []
+    logged = """reward/mean reward/f/failures extra/f/a/b extra/f/a/non_finite evaluation/sampled/pass@4_low time/train
+        evaluation/rows/accuracy evaluation/reward/f/seconds evaluation/sampled/extra/f/x step time"""
+    assert undocumented(logged.split()) == []
     assert undocumented(["reward/f/other", "evaluation/rows/made_up", "obs/x"]) == [
         "evaluation/rows/made_up", "obs/x", "reward/f/other",
     ]  # fmt: skip
 
 
 def test_documented_metric_keys_exist_in_the_code():
-    """The last part of a key stands in a text of the code, alone or in a longer key; test_algorithms.py has the objective's."""
+    """The last part of a key stands in a text of the code, alone or in a longer key; the objective's are below."""
     texts = set()
     for file in PACKAGE.rglob("*.py"):
         for text in re.findall(r"""["']([^"'\n]+)["']""", file.read_text()):
@@ -39,3 +36,49 @@ def test_documented_metric_keys_exist_in_the_code():
 def _composed(name: str, texts: set[str]) -> bool:
     """Whether the code joins the name of two texts, such as accuracy and _low."""
     return any(name[:i] in texts and name[i:] in texts for i in range(4, len(name) - 3))
+
+
+def documented() -> dict[re.Pattern, str]:
+    """Each key of the algorithm's metrics as a pattern (<...> is a placeholder), with the reductions of its row."""
+    rows = re.findall(r"^\| (`.*?) \|.*\| ([\w, ]+) \|$", OF_ALGORITHM, re.MULTILINE)
+    return {pattern(key): reduction for keys, reduction in rows for key in re.findall(r"`(.*?)`", keys)}
+
+
+def emitted() -> dict[str, str]:
+    """Every key that some configuration emits, with its reduction."""
+    controllers = {
+        "tau_controller": TauController.Config(target=0.5),
+        "beta_controller": BetaController.Config(target=0.1, horizon=10),
+    }
+    configs = list(ALGORITHMS.values())
+    configs.append(Algorithm.Config(loss=MaxEnt.Config(beta=0.1, clip_coef=0.1, **controllers)))
+    configs.append(
+        Algorithm.Config(loss=MaxEnt.Config(meta_controller=MetaController.Config(target_entropy=0.5, target_kl=1)))
+    )
+    found = {}
+    for config in configs:
+        algorithm = config.build(max_completion_tokens=300)
+        lengths = [2, 40, 70, 130, 260]
+        columns = {"answer": ["1", "2", "1", None, None]}
+        completions = group(0, [1.0, 0.0, 0.5, 0.0, 1.0], logprobs=[(-1.0,) * n for n in lengths], **columns)
+        reference = [[-2.0] * n for n in lengths]
+        episodes = episodes_of(algorithm, completions, reference=reference)
+        batch = pack(episodes, normalizers_of(algorithm, episodes), reference=reference)
+        metrics = run_loss(algorithm, episodes, policy_like(episodes), batch).metrics
+        metrics |= algorithm.group_metrics(episodes.groups)
+        for _ in range(2):  # the first step of a tau controller moves nothing
+            metrics |= algorithm.after_update({key: metrics[key].value for key in algorithm.controller_inputs})
+        for key, metric in metrics.items():  # a distribution is shown by its quantiles
+            shown = [f"{key}/p{n:02d}" for n in (5, 25, 50, 75, 95)] if metric.reduction == "distribution" else [key]
+            found |= dict.fromkeys(shown, metric.reduction)
+    return found
+
+
+def test_every_metric_is_documented_with_its_reduction_and_every_documented_one_exists():
+    keys, rows = emitted(), documented()
+    for key, reduction in keys.items():
+        matching = [reductions for row, reductions in rows.items() if row.fullmatch(key)]
+        assert any(reduction in row for row in matching), (
+            f"{key} ({reduction}) is not in docs/metrics.md, which says {matching}"
+        )
+    assert [row.pattern for row in rows if not any(row.fullmatch(key) for key in keys)] == []

@@ -1,7 +1,9 @@
-"""README and docs: every command, field, config and file that is named exists."""
+"""README and docs: every command, flag, field, config and file that is named exists."""
 
+import importlib.util
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,36 +17,91 @@ PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((R
 PAGE = "".join(PAGES.values())
 SHOWN = ("--help", "--list-configs", "--print-config", "--dry-run")
 LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slurm")
+SCRIPT = re.compile(r"(?:\./)?((?:scripts|tests|examples)/[\w/]+\.(?:py|sh|slurm))")
+
+
+def commands_of_pages() -> Iterator[tuple[str, list[str]]]:
+    """(page, words) of each line of code, in blocks and in the text."""
+    for name, page in PAGES.items():
+        blocks = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+        for line in lines + [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]:
+            for command in re.split(r" && | > ", line):
+                try:
+                    yield name, shlex.split(command, comments=True)
+                except ValueError:  # no command
+                    continue
+
+
+def runs() -> list[tuple[str, str]]:
+    """(page, arguments) of every command that starts a run."""
+    found = []
+    for name, words in commands_of_pages():
+        for i, word in enumerate(words):
+            if word.removeprefix("./") in LAUNCHERS and "..." not in words:
+                found.append((name, shlex.join(words[i + 1 :])))
+    return found
 
 
 @pytest.fixture
 def here(files):
-    """A folder with examples/, tests/ and the Python blocks of all pages."""
-    for name in ("examples", "tests"):
+    """A folder with examples/, tests/, scripts/ and the Python blocks of all pages."""
+    for name in ("examples", "tests", "scripts"):
         (files / name).symlink_to(ROOT / name)
 
 
-def commands() -> list[tuple[str, str]]:
-    """(page, arguments) of every command line that starts a run."""
-    found = []
-    for name, page in PAGES.items():
-        lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in _lines(block)]
-        for line in lines + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL)):
-            words = shlex.split(line.partition(" > ")[0], comments=True) if line.count("'") % 2 == 0 else []
-            for i, word in enumerate(words):
-                if word.removeprefix("./") in LAUNCHERS and "..." not in words:
-                    found.append((name, shlex.join(words[i + 1 :])))
-    return found
-
-
-def _lines(block: str) -> list[str]:
-    return block.replace("\\\n", " ").splitlines()
-
-
-@pytest.mark.parametrize(("page", "arguments"), commands())
+@pytest.mark.parametrize(("page", "arguments"), runs())
 def test_documented_command_lines_parse(here, page, arguments):
     args = [arg for arg in shlex.split(arguments) if arg not in SHOWN]
     assert parse_args(args)[1].num_steps >= 1
+
+
+def started(words: list[str]) -> tuple[str, list[str]] | None:
+    """The script or module of the repository that a command starts, and its arguments."""
+    for i, word in enumerate(words):
+        if match := SCRIPT.fullmatch(word):
+            return match[1], words[i + 1 :]
+        if words[i - 1] == "-m" and "python" in words[0] and word.startswith(("torchtitan_rl.", "scripts.", "tests.")):
+            return word, words[i + 1 :]
+    return None
+
+
+def source_of(program: str) -> Path:
+    """The file with a script's or a module's command line."""
+    if "/" in program:
+        return ROOT / program
+    spec = importlib.util.find_spec(program)
+    if spec and spec.submodule_search_locations:  # python -m PACKAGE runs its __main__
+        spec = importlib.util.find_spec(f"{program}.__main__")
+    return Path(spec.origin if spec and spec.origin else program)
+
+
+def test_documented_scripts_exist_and_accept_their_flags():
+    wrong, seen = [], 0
+    for page, words in commands_of_pages():
+        if not (found := started(words)):
+            continue
+        program, given = found
+        seen += 1
+        if not source_of(program).is_file():
+            wrong.append(f"{page}: there is no {program}")
+        elif program not in (*LAUNCHERS, "torchtitan_rl.run.launch"):  # a dotted flag is a config's field
+            known = source_of(program).read_text()
+            flags = [word.partition("=")[0] for word in given if word.startswith("--") and "." not in word]
+            wrong += [f"{page}: {program} has no {flag}" for flag in flags if not re.search(rf"{flag}\b", known)]
+            names = re.findall(r"--test_name (\w+)", shlex.join(words))
+            wrong += [f"{page}: {program} has no test {name}" for name in names if f'"{name}"' not in known]
+    assert seen > 30
+    assert not wrong
+
+
+def test_packages_that_messages_tell_to_install_are_those_of_pyproject():
+    """`torchtitan_rl[tasks]` was one: no index has this project."""
+    sources = "".join(path.read_text() for path in (ROOT / "torchtitan_rl").rglob("*.py"))
+    told = set(re.findall(r"pip install '([^']+)'", sources))
+    assert told
+    assert [package for package in told if f'"{package}"' not in (ROOT / "pyproject.toml").read_text()] == []
 
 
 def test_every_field_that_is_named_exists():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from scripts.make_arrivals import rows
-from tests.parts.grading import build_grader, drained
+from tests.parts.grading import build_grader, drained, score
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.configs.toys.answer_recipes import arrivals
-from torchtitan_rl.types import Completion, Group, Prompt
+from torchtitan_rl.types import Prompt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tutorial.md").read_text()
 
@@ -48,12 +48,9 @@ def test_documented_reward_receives_its_column_and_logs(here):
         prompt_idx=0, text="?", token_ids=[1], expected_answer=example.expected_answer, columns=example.columns
     )
     text = f"<answer>{example.expected_answer}</answer>"
-    sample = Completion(
-        sample_idx=0, policy_version=0, token_ids=[1], sampler_logprobs=[0.0], text=text, finish_reason="stop"
-    )
     grader = build_grader(config.grader, task)
-    [group] = grader.grade([Group(prompt=prompt, samples=[sample])])
-    assert group.samples[0].reward == pytest.approx(1.0 - 0.2 * len(text) / 60)
-    assert group.samples[0].extra == {"short/characters": len(text)}
+    [sample] = score(grader, text, prompt=prompt)
+    assert sample.reward == pytest.approx(1.0 - 0.2 * len(text) / 60)
+    assert sample.extra == {"short/characters": len(text)}
     minutes = example.columns["minutes"]
     assert drained(grader)["extra/short/characters_a_minute"].value == pytest.approx(len(text) / minutes)
