@@ -1,6 +1,5 @@
 """Sinks: the outputs that steps are written to. A new sink is one class in its own file; here the built-in ones have names."""
 
-import importlib
 import importlib.util
 from collections.abc import Sequence
 
@@ -32,12 +31,10 @@ def chosen_sinks(names: Sequence[str]) -> dict[str, type[Sink]]:
 
 
 def _sink_class(name: str) -> type[Sink]:
-    if name not in SINKS and ":" in name:
-        return load_class(name, "metrics.sinks", Sink)
     forms = f"one of {', '.join(SINKS)}, or path/to/file.py:Class"
-    expect(name in SINKS, "metrics.sinks", name, forms, "See docs/observability.md.")
-    module, _, class_name = SINKS[name].partition(":")
-    sink = getattr(importlib.import_module(module), class_name)
+    is_known = name in SINKS or ":" in name
+    expect(is_known, "metrics.sinks", name, forms, "See docs/observability.md.")
+    sink = load_class(SINKS.get(name, name), "metrics.sinks", Sink)
     installed = sink.requires is None or importlib.util.find_spec(sink.requires) is not None
     install = f"Install it with: pip install {sink.requires}"
     expect(installed, "metrics.sinks", name, f"the library {sink.requires}", install)
