@@ -95,6 +95,12 @@ def wandb_records(run_folder):
     return path.parent / "files", records, history
 
 
+def rows_of_table(files, entry):
+    """The rows of a logged table as dicts of its columns."""
+    table = json.loads((files / entry["path"]).read_text())
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
 @pytest.fixture
 def wandb_run(recorder, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
@@ -105,7 +111,7 @@ def wandb_run(recorder, tmp_path, monkeypatch):
     return wandb_records(tmp_path)
 
 
-def test_wandb_offline_holds_scalars_histograms_config_and_step_on_the_log(wandb_run):
+def test_wandb_offline_holds_scalars_histograms_config_and_step_and_never_the_command_line(wandb_run, tmp_path):
     _, records, history = wandb_run
     assert [line["step"] for line in history if "reward/mean" in line] == [1, 2, 3]
     assert {line["reward/mean"] for line in history if "reward/mean" in line} == {6.5}
@@ -114,9 +120,7 @@ def test_wandb_offline_holds_scalars_histograms_config_and_step_on_the_log(wandb
     assert {"lr", "model"} <= set(config)
     metrics = [r.metric for r in records if r.HasField("metric")]
     assert any(m.glob_name == "*" and m.step_metric == "step" for m in metrics)
-
-
-def test_wandb_never_gets_the_command_line_with_its_secrets(wandb_run, tmp_path):
+    # The command line may hold secrets.
     assert [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter-12345" in path.read_bytes()] == []
 
 
@@ -124,17 +128,14 @@ def test_wandb_tables_keep_history_in_increments_and_a_final_immutable_copy(wand
     files, _, history = wandb_run
     logged = [line["rollout/samples"] for line in history if "rollout/samples" in line]
     assert [entry["_type"] for entry in logged] == ["incremental-table-file"] * 3
-    tables = [json.loads((files / entry["path"]).read_text()) for entry in logged]
-    steps = [{row[table["columns"].index("step")] for row in table["data"]} for table in tables]
-    assert steps == [{1}, {1, 2}, {3}]
-    assert "extra/note" not in tables[0]["columns"]
-    assert "extra/note" in tables[1]["columns"]
+    tables = [rows_of_table(files, entry) for entry in logged]
+    assert [{row["step"] for row in rows} for rows in tables] == [{1}, {1, 2}, {3}]
+    assert ["extra/note" in rows[0] for rows in tables[:2]] == [False, True]
     [final] = [line["rollout/samples/final"] for line in history if "rollout/samples/final" in line]
-    table = json.loads((files / final["path"]).read_text())
     assert (final["_type"], final["log_mode"]) == ("table-file", "IMMUTABLE")
-    assert sorted({row[table["columns"].index("step")] for row in table["data"]}) == [1, 2, 3]
-    responses = [row[table["columns"].index("response")] for row in table["data"]]
-    assert NASTY.replace("\ud800", "\\ud800") in responses
+    rows = rows_of_table(files, final)
+    assert {row["step"] for row in rows} == {1, 2, 3}
+    assert NASTY.replace("\ud800", "\\ud800") in [row["response"] for row in rows]
     assert any("evaluation/samples/final" in line for line in history)
 
 
@@ -172,21 +173,15 @@ def test_wandb_final_tables_of_a_resumed_run_have_the_rows_of_all_sessions_that_
             run.flush(step)
         run.close()
     files, _, history = wandb_records(tmp_path)
-    tables = {
-        key: json.loads((files / entry["path"]).read_text())
-        for line in history
-        for key, entry in line.items()
-        if key.endswith("/final")
-    }
-    assert sorted(tables) == ["own/final", "rare/final"]
+    finals = {key: entry for line in history for key, entry in line.items() if key.endswith("/final")}
+    assert sorted(finals) == ["own/final", "rare/final"]
     assert not any("hidden" in line for line in history)
-    rows = [dict(zip(tables["own/final"]["columns"], row)) for row in tables["own/final"]["data"]]
+    rows = rows_of_table(files, finals["own/final"])
     assert Counter((row["step"], row["note"]) for row in rows) == {(1, "1"): 2, (2, "1"): 2, (3, "3"): 2, (4, "3"): 2}
     assert {row["select_reason"] for row in rows} == {"top", "bottom"}
     assert "run_id" not in rows[0]
-    increments = [json.loads((files / line["own"]["path"]).read_text()) for line in history if "own" in line]
-    steps = [{row[table["columns"].index("step")] for row in table["data"]} for table in increments]
-    assert steps == [{3}, {4}]
+    increments = [rows_of_table(files, line["own"]) for line in history if "own" in line]
+    assert [{row["step"] for row in table} for table in increments] == [{3}, {4}]
 
 
 def trackio_run(tmp_path):
