@@ -8,6 +8,12 @@ from tests.fault_injection.conftest import STEPS
 from tests.fault_injection.harness import copy_until, metrics_of, train, weights_of
 
 
+def content(run):
+    """Every file of a run but its lock, with what it holds and when it was changed."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != "run.lock"]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
 def flip_a_bit(path):
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)
@@ -45,12 +51,11 @@ def test_fork_writes_to_its_own_folder_and_leaves_the_source_unchanged(whole_run
 def test_resume_with_a_changed_config_is_refused_until_accepted(whole_run, tmp_path):
     run = copy_until(whole_run, 2, tmp_path)
     first = (run / "config.json").read_text()
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
+    before = content(run)
     refused = train(tmp_path, *STEPS, "--seed", "5", "--num-prompts-per-step", "8", log="refused.log")
     assert refused.code == 2
     refused.says("num_prompts_per_step 4 -> 8 .*; seed 0 -> 5 .*accept it with --resume-changed")
-    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}
-    assert after == before
+    assert content(run) == before
     assert json.loads((run / "end.json").read_text())["outcome"] == "done"
     accepted = train(tmp_path, *STEPS, "--seed", "5", "--trainer.optimizer.lr", "2e-4", "--resume-changed")
     assert accepted.code == 0
