@@ -1,7 +1,7 @@
 """A tiny random Qwen3 with a chat tokenizer in a real engine, and environments to talk to."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 from tests.parts.only_rank import only_rank
 from tests.parts.pushes import fill
 from torchtitan_rl.configs.toys.sum_digits import SumDigits
-from torchtitan_rl.conversation import Sampled
+from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.environments import Environment, Turn
 from torchtitan_rl.environments.factory import Conversations
 from torchtitan_rl.generator.generator import Generator
+from torchtitan_rl.generator.rollout import roll_out
 from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import Prompt
 
@@ -87,6 +88,19 @@ def prompts(made, num: int = 3) -> list[Prompt]:
         ids = made(text, add_special_tokens=False)["input_ids"]
         found.append(Prompt(prompt_idx=i, text=text, token_ids=ids, expected_answer="", messages=messages))
     return found
+
+
+def conversation(prompt: Prompt, sample_idx: int = 0, **more) -> Conversation:
+    """One without a turn, with much room."""
+    limits = {"sampling": SamplingConfig(max_tokens=10_000), "most_in_turn": 1000, "most_tokens": 20_000}
+    return Conversation(prompt=prompt, sample_idx=sample_idx, **{**limits, **more})
+
+
+def play(factory: Conversations, policy, played: list[Conversation]) -> list[int]:
+    """Plays conversations to their end with a policy in place of `TurnEngine`. Returns the order in which they ended."""
+    with closing(factory.start(played)) as pool:
+        waits = factory.config.wait_for_answers
+        return list(roll_out(played, policy, pool, lambda value: value, wait_for_answers=waits))
 
 
 @contextmanager

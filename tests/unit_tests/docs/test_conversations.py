@@ -7,15 +7,12 @@ from typing import get_args
 
 import pytest
 
-from tests.parts.conversations import ScriptedEngine
+from tests.parts.conversations import ScriptedEngine, conversation, play
 from tests.parts.grading import build_grader
 from tests.parts.talk import chat_tokenizer
 from torchtitan_rl.command.registry import load_config
-from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.data.stream import PromptStream
 from torchtitan_rl.fields.references import load_function
-from torchtitan_rl.generator.rollout import roll_out
-from torchtitan_rl.sampling import SamplingConfig
 from torchtitan_rl.types import FinishReason, Group
 
 PAGE = (Path(__file__).parents[3] / "docs" / "conversations.md").read_text()
@@ -30,10 +27,8 @@ def talk(config, *texts: str):
         members=task.members(), tokenizer=made, end_token_ids=[made.eos_token_id], template_options={}
     )
     conversations.check([prompt])
-    sampling = SamplingConfig(max_tokens=1000)
-    one = Conversation(prompt=prompt, sample_idx=0, sampling=sampling, most_in_turn=1000, most_tokens=4000)
-    policy, pool = ScriptedEngine(made, *texts), conversations.start([one])
-    list(roll_out([one], policy, pool, lambda value: value, wait_for_answers=False))
+    one = conversation(prompt)
+    play(conversations, ScriptedEngine(made, *texts), [one])
     group = Group(prompt=one.prompt, samples=[one.completion(0)])
     [scored] = build_grader(config.grader, task).grade([group])
     return one.prompt, scored.samples[0]

@@ -6,14 +6,11 @@ import time
 
 import pytest
 
-from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversations, prompts, said
+from tests.parts.conversations import Says, ScriptedEngine, TaskWith, conversation, conversations, play, prompts, said
 from torchtitan_rl.configs.toys.calculator import multiply
-from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.environments import ToolEnvironment
 from torchtitan_rl.environments.pool import ConversationError
 from torchtitan_rl.errors import UserError
-from torchtitan_rl.generator.rollout import roll_out
-from torchtitan_rl.sampling import SamplingConfig
 
 
 @pytest.fixture
@@ -21,22 +18,9 @@ def talk(made):
     """Plays conversations, four of one prompt, to their end. Returns them, with the order in which they ended."""
 
     def talk(make, *, num=4, prompts_of=1, say="x", tokenizer=made, **config):
-        factory = conversations(make, tokenizer, **config)
         asked = prompts(tokenizer, prompts_of)
-        played = [
-            Conversation(
-                prompt=asked[i * prompts_of // num], sample_idx=i, sampling=SamplingConfig(max_tokens=1000),
-                most_in_turn=1000, most_tokens=4000, seed=100 + i,
-            )
-            for i in range(num)
-        ]  # fmt: skip
-        pool = factory.start(played)
-        try:
-            waits = factory.config.wait_for_answers
-            ended = roll_out(played, ScriptedEngine(tokenizer, say), pool, lambda one: one, wait_for_answers=waits)
-            return played, list(ended)
-        finally:
-            pool.close()
+        played = [conversation(asked[i * prompts_of // num], i, seed=100 + i) for i in range(num)]
+        return played, play(conversations(make, tokenizer, **config), ScriptedEngine(tokenizer, say), played)
 
     return talk
 

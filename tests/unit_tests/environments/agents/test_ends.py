@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.parts.conversations import ScriptedEngine, conversations, prompts
+from tests.parts.conversations import ScriptedEngine, conversation, conversations, play, prompts
 from torchtitan_rl.conversation import Conversation
 from torchtitan_rl.environments.agents import AgentEnvironment
 from torchtitan_rl.environments.pool import ConversationError
-from torchtitan_rl.generator.rollout import roll_out
-from torchtitan_rl.sampling import SamplingConfig
 
 ASK = """
 import json, os, signal, subprocess, sys, threading, time, urllib.request
@@ -47,24 +45,13 @@ def talk(made):
     """Plays one conversation of each command to its end."""
 
     def talk(*codes: str, seconds: float = 30.0, **config) -> list[Conversation]:
-        played = [
-            Conversation(
-                prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=1000), most_in_turn=1000,
-                most_tokens=4000,
-            )
-            for prompt in prompts(made, len(codes))
-        ]  # fmt: skip
+        played = [conversation(prompt) for prompt in prompts(made, len(codes))]
 
         def make(prompt):
             task = {"question": f"question {prompt.prompt_idx}"}
             return AgentEnvironment(command(codes[prompt.prompt_idx]), task=task, seconds=seconds)
 
-        pool = conversations(make, made, **config).start(played)
-        try:
-            engine = ScriptedEngine(made, "x")
-            list(roll_out(played, engine, pool, lambda one: one, wait_for_answers=False))
-        finally:
-            pool.close()
+        play(conversations(make, made, **config), ScriptedEngine(made, "x"), played)
         return played
 
     return talk
@@ -158,29 +145,15 @@ for text in ("other", "another", "third"):
 """
 
 
-def test_an_agent_that_rewrites_its_history_has_several_traces(talk):
-    [conversation] = talk(f"ask(messages){REWRITES}")
-    completion = conversation.completion(0)
-    assert (conversation.finish_reason, len(conversation.traces), [turn.trace for turn in conversation.turns]) == (
-        "stop",
-        4,
-        [0, 1, 2, 3],
+def test_a_rewritten_history_opens_traces_up_to_the_limit_which_keeps_the_reward(talk):
+    [whole, cut] = talk(
+        f"ask(messages){REWRITES}", f"post('/reward', 0.25)\nask(messages){REWRITES}ask(messages)", max_traces=4
     )
-    assert [trace.messages[0]["content"] for trace in completion.traces[1:]] == ["other", "another", "third"]
-    assert [trace.parent for trace in completion.traces] == [None, 0, 1, 2]
-    for span, trace in zip(completion.spans, completion.traces, strict=True):
-        mask = completion.loss_mask[span]
-        assert not mask[: trace.context_tokens].any()
-        assert mask[trace.context_tokens :].all()
-
-
-def test_the_limit_of_traces_is_an_end_with_a_name_that_keeps_the_reward(talk):
-    [conversation] = talk(f"post('/reward', 0.25)\nask(messages){REWRITES}", max_traces=3)
-    assert (conversation.finish_reason, len(conversation.traces), conversation.turns[-1].reward) == (
-        "max_traces",
-        3,
-        0.25,
-    )
+    assert (whole.finish_reason, [turn.trace for turn in whole.turns]) == ("stop", [0, 1, 2, 3])
+    traces = whole.completion(0).traces
+    assert [trace.messages[0]["content"] for trace in traces[1:]] == ["other", "another", "third"]
+    assert [trace.parent for trace in traces] == [None, 0, 1, 2]
+    assert (cut.finish_reason, len(cut.traces), cut.turns[-1].reward) == ("max_traces", 4, 0.25)
     assert left_agents() == []
 
 

@@ -8,12 +8,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.parts.conversations import conversations, prompts
+from tests.parts.conversations import conversation, conversations, play, prompts
 from tests.parts.replay import Exchange, faults, sampled_runs
 from torchtitan_rl.conversation import Conversation, Sampled
 from torchtitan_rl.environments.agents import AgentEnvironment, gateway
-from torchtitan_rl.generator.rollout import roll_out
-from torchtitan_rl.sampling import SamplingConfig
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}}
 
@@ -93,35 +91,21 @@ def rewriting_agent(log: list[Exchange]):
     return agent
 
 
-def play(made, number: int, seed: int, **config) -> list[tuple[list[Exchange], Conversation]]:
+def play_all(made, number: int, seed: int, **config) -> list[tuple[list[Exchange], Conversation]]:
     logs = [[] for _ in range(number)]
-    played = [
-        Conversation(
-            prompt=prompt, sample_idx=0, sampling=SamplingConfig(max_tokens=10_000), most_in_turn=1000,
-            most_tokens=20_000,
-        )
-        for prompt in prompts(made, number)
-    ]  # fmt: skip
+    played = [conversation(prompt) for prompt in prompts(made, number)]
 
     def make(prompt):
         return AgentEnvironment(rewriting_agent(logs[prompt.prompt_idx]), task=seed * number + prompt.prompt_idx)
 
     limits = {"max_turns": 100, "max_traces": 100, "call_seconds": 300, "max_open": 64, **config}
-    pool = conversations(make, made, **limits).start(played)
-    try:
-        list(
-            roll_out(
-                played, Chatter(made, seed), pool, lambda one: one, wait_for_answers=limits.get("wait_for_answers")
-            )
-        )
-    finally:
-        pool.close()
+    play(conversations(make, made, **limits), Chatter(made, seed), played)
     return list(zip(logs, played, strict=True))
 
 
 @pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.long)])
 def test_every_sampled_token_is_trained_once_after_what_its_request_showed(made, number):
-    played = play(made, number, seed=1)
+    played = play_all(made, number, seed=1)
     for log, one in played:
         assert one.finish_reason == "stop", one.error
         assert faults(log, one.prompt, one.completion(0), made) == []
@@ -131,7 +115,7 @@ def test_every_sampled_token_is_trained_once_after_what_its_request_showed(made,
 
 
 def test_the_checker_sees_a_token_that_is_wrong_missing_or_twice(made):
-    log, one = max(play(made, 8, seed=2), key=lambda pair: len(pair[1].traces))
+    log, one = max(play_all(made, 8, seed=2), key=lambda pair: len(pair[1].traces))
     completion = one.completion(0)
     runs = len(sampled_runs(one.prompt, completion))
     assert runs == len(log)
@@ -147,7 +131,9 @@ def test_the_checker_sees_a_token_that_is_wrong_missing_or_twice(made):
 
 def test_sub_agents_that_ask_at_once_have_the_same_rollout_every_time(made, monkeypatch):
     monkeypatch.setattr(gateway, "TOGETHER_SECONDS", 0.2)  # on a loaded machine two requests are rarely 20 ms apart
-    first, second = ([one.completion(0) for _, one in play(made, 12, seed=3, wait_for_answers=True)] for _ in range(2))
+    first, second = (
+        [one.completion(0) for _, one in play_all(made, 12, seed=3, wait_for_answers=True)] for _ in range(2)
+    )
     for one, other in zip(first, second, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist()
         assert one.traces == other.traces
