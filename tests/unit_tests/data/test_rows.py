@@ -374,26 +374,20 @@ def test_unavailable_hub_data_set_is_an_error_with_a_remedy(monkeypatch):
         Rows.Config(path="org/name").build()
 
 
-def test_too_long_prompts_are_skipped_and_reported_before_training(build, capsys):
-    task = build(
-        [*sums(9), {"prompt": "long " * 100, "answer": 1}, {"prompt": "longer " * 100, "answer": 1}], held_out_share=0.4
-    )
-    tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300)
-    stream = PromptStream.Config(max_prompt_tokens=64, read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
-    assert "longer than prompts.max_prompt_tokens 64 (row" in capsys.readouterr().out
-    assert all(len(prompt.token_ids) <= 64 for prompt in stream.next_batch(30) + stream.held_out(10))
-    assert stream.num_passed_over == 0
-
-
-def test_messages_refused_by_the_chat_template_are_skipped_and_reported(build, capsys):
-    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1?"}]
-    rows = [{"messages": [turns[0], {**turns[1], "content": f"1 + {i}?"}]} for i in range(3)]
-    task = build(sums(9) + [{"prompt": row["messages"], "answer": 1} for row in rows], held_out_share=0.01)
+def test_prompts_that_are_too_long_or_that_the_template_rejects_are_left_out_before_training(build, capsys):
+    system = {"role": "system", "content": "Add."}
+    rows = [{"prompt": f"{'long ' * 100}{i}", "answer": 1} for i in range(2)]
+    rows += [{"prompt": [system, {"role": "user", "content": f"1 + {i}?"}], "answer": 1} for i in range(3)]
+    task = build([*sums(9), *rows], held_out_share=0.3)
     tokenizer = make_small_tokenizer(["1 + 1?"] * 4, vocab_size=300, chat=True)
     tokenizer.chat_template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}<|user|>"
     )
     tokenizer.chat_template += "{{ messages[-1].content }}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    stream = PromptStream.Config(read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
-    assert "3 that the chat template rejects: no system (rows 10, 11, 12)" in capsys.readouterr().out
-    assert len({prompt.text for prompt in stream.next_batch(8)}) == 8
+    stream = PromptStream.Config(max_prompt_tokens=64, read_ahead=0).build(task=task, tokenizer=tokenizer, seed=0)
+    out = capsys.readouterr().out
+    assert "longer than prompts.max_prompt_tokens 64 (row" in out
+    assert "that the chat template rejects: no system (row" in out
+    prompts = stream.next_batch(30) + stream.held_out(10)
+    assert len({prompt.text for prompt in prompts}) == 9
+    assert stream.num_passed_over == 0

@@ -137,16 +137,6 @@ def test_a_hint_ends_the_question_and_names_no_special_token(tokenizer, chat):
     assert (hinted.prompt_idx, hinted.expected_answer) == (prompt.prompt_idx, prompt.expected_answer)
 
 
-def test_a_system_message_that_the_template_leaves_out_is_an_error_with_the_remedy(tokenizer):
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
-    )
-    tokenizer.chat_template += "{% if add_generation_prompt %}<assistant>{% endif %}"
-    stream(tokenizer).next_batch(1)
-    with pytest.raises(UserError, match="of which the chat template leaves out the system message"):
-        stream(tokenizer, system_prompt="Be brief.")
-
-
 def test_messages_without_a_chat_template_are_an_error_with_the_remedy(tokenizer):
     class Chat(SumDigits):
         def train_example(self, index, *, seed):
