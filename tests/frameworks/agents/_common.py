@@ -20,6 +20,24 @@ def multiply(a: int, b: int) -> str:
     return str(int(a) * int(b))
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
+TOOLS = [{"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": SCHEMA}}]
+
+
+def called(name: str, arguments: str | dict) -> str:
+    """The answer to a call, an error if it is none of the tool."""
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return multiply(**arguments) if name == "multiply" else "error: no such tool"
+    except (ValueError, TypeError) as error:
+        return f"error: {error}"
+
+
+def trimmed(messages: list) -> list:
+    """In its scenario the first message and the last two, else all."""
+    return [messages[0], *messages[-2:]] if TRIMS and len(messages) > 3 else messages
+
+
 def finish(answer: object) -> None:
     """Write the result: reward 1 for the right answer."""
     with open(os.environ["AGENT_RESULT"], "w") as file:

@@ -10,12 +10,7 @@ model = OpenAILike(id="policy", base_url=os.environ["OPENAI_BASE_URL"], api_key=
 options = {"max_tool_calls_from_history": 1} if TRIMS else {}
 agent = Agent(model=model, tools=[multiply], instructions="Be short.", telemetry=False, **options)
 if STREAMS:
-    finish(
-        "".join(
-            event.content or ""
-            for event in agent.run(QUESTION, stream=True)
-            if isinstance(getattr(event, "content", None), str)
-        )
-    )
+    contents = [getattr(event, "content", None) for event in agent.run(QUESTION, stream=True)]
+    finish("".join(content for content in contents if isinstance(content, str)))
 else:
     finish(agent.run(QUESTION).content)

@@ -1,11 +1,10 @@
 """anthropic: a loop over messages, as its docs write it."""
 
-from _common import QUESTION, STREAMS, TRIMS, finish, multiply
+from _common import QUESTION, SCHEMA, STREAMS, called, finish, trimmed
 from anthropic import Anthropic
 
 client = Anthropic()
-schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
-tools = [{"name": "multiply", "description": "Multiply.", "input_schema": schema}]
+tools = [{"name": "multiply", "description": "Multiply.", "input_schema": SCHEMA}]
 messages = [{"role": "user", "content": QUESTION}]
 for _ in range(6):
     asked = {"model": "policy", "max_tokens": 500, "messages": messages, "tools": tools}
@@ -22,15 +21,8 @@ for _ in range(6):
         if text:
             break
         messages.append({"role": "user", "content": "Please answer."})
-    results = []
-    for call in calls:
-        try:
-            content = multiply(**call.input) if call.name == "multiply" else "error: no such tool"
-        except (ValueError, TypeError) as error:
-            content = f"error: {error}"
-        results.append({"type": "tool_result", "tool_use_id": call.id, "content": content})
+    results = [{"type": "tool_result", "tool_use_id": c.id, "content": called(c.name, c.input)} for c in calls]
     if results:
         messages.append({"role": "user", "content": results})
-    if TRIMS and len(messages) > 3:
-        messages = [messages[0], *messages[-2:]]
+    messages = trimmed(messages)
 finish(text)

@@ -1,15 +1,11 @@
 """litellm: its completion function in a loop."""
 
-import json
-
-from _common import QUESTION, STREAMS, TRIMS, finish, multiply
+from _common import QUESTION, STREAMS, TOOLS, called, finish, trimmed
 from litellm import completion, stream_chunk_builder
 
-schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}
-tools = [{"type": "function", "function": {"name": "multiply", "description": "Multiply.", "parameters": schema}}]
 messages = [{"role": "user", "content": QUESTION}]
 for _ in range(6):
-    response = completion(model="openai/policy", messages=messages, tools=tools, stream=STREAMS)
+    response = completion(model="openai/policy", messages=messages, tools=TOOLS, stream=STREAMS)
     if STREAMS:
         response = stream_chunk_builder(list(response), messages=messages)
     message = response.choices[0].message
@@ -19,12 +15,7 @@ for _ in range(6):
             break
         messages.append({"role": "user", "content": "Please answer."})
     for call in message.tool_calls or []:
-        try:
-            arguments = json.loads(call.function.arguments)
-            content = multiply(**arguments) if call.function.name == "multiply" else "error: no such tool"
-        except (ValueError, TypeError) as error:
-            content = f"error: {error}"
+        content = called(call.function.name, call.function.arguments)
         messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-    if TRIMS and len(messages) > 3:
-        messages = [messages[0], *messages[-2:]]
+    messages = trimmed(messages)
 finish(message.content)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from _common import QUESTION, STREAMS, TRIMS, finish, multiply
+from _common import QUESTION, STREAMS, TRIMS, finish, multiply, trimmed
 from agents import Agent, RunConfig, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 from agents.run import CallModelData, ModelInputData
 
@@ -11,16 +11,13 @@ set_tracing_disabled(True)
 set_default_openai_api(os.environ["API"])
 
 
-def trimmed(data: CallModelData) -> ModelInputData:
-    items = data.model_data.input
-    return ModelInputData(
-        input=[items[0], *items[-2:]] if len(items) > 3 else items, instructions=data.model_data.instructions
-    )
+def trim(data: CallModelData) -> ModelInputData:
+    return ModelInputData(input=trimmed(data.model_data.input), instructions=data.model_data.instructions)
 
 
 async def main():
     agent = Agent(name="multiplier", instructions="Be short.", tools=[function_tool(multiply)], model="policy")
-    config = RunConfig(call_model_input_filter=trimmed if TRIMS else None)
+    config = RunConfig(call_model_input_filter=trim if TRIMS else None)
     if STREAMS:
         result = Runner.run_streamed(agent, QUESTION, run_config=config)
         async for _ in result.stream_events():

@@ -3,14 +3,9 @@
 import asyncio
 import os
 
-from _common import QUESTION, STREAMS, TRIMS, finish, multiply
+from _common import QUESTION, STREAMS, TRIMS, finish, multiply, trimmed
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-
-
-def trimmed(messages):
-    return [messages[0], *messages[-2:]] if TRIMS and len(messages) > 3 else messages
-
 
 MODEL = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}[os.environ["API"]]("policy")
 agent = Agent(MODEL, tools=[multiply], retries=3)
