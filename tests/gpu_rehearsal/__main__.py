@@ -20,20 +20,17 @@ from typing import Any
 from tests.gpu_rehearsal.trainer import Layout, Rehearsal, on_layout, rehearse
 
 # isort: split
-from torchtitan.protocols.model_spec import ModelSpec
-
 from scripts.make_random_checkpoint import qwen3
 from tests.gpu_rehearsal import machine
 from tests.gpu_rehearsal.checks import faults_of
 from tests.gpu_rehearsal.faults import FAULTS
-from tests.gpu_rehearsal.shipped import shipped
+from tests.gpu_rehearsal.shipped import model_folder, shipped
 from tests.parts.algorithm import algorithm_of
 from torchtitan_rl.algorithm import KL, Algorithm
 from torchtitan_rl.algorithm.losses.distillation import Distill, ExactDistill
 from torchtitan_rl.command.registry import config_functions, load_config
 from torchtitan_rl.config import RunConfig
 from torchtitan_rl.configs.toys.small_models import small_qwen3
-from torchtitan_rl.models.hf_config import hf_architecture
 from torchtitan_rl.run.memory import GIB, choose_by_memory
 
 LAYOUTS = [Layout(1), Layout(8), Layout(8, tp=2), Layout(16, replicate=2), Layout(8, ep=4)]
@@ -176,23 +173,14 @@ def _size(size: str, layout: Layout) -> Rehearsal | str:
 def _taught(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(shipped("qwen3_0_6b"), layout)
     config.algorithm = Algorithm.Config(loss=TEACHERS[name])
-    config.teacher = _folder(qwen3("8B"))
+    config.teacher = model_folder(qwen3("8B"), tempfile.mkdtemp())
     return _rehearsed(config, layout)
-
-
-def _folder(spec: ModelSpec) -> str:
-    """Returns a new folder with the config.json of a Qwen3."""
-    folder = tempfile.mkdtemp()
-    entries = {"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": spec.model.max_seq_len}
-    text = json.dumps({"model_type": "qwen3", **entries, **hf_architecture(spec.model)})
-    Path(folder, "config.json").write_text(text)
-    return folder
 
 
 def _whole(name: str, layout: Layout) -> Rehearsal | str:
     config = on_layout(shipped(name), layout)
     if config.teacher:
-        config.teacher = _folder(config.model_spec)  # a recipe's model is the policy's
+        config.teacher = model_folder(config.model_spec, tempfile.mkdtemp())  # a recipe's model is the policy's
     if name == "debug_moe":
         config.trainer.mixed_precision_param = "bfloat16"  # the one dtype of torch's description of a grouped product
     if name not in FULL_DEPTH:

@@ -29,7 +29,8 @@ from torchtitan.distributed import ParallelDims  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
 
 from tests.gpu_rehearsal import cpu_kernels  # noqa: E402, F401
-from tests.gpu_rehearsal.case_names import CASE_NAMES  # noqa: E402
+from tests.gpu_rehearsal.cases import CASES  # noqa: E402
+from tests.gpu_rehearsal.steps import scored_group  # noqa: E402
 from tests.parts.hf_decoders import save_hf_family  # noqa: E402
 from tests.parts.tiny import save_odd_checkpoint, save_tiny_checkpoint  # noqa: E402
 from torchtitan_rl.algorithm import KL, Algorithm  # noqa: E402
@@ -40,29 +41,11 @@ from torchtitan_rl.models.lora.lora_config import LoraConfig  # noqa: E402
 from torchtitan_rl.trainer import model_loader as loader_module  # noqa: E402
 from torchtitan_rl.trainer.teachers.frozen_models import Reference  # noqa: E402
 from torchtitan_rl.trainer.trainer import Trainer  # noqa: E402
-from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion  # noqa: E402
+from torchtitan_rl.types import Group  # noqa: E402
 
 LONGEST = 64
 SIZES = [(4, 4, 3, 20), (2, 4, 10, 60), (6, 4, 3, 64), (1, 2, 3, 10), (3, 8, 20, 64), (5, 4, 1, 30)]
 """Of each step: prompts, completions of each, and their least and greatest length."""
-CASES: dict[str, dict] = dict(
-    zip(
-        CASE_NAMES,
-        (
-            {},
-            {"kl": True},
-            {"entropy": 0.01},
-            {"lora": LoraConfig(rank=4)},
-            {"activation_checkpoint": "selective"},
-            {"activation_checkpoint": "full"},
-            {"family": "qwen2"},
-            {"family": "llama"},
-            {"family": "gemma3_text"},
-            {"family": "olmo2"},
-        ),
-        strict=True,
-    )
-)
 BOUND = 1e-5
 """Largest relative difference of a gradient norm, and difference of a log-probability, between compiled and eager."""
 
@@ -116,17 +99,13 @@ def rehearse(folder: Path, *, kl: bool = False, entropy: float = 0.0, **settings
     }
 
 
-def _trainer(folder: Path, kl: bool, entropy: float, *, lora: LoraConfig | None = None, **settings: object) -> Trainer:
+def _trainer(folder: Path, kl: bool, entropy: float, *, rank: int = 0, **settings: object) -> Trainer:
+    lora = LoraConfig(rank=rank)
     parallelism = ParallelismConfig(spmd_backend="partial_dtensor")
     set_spmd_backend(parallelism.spmd_backend)
     objective = Algorithm.Config(kl=KL.Config(coef=0.1 if kl else 0.0), entropy_coef=entropy)
-    config = Trainer.Config(
-        parallelism=parallelism,
-        logprob_chunk_tokens=32,
-        max_tokens_per_microbatch=256,
-        lora=lora or LoraConfig(),
-        **settings,
-    )
+    settings |= {"logprob_chunk_tokens": 32, "max_tokens_per_microbatch": 256, "lora": lora}
+    config = Trainer.Config(parallelism=parallelism, **settings)
     config.logprob_gate.distribution = False
     return config.build(
         model_spec=spec_from_folder(folder),
@@ -142,24 +121,10 @@ def _trainer(folder: Path, kl: bool, entropy: float, *, lora: LoraConfig | None 
 
 def _step(rng: np.random.Generator, prompts: int, n: int, least: int, most: int) -> list[Group]:
     """Scored completions. Every third prompt's are all right, so they need no backward."""
-
-    def sample(number: int, prompt: int) -> ScoredCompletion:
-        ids = rng.integers(1, 100, int(rng.integers(least, most)))
-        completion = Completion(
-            sample_idx=number,
-            policy_version=0,
-            token_ids=ids,
-            sampler_logprobs=-np.ones(len(ids), dtype=np.float32),
-            text="",
-            finish_reason="stop",
-        )
-        return ScoredCompletion(completion=completion, reward=float(rng.integers(0, 2)) if prompt % 3 else 1.0)
-
     groups = []
-    for place in range(prompts):
-        ids = rng.integers(1, 100, int(rng.integers(3, 20)))
-        prompt = Prompt(prompt_idx=place, text="", token_ids=ids, expected_answer="")
-        groups.append(Group(prompt=prompt, samples=[sample(i, place) for i in range(n)]))
+    for number in range(prompts):
+        rewards = [1.0] * n if number % 3 == 0 else rng.integers(0, 2, n).astype(float).tolist()
+        groups.append(scored_group(rng, number, prompt=(3, 20), lengths=(least, most), rewards=rewards))
     return groups
 
 

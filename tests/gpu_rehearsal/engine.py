@@ -63,7 +63,6 @@ def _install_platform() -> None:
 
 
 _install_platform()
-from transformers import AutoConfig  # noqa: E402
 from vllm.v1.engine.llm_engine import LLMEngine  # noqa: E402
 from vllm.v1.executor import abstract  # noqa: E402
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher  # noqa: E402
@@ -71,15 +70,13 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
 from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsLists, ModelRunnerOutput  # noqa: E402
 from vllm.v1.worker.worker_base import CompilationTimes  # noqa: E402
 
-from tests.gpu_rehearsal.shipped import shipped  # noqa: E402
+from tests.gpu_rehearsal.shipped import model_folder, shipped  # noqa: E402
 from torchtitan_rl import comm  # noqa: E402
 from torchtitan_rl.command.registry import config_functions  # noqa: E402
 from torchtitan_rl.configs.toys.small_models import small_qwen3  # noqa: E402
 from torchtitan_rl.generator import start  # noqa: E402
 from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.generator.in_flight import InFlight  # noqa: E402
-from torchtitan_rl.models import hf_config  # noqa: E402
-from torchtitan_rl.models.families import FAMILIES  # noqa: E402
 from torchtitan_rl.models.hf import exported_rows, hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import InProcess, begin_sampling, load_base  # noqa: E402
@@ -90,12 +87,6 @@ from torchtitan_rl.types import Prompt  # noqa: E402
 
 END, LONGEST = 7, 48
 SPEC = small_qwen3(vocab_size=128, dim=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, hidden_dim=96)
-ARCHITECTURES = {
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "llama": "LlamaForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
 
 
 def _token(prompt: list[int], position: int, version: int) -> int:
@@ -237,18 +228,10 @@ class _Tokenizer:
         return " ".join(map(str, ids))
 
 
-def _folder(spec: object, at: str) -> str:
-    [kind] = [family.model_type for family in FAMILIES.values() if family.name == spec.name]
-    config = AutoConfig.for_model(kind, max_position_embeddings=4096, **hf_config.hf_architecture(spec.model))
-    config.architectures = [ARCHITECTURES[kind]]
-    config.save_pretrained(at)
-    return at
-
-
 def _generator(at: str) -> Generator:
     config = Generator.Config(dtype="bfloat16", max_model_len=256, max_num_seqs=32)
     sampling, made = SamplingConfig(n=8, max_tokens=LONGEST), {"tokenizer": _Tokenizer()}
-    return Generator(config, hf_assets_path=_folder(SPEC, at), sampling=sampling, seed=3, **made)
+    return Generator(config, hf_assets_path=model_folder(SPEC, at), sampling=sampling, seed=3, **made)
 
 
 def rehearse_steps(at: str, steps: int = 3) -> list[str]:
@@ -358,7 +341,7 @@ def rehearse_configs(at: str) -> list[str]:
             arguments |= {"tokenizer": _Tokenizer(), "sampling": config.sampling, "seed": 0}
             try:
                 with mock.patch.dict(os.environ, growing):
-                    Generator(config.generator, hf_assets_path=_folder(spec, f"{at}/{name}"), **arguments)
+                    Generator(config.generator, hf_assets_path=model_folder(spec, f"{at}/{name}"), **arguments)
             except Made as made:
                 faults += [f"{name}: {fault}" for fault in _differences(config, made.args[0], bool(growing))]
             except Exception as error:

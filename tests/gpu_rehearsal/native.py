@@ -23,6 +23,13 @@ def reason_to_skip() -> str | None:
     return None if shutil.which("g++") else "the GPU rehearsal builds two small libraries and needs g++"
 
 
+def clean_environment() -> dict[str, str]:
+    """This process's variables without those of a run, for a rehearsal in a process of its own."""
+    of_a_run = "TORCHTITAN", "TORCHELASTIC", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "VLLM", "TORCH_COMPILE"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(of_a_run)}
+    return kept | {"OMP_NUM_THREADS": "1"}
+
+
 def load() -> None:
     """Build the libraries unless a build of the same sources is cached, and load them. Must run before torch is imported."""
     if "torch" in sys.modules:

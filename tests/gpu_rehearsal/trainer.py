@@ -26,6 +26,7 @@ from torchtitan.distributed.utils import set_spmd_backend
 from tests.gpu_rehearsal.device import Collective, Device, recording
 from tests.gpu_rehearsal.experts import even_routing
 from tests.gpu_rehearsal.places import place
+from tests.gpu_rehearsal.steps import scored_group
 from torchtitan_rl import comm
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.build import trainer_of_run
@@ -44,7 +45,7 @@ from torchtitan_rl.trainer.teachers.exact_teacher import ExactTeacher
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.teachers.sampled_teacher import Teacher
 from torchtitan_rl.trainer.trainer import Trainer
-from torchtitan_rl.types import Completion, Group, Prompt, ScoredCompletion, TrainBatch
+from torchtitan_rl.types import TrainBatch
 from torchtitan_rl.validation import check_model, validate
 
 DTensor._op_dispatcher._random_ops.clear()  # the device has no random generator
@@ -121,7 +122,9 @@ def rehearse(
     }
     record.timeout = config.comm.init_timeout_seconds
     with _ranks(layout, config, record), recording(device), _pretended_values(device, record), even_routing(device):
-        groups = draft_episodes(_step(prompts, longest, recorded=_recorded(config)))
+        rng = np.random.default_rng(0)
+        sizes = {"prompt": (30, 60), "lengths": (longest // 2, longest + 1), "recorded": _recorded(config)}
+        groups = draft_episodes([scored_group(rng, i, rewards=[0.0, 1.0] * 2, **sizes) for i in range(prompts)])
         with cuda.FakeCuda(allow_non_fake_inputs=True), device:
             _run(config, device, record, groups, updates)
     record.collectives, record.races = device.collectives, device.memory.races
@@ -274,24 +277,3 @@ def _recorded(config: RunConfig) -> int:
     """Experts that the engine records of each token."""
     layers = config.model_spec.model.layers if config.generator.router_replay else ()
     return sum(layer.moe.router.top_k for layer in layers)
-
-
-def _step(prompts: int, longest: int, *, recorded: int) -> list[Group]:
-    """Scored completions of random lengths, the same on every rank."""
-    rng = np.random.default_rng(0)
-
-    def sample(number: int, of: Prompt) -> ScoredCompletion:
-        length = int(rng.integers(longest // 2, longest + 1))
-        completion = Completion(
-            sample_idx=number, policy_version=0, token_ids=rng.integers(5, 100, length), sampler_logprobs=-np.ones(length),
-            text="", finish_reason="stop",
-            sampler_records=np.zeros((len(of.token_ids) + length, recorded), np.uint8) if recorded else None,
-        )  # fmt: skip
-        return ScoredCompletion(completion=completion, reward=float(number % 2))
-
-    def group(number: int) -> Group:
-        ids = rng.integers(5, 100, int(rng.integers(30, 60)))
-        prompt = Prompt(prompt_idx=number, text="", token_ids=ids, expected_answer="")
-        return Group(prompt=prompt, samples=[sample(j, prompt) for j in range(4)])
-
-    return [group(number) for number in range(prompts)]
