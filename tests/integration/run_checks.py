@@ -159,16 +159,8 @@ def exported_adapter_names_its_base(name: str) -> Callable[[Path], None]:
     """The exported adapter names its base by a path that holds from any folder."""
 
     def check(folder: Path) -> None:
-        command = [
-            "-m",
-            "torchtitan_rl.command.export",
-            "--run",
-            str(folder / name),
-            "--output",
-            str(folder / "adapter"),
-        ]
-        subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
-        base = Path(json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"])
+        adapter = _exported(folder / name)
+        base = Path(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
         assert base.is_absolute()
         assert (base / "config.json").is_file()
 
@@ -189,10 +181,10 @@ def parity_holds(folder: Path) -> None:
     assert len(found["sync_diffs"]) == 3, found
 
 
-def _exported(folder: Path) -> Path:
-    """The run's policy, exported in float32."""
+def _exported(folder: Path, *options: str) -> Path:
+    """The run's policy, exported into its folder."""
     to = folder / "exported"
-    command = ["-m", "torchtitan_rl.command.export", "--run", str(folder), "--output", str(to), "--dtype", "float32"]
+    command = ["-m", "torchtitan_rl.command.export", "--run", str(folder), "--output", str(to), *options]
     subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True)
     return to
 
@@ -201,7 +193,7 @@ def exported_model_equals_policy(folder: Path) -> None:
     """The exported folder loads in transformers, and its greedy answers are as accurate as the run's last evaluation."""
     from tests.parts.exported import greedy_accuracy
 
-    exported = _exported(folder)
+    exported = _exported(folder, "--dtype", "float32")
     last = metrics_of(folder)[max(metrics_of(folder))]["evaluation/accuracy"]
     found = greedy_accuracy(exported, num_prompts=256)
     assert abs(found - last) < 1e-9, f"exported {found}, policy {last}"
@@ -211,7 +203,7 @@ def export_is_whole(folder: Path) -> None:
     """transformers loads the exported folder with no tensor missing or left over, and the weights are no longer the start's."""
     from transformers import AutoModelForCausalLM
 
-    exported = _exported(folder)
+    exported = _exported(folder, "--dtype", "float32")
     model, info = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
     assert not (info["missing_keys"] | info["unexpected_keys"]), info
     start = AutoModelForCausalLM.from_pretrained(json.loads((folder / "config.json").read_text())["hf_assets_path"])
@@ -224,14 +216,7 @@ def evaluation_is_reproduced(folder: Path) -> None:
     last = max((folder / "evaluation").glob("step-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
     options = json.loads((folder / "config.json").read_text())["command"][1:]
     fork = ["--dump-folder", str(folder / "alone"), "--resume", str(folder), "--eval-only"]
-    launch = [
-        "-m",
-        "torchtitan_rl.run.launch",
-        "--standalone",
-        "--nproc_per_node=2",
-        "-m",
-        "torchtitan_rl.train",
-    ]
+    launch = ["-m", "torchtitan_rl.run.launch", "--standalone", "--nproc_per_node=2", "-m", "torchtitan_rl.train"]
     done = subprocess.run([sys.executable, *launch, *options, *fork], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (folder / "alone" / "evaluation" / last.name).read_text() == last.read_text()
