@@ -280,6 +280,7 @@ def _in_flight(generator: Generator, worker: CountingWorker, weights: dict[str, 
     faults, cut = [], 0
     versions: dict[int, int] = {}  # the policy's -> the worker's
     for step in range(6):
+        generator.wake_weights()
         load_base(generator, weights.items())
         begin_sampling(generator, step)
         versions[step] = worker.version
