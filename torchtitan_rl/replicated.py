@@ -41,16 +41,8 @@ def checksums_of(values: Sequence[Prompt] | Sequence[Group[Episode]]) -> dict[st
         index = group.prompt.prompt_idx
         for episode in group.samples:
             c, credit = episode.completion, episode.credit
-            written.append(
-                (
-                    index,
-                    c.sample_idx,
-                    c.policy_version,
-                    c.token_ids,
-                    c.loss_mask,
-                    c.sampler_logprobs,
-                )
-            )
+            names = (index, c.sample_idx, c.policy_version)
+            written.append((*names, c.token_ids, c.loss_mask, c.sampler_logprobs))
             rewards.append((index, episode.reward, episode.scored.turn_rewards))
             plain = (credit.left_out, credit.shaped_reward, credit.advantage, credit.columns)
             arrays = (
@@ -95,13 +87,11 @@ def check_config(fields: Mapping[str, Any]) -> None:
         if len(ranks) > 1:
             each = [f"{value[:SHOWN_CHARACTERS]} on {where}" for value, where in ranks.items()]
             differing.append(f"{name} is {', '.join(each)}")
-    more = (
-        f"; and {len(differing) - SHOWN_FIELDS} fields more"
-        if len(differing) > SHOWN_FIELDS
-        else ""
-    )
+    shown = differing[:SHOWN_FIELDS]
+    if len(differing) > SHOWN_FIELDS:
+        shown.append(f"and {len(differing) - SHOWN_FIELDS} fields more")
     raise UserError(
-        f"config: it differs between the ranks: {'; '.join(differing[:SHOWN_FIELDS])}{more}. Start every node with the same command, files and "
+        f"config: it differs between the ranks: {'; '.join(shown)}. Start every node with the same command, files and "
         "environment, and let no config function use RANK, the time or random numbers."
     )
 
