@@ -40,7 +40,7 @@ def sampled(controller, *, top_p=1.0, temperature=1.0) -> list[Group[Completion]
 
 
 def check(controller, groups: list[Group[Completion]]) -> None:
-    """Score the completions with the policy and give the differences to the gate, as an update does before its first step."""
+    """Update the policy on the completions and push it, as a step does. Wrong ones are to raise before the update."""
     episodes = draft_episodes(
         [
             replace(g, samples=[ScoredCompletion(completion=c, reward=float(i)) for i, c in enumerate(g.samples)])
@@ -48,8 +48,8 @@ def check(controller, groups: list[Group[Completion]]) -> None:
         ]
     )
     controller.algorithm.credit.assign(episodes)
-    trainer = controller.trainer
-    trainer._keep_pi_old_logprobs([trainer.batcher.minibatch(episodes)])
+    controller.trainer.update(episodes)
+    controller.weight_sync.push(policy_version=0)
 
 
 def test_right_step_passes(controller):

@@ -18,6 +18,7 @@ from torchtitan_rl.algorithm import KL, Algorithm, MaxEnt, TargetEntropy
 from torchtitan_rl.algorithm.episodes import draft_episodes
 from torchtitan_rl.observe.metrics.throughput import TokenFlops
 from torchtitan_rl.run.checkpointer import policy_state
+from torchtitan_rl.trainer.gate import LogprobGateError
 from torchtitan_rl.trainer.teachers.frozen_models import Reference
 from torchtitan_rl.trainer.trainer import Trainer
 from torchtitan_rl.types import Completion, Group, ScoredCompletion, flat
@@ -73,6 +74,15 @@ def test_step_without_signal_leaves_weights_unchanged(build):
     report = trainer.update(groups)
     assert torch.equal(weights(trainer), before)
     assert (report.optimizer_steps, report.trained_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_samples_of_another_policy_stop_the_update_before_its_first_step(build, minibatches):
+    trainer = build(num_minibatches=minibatches, generator_dtype="float32")
+    before = weights(trainer)
+    with pytest.raises(LogprobGateError):
+        trainer.update(credited(trainer))  # its log-probabilities are made up
+    assert torch.equal(weights(trainer), before)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
