@@ -31,7 +31,7 @@ from torchtitan_rl.generator.generator import Generator  # noqa: E402
 from torchtitan_rl.models.hf import hf_weights  # noqa: E402
 from torchtitan_rl.sampling import SamplingConfig  # noqa: E402
 from torchtitan_rl.sync.in_process import CHANGED, OTHER_VALUES  # noqa: E402
-from torchtitan_rl.sync.probe import distance  # noqa: E402
+from torchtitan_rl.sync.probe import distances  # noqa: E402
 from torchtitan_rl.sync.weight_sync import NOT_SENT, WeightSync, WeightSyncError  # noqa: E402
 from torchtitan_rl.types import Prompt  # noqa: E402
 
@@ -87,7 +87,7 @@ class Pair:
     def probe_ratio(self, sync: WeightSync) -> float:
         """The probe's difference, as a multiple of the noise."""
         engine, policy = self.generator.prompt_logprobs(self.probe), self.policy.token_logprobs(self.probe)
-        return distance(engine, policy, sync._coarser) / sync._noise  # noqa: SLF001
+        return (distances(engine, policy, sync._coarser) / sync._noise)[0]  # noqa: SLF001
 
 
 def replaced(name: str, old: dict[str, Tensor], where: tuple) -> Callable[[Weights], Weights]:

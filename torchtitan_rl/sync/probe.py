@@ -19,14 +19,14 @@ from torchtitan_rl.types import FloatArray
 DRAWS = 4
 """Forwards with random rounding errors."""
 
-LARGEST_RATIO = {torch.float32: 30.0, torch.bfloat16: 3.0}
-"""Largest allowed difference, as a multiple of the noise, by the coarser dtype. docs/weight_sync.md has the measurements."""
+LARGEST_RATIOS = {torch.float32: (30.0, 30.0), torch.bfloat16: (3.0, 1.5)}
+"""Multiples of the noise over which both of the `distances` must be, by the coarser dtype. docs/weight_sync.md has the measurements."""
 
 
 def disagreement(
     engine: FloatArray,
     trainer: FloatArray,
-    noise: float,
+    noise: FloatArray,
     dtype: torch.dtype,
     max_diff: float | None,
 ) -> str:
@@ -34,16 +34,16 @@ def disagreement(
 
     Args:
         engine, trainer: [L - 1] the log-probabilities of the probed tokens.
-        noise: `rounding_noise` of the trainer.
+        noise: [2] `rounding_noise` of the trainer.
         dtype: the coarser one of trainer and engine.
         max_diff: largest difference of a token; None: any.
     """
     largest = float(np.abs(engine - trainer).max(initial=0.0))
     if max_diff is not None and not largest <= max_diff:
         return f"by {largest:.3g}, more than weight_sync.max_diff = {max_diff:.3g}"
-    ratio, limit = distance(engine, trainer, dtype) / noise, LARGEST_RATIO[dtype]
-    if not ratio <= limit:
-        return f"{ratio:.3g} times as much as rounding explains ({noise:.2g}); the limit is {limit:g} times"
+    ratios, limits = distances(engine, trainer, dtype) / noise, LARGEST_RATIOS[dtype]  # [2]
+    if not (ratios <= limits).any():
+        return f"{ratios[0]:.3g} times as much as rounding explains ({noise[0]:.2g}); the limit is {limits[0]:g} times"
     return ""
 
 
@@ -52,8 +52,8 @@ def rounding_noise(
     logprobs: Callable[[], FloatArray],
     exact: FloatArray,
     dtype: torch.dtype,
-) -> float:
-    """Returns how far random rounding errors move the log-probabilities of a sequence: root mean square, in `logit_scale`.
+) -> FloatArray:
+    """Returns how far random rounding errors move the log-probabilities of a sequence, [2]: root mean squares of `distances`.
     Collective.
 
     Args:
@@ -64,8 +64,8 @@ def rounding_noise(
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices), rounding_errors(model, torch.finfo(dtype).eps):
         torch.manual_seed(0)  # the same on every rank
-        moved = [distance(logprobs(), exact, dtype) for _ in range(DRAWS)]
-    return max(root_mean_square(np.array(moved)), torch.finfo(dtype).eps / 2)
+        moved = [distances(logprobs(), exact, dtype) for _ in range(DRAWS)]  # [DRAWS, 2]
+    return np.maximum(root_mean_square(np.array(moved)), torch.finfo(dtype).eps / 2)
 
 
 @contextmanager
@@ -90,16 +90,19 @@ def rounding_errors(model: nn.Module, eps: float) -> Iterator[None]:
             hook.remove()
 
 
-def distance(one: FloatArray, other: FloatArray, dtype: torch.dtype) -> float:
-    """Returns the root mean square of the differences of two models' log-probabilities [L - 1], each in the other's `logit_scale`.
+def distances(one: FloatArray, other: FloatArray, dtype: torch.dtype) -> FloatArray:
+    """Returns the root mean squares of the differences of two models' log-probabilities [L - 1], in two scales, [2].
 
-    So that each token weighs the same. Otherwise the few tokens of which a trained policy is not certain are the whole sum, and four
-    draws of them are no standard for a fifth.
+    First each in the other's `logit_scale`, so that each token weighs the same: otherwise the few tokens of which a trained policy is
+    not certain are the whole sum, and four draws of them are no standard for a fifth. Then each in the larger of both scales: a token
+    of which only the other is certain, as one in a text that repeats may be, is no sum of its own there. A wrong model is far in both.
     """
-    scale = logit_scale(other, str(dtype).removeprefix("torch."))  # [L - 1]
-    return root_mean_square((one - other) / scale)
+    name = str(dtype).removeprefix("torch.")
+    scale = logit_scale(other, name)  # [L - 1]
+    either = np.maximum(scale, logit_scale(one, name))  # [L - 1]
+    return root_mean_square(np.stack([(one - other) / scale, (one - other) / either], axis=-1))
 
 
-def root_mean_square(values: FloatArray) -> float:
-    """Returns sqrt(mean(values^2)); NaN if any value is NaN."""
-    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+def root_mean_square(values: FloatArray) -> FloatArray:
+    """Returns sqrt(mean(values^2)) over the first axis; NaN where a value is NaN."""
+    return np.sqrt(np.mean(np.square(values, dtype=np.float64), axis=0))

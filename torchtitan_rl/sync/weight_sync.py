@@ -7,6 +7,7 @@ they cannot see: another model, such as one with a different rotary base.
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torchtitan.config import TORCH_DTYPE_MAP, Configurable
@@ -64,8 +65,8 @@ class WeightSync(Configurable):
         if lora:
             self._sides.append((adapter, self._engine.adapter))
         self._num_pushes = 0
-        self._noise = 0.0
-        """`probe.rounding_noise`, measured at full checks and again before a push is refused."""
+        self._noise = np.zeros(2)
+        """`probe.rounding_noise`, [2], measured at full checks and again before a push is refused."""
         self._versions: list[int] = []
         """The policy versions pushed since the last full check, that one first. Step v + 1 samples with version v, and its
         checkpoint is step v + 1's."""
