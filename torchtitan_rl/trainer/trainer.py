@@ -116,7 +116,6 @@ class Trainer(Configurable):
             lora=self.lora,
             router_replay=router_replay,
         )
-        self.pad_multiple = self.loader.pad_multiple
         self.state_dict_adapter = self.loader.state_dict_adapter
         self.model = self.loader.policy()
         if self.lora:
@@ -135,16 +134,7 @@ class Trainer(Configurable):
             for group in self.param_groups()
         ]
         self._find_ranks()
-        self.batcher = Batcher(
-            algorithm,
-            max_tokens=config.max_tokens_per_microbatch,
-            multiple=self.pad_multiple,
-            attention_cost=self.loader.attention_cost(self.model),
-            # FlashAttention cannot share prompts; that of a CPU, and of float32, can.
-            share_prompts=self.model.config.first_attention.inner_attention.shares_prompts,
-            num_ranks=self.dp_size,
-            rank=self.dp_rank,
-        )
+        self.batcher = self._new_batcher()
 
     def _find_ranks(self) -> None:
         """Set this rank's place among the data-parallel and tensor-parallel ranks, and their groups."""
@@ -155,6 +145,19 @@ class Trainer(Configurable):
         self.dp_group = batch_mesh.get_group() if batch_mesh else None
         tp_mesh = dims.get_optional_mesh("tp")
         self.is_tp_leader = tp_mesh is None or tp_mesh.get_local_rank() == 0
+
+    def _new_batcher(self) -> Batcher:
+        """Returns what divides a step into this rank's micro-batches."""
+        return Batcher(
+            self.algorithm,
+            max_tokens=self.config.max_tokens_per_microbatch,
+            multiple=self.loader.pad_multiple,
+            attention_cost=self.loader.attention_cost(self.model),
+            # FlashAttention cannot share prompts; that of a CPU, and of float32, can.
+            share_prompts=self.model.config.first_attention.inner_attention.shares_prompts,
+            num_ranks=self.dp_size,
+            rank=self.dp_rank,
+        )
 
     def update(
         self, groups: Sequence[Group[Episode]], teacher: Companion | None = None
@@ -359,7 +362,7 @@ class Trainer(Configurable):
     @torch.no_grad()
     def token_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Returns log pi of token_ids[1:] at temperature 1, [L - 1], for the weight sync's probe. Collective."""
-        padding = -len(token_ids) % self.pad_multiple
+        padding = -len(token_ids) % self.loader.pad_multiple
         tokens = torch.tensor([*token_ids, *[0] * padding], device=DEVICE_TYPE)  # [T]
         layout = SegmentLayout.of([len(tokens)], device=DEVICE_TYPE)
         logprobs = score(self.model, tokens, tokens.roll(-1), layout, 1.0).logprobs  # [T]
