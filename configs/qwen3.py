@@ -1,7 +1,7 @@
 """Published sizes of Qwen3 on GPUs, on sums. The checkpoint is that in assets/hf/, for example assets/hf/Qwen3-0.6B, if there is one,
 and else the hub's. Another folder: --hf-assets-path /models/Qwen3-0.6B.
 
-How the settings were chosen, beside those of configs/tasks.py (docs/gpu.md lists the measurements):
+How the settings were chosen, beside those of configs/tasks.py (docs/measured/gpu.md lists the measurements):
 
 - Memory: each config states the GiB per GPU while the engine is awake and at the peak of an update, as computed by
   torchtitan_rl/run/memory.py. The trainer holds 12 bytes per parameter (float32 weights and two moments), 16 during

@@ -4,7 +4,7 @@
 #   scripts/run_tests.sh unit       all unit tests, and nothing else; further arguments go to pytest
 #   scripts/run_tests.sh runs       whole runs on up to 8 ranks; further arguments go to tests/integration_tests.py
 #   scripts/run_tests.sh faults     real runs that are killed, stopped, starved and damaged; further arguments go to pytest
-#   scripts/run_tests.sh rehearsal  what GPUs run, on a pretended device (docs/gpu.md); further arguments are configs
+#   scripts/run_tests.sh rehearsal  what GPUs run, on a pretended device (docs/measured/gpu.md); further arguments are configs
 #   scripts/run_tests.sh real       a published model from PyPI: trained, killed, resumed, forked, exported
 #   scripts/run_tests.sh all        all five, each whole
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`

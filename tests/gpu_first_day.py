@@ -1,4 +1,4 @@
-"""What only a GPU can show, in four commands of at most 560 s each, the most valuable first. docs/gpu.md records what they print.
+"""What only a GPU can show, in four commands of at most 560 s each, the most valuable first. docs/measured/gpu.md records what they print.
 
     .venv/bin/python tests/gpu_first_day.py step       0.6B; forward and backward apart; decode steps profiled
     .venv/bin/python tests/gpu_first_day.py options    compiled blocks, an eager head, sleep, 512 sequences, 1.7B

@@ -39,7 +39,7 @@ def test_packed_log_probabilities_of_20_real_texts_are_those_of_transformers(nam
     monkeypatch.chdir(ROOT)
     folder = packaged(name)
     tokenizer, spec = AutoTokenizer.from_pretrained(folder), spec_from_folder(folder)
-    whole = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
+    whole = "\n\n".join(page.read_text() for page in sorted((ROOT / "docs").rglob("*.md")))
     texts = [text for text in re.split(r"\n\n+", whole) if len(text) > 300][:190:10]
     sequences = [tokenizer(text, return_tensors="pt").input_ids[0, :128] for text in texts]  # [L] each
     sequences.append(tokenizer(whole[:8000], return_tensors="pt").input_ids[0, :LONG])

@@ -16,7 +16,7 @@ def public_modules() -> list[str]:
     """The modules of the package that the docs, the configs and the scripts import from."""
     pages = [
         ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "configs").glob("*.py"),
         *(ROOT / "scripts").glob("*.py"),
         *(ROOT / "examples").glob("*.py"),

@@ -12,8 +12,8 @@ from torchtitan_rl import types
 from torchtitan_rl.command.registry import config_functions, load_config, parse_args
 
 ROOT = Path(__file__).parents[3]
-README = (ROOT / "README.md").read_text()
-PAGES = {page.name: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in FILES}
 PAGE = "".join(PAGES.values())
 SHOWN = ("--help", "--list-configs", "--print-config", "--dry-run")
 LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slurm")
@@ -138,7 +138,25 @@ def has_field(config, path: str) -> bool:
     return True
 
 
-def test_the_types_of_the_reading_page_and_the_files_of_the_readme_exist():
+def anchors(page: str) -> set[str]:
+    """The names by which links reach the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)
+    names = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return names | set(re.findall(r'<a id="([^"]+)">', page))
+
+
+def test_every_link_leads_to_a_file_and_a_heading():
+    broken = []
+    for name, page in PAGES.items():
+        for link in re.findall(r"\]\(((?!http)[^)\s]+)\)", page):
+            path, _, heading = link.partition("#")
+            target = (ROOT / name).parent / path if path else ROOT / name
+            if not target.exists() or (heading and heading not in anchors(target.read_text())):
+                broken.append(f"{name}: {link}")
+    assert not broken
+
+
+def test_the_types_of_the_reading_page_exist():
     reading = (ROOT / "torchtitan_rl/READING.md").read_text()
     diagram = reading.partition("One sample, in the types")[2]
     named = set(re.findall(r"^(?:Group\[)?([A-Z]\w+)|(Member)\(", diagram, re.MULTILINE))
@@ -146,5 +164,3 @@ def test_the_types_of_the_reading_page_and_the_files_of_the_readme_exist():
         *("Prompt", "Completion", "ScoredCompletion", "Episode", "Member", "TrainBatch")
     }
     assert all(hasattr(types, a or b) for a, b in named)
-    for path in re.findall(r"\]\(((?!http)[^)#]+)\)", README):
-        assert (ROOT / path).exists(), path

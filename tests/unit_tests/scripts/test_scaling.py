@@ -9,7 +9,7 @@ from scripts.bench import scaling
 from scripts.make_random_checkpoint import qwen3
 
 MEASURED = {"decode": 5.9, "update": 2.35, "push": 0.52}
-"""Seconds of docs/gpu.md's step of 0.6B on one H100."""
+"""Seconds of docs/measured/gpu.md's step of 0.6B on one H100."""
 
 
 def recorded_step() -> scaling.Work:
