@@ -130,7 +130,7 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
     output.to_file(folder.path)
     status_file.update(run_folder=str(folder.path))
     if not folder.continues:
-        folder.begin(name, config)
+        folder.begin(name, config, resume)
     try:
         stop = StopSignal()
         controller = build_run(
@@ -140,13 +140,13 @@ def train_run(name: str, config: "RunConfig", output: RankOutput, status_file: S
             resume=resume,
             stop_requested=stop.requested,
         )
-        folder.begin(name, config)
+        folder.begin(name, config, resume)
         stopped = _carry_out(controller, folder.path)
     except BaseException as error:
         if isinstance(error, UserError) and not folder.has_begun:
             status_file.update(run_folder="")  # what an earlier run has left there stays
         elif os.environ["RANK"] == "0":
-            folder.begin(name, config)
+            folder.begin(name, config, resume)
         raise
     status_file.set_outcome(str(stopped) if stopped else "done")
     stop.effect = "training has ended, only the report is being written"

@@ -172,9 +172,9 @@ def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [frame for frame in frames if is_users_file(frame.filename)]
 
 
-def is_users_class(cls: type) -> bool:
-    """Whether a class is the user's: of a user's file, or of no file, as in a notebook."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+def is_users_class(part: type | Callable) -> bool:
+    """Whether a class or function is the user's: of a user's file, or of no file, as in a notebook."""
+    file = getattr(sys.modules.get(part.__module__), "__file__", None)
     return file is None or is_users_file(file)
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,8 @@ class Resume:
     """Whether it is another run's. Its weights and data position are taken over, its metrics and samples are not."""
     skipped: tuple[str, ...] = ()
     """Newer checkpoints that cannot be used, each with the reason."""
+    changed: dict[str, str] = field(default_factory=dict)
+    """Fields of the config that are not the checkpoint's. Example: {"seed": "0 -> 1"}"""
 
 
 CHOICES = (

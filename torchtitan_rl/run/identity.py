@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import subprocess
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -44,7 +44,17 @@ def identity(config: Any) -> str:
     sources = "".join(_users_source(cls) for cls in own.__mro__)
     if not sources:
         return type(config).__qualname__.removesuffix("Config").removesuffix(".")
-    return f"{reference(own)} {hashlib.sha256(sources.encode()).hexdigest()[:DIGITS]}"
+    return f"{reference(own)} {_digest(sources)}"
+
+
+def source_digest(function: Callable) -> str:
+    """A digest of the source of a user's function, or of another callable's class; "" if it is not the user's or has no source."""
+    source = _users_source(function if inspect.isfunction(function) else type(function))
+    return _digest(source) if source else ""
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()[:DIGITS]
 
 
 def described(config: "RunConfig") -> dict[str, Any]:
@@ -92,12 +102,12 @@ def _git(folder: str | Path, *arguments: str) -> str:
 
 
 @cache
-def _users_source(cls: type) -> str:
-    """The syntax tree of a user's class as text; "" for another one, or if there is no source."""
-    if not is_users_class(cls):
+def _users_source(part: type | Callable) -> str:
+    """The syntax tree of a user's class or function as text; "" for another one, or if there is no source."""
+    if not is_users_class(part):
         return ""
     try:
-        return ast.dump(ast.parse(textwrap.dedent(inspect.getsource(cls))))
+        return ast.dump(ast.parse(textwrap.dedent(inspect.getsource(part))))
     except (OSError, TypeError, SyntaxError):
         return ""
 

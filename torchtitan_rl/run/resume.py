@@ -6,7 +6,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import fields as fields_of
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,11 @@ from torchtitan.protocols.model_spec import ModelSpec
 
 from torchtitan_rl.errors import UserError, expect
 from torchtitan_rl.events import progress
+from torchtitan_rl.fields.references import load_reward
 from torchtitan_rl.models.hf_config import hf_architecture
 from torchtitan_rl.run import manifest
 from torchtitan_rl.run.checkpoint_folder import Resume, checkpoints_at, find_resume, is_choice
-from torchtitan_rl.run.identity import identity
+from torchtitan_rl.run.identity import identity, source_digest
 from torchtitan_rl.run.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ def config_fields(config: "RunConfig", algorithm: "Algorithm") -> dict[str, Any]
     more = {name: weights_digest(Path(place)) for name, place in config.more_teachers.items()}
     fields["more_teachers"] = str(more)
     fields["reference"] = weights_digest(folder) if algorithm.needs_reference else "none"
+    for name, function in map(load_reward, config.grader.rewards):
+        if source := source_digest(function):
+            fields[f"grader.rewards: source of {name}"] = source
     for name in ("", *_OF_THE_START):
         del fields[name]
     return without_secrets(fields)
@@ -144,14 +148,14 @@ def choose_resume(config: "RunConfig", fields: dict[str, Any], run_folder: Path)
         choice = "auto"
     resume = find_resume(choice, run_folder)
     if resume is not None:
-        _accept(resume, config, fields)
-    elif (run_folder / "metrics.jsonl").is_file():
+        return _accepted(resume, config, fields)
+    if (run_folder / "metrics.jsonl").is_file():
         progress(f"{run_folder} has steps and no checkpoint: the run begins again at step 1")
     return resume
 
 
-def _accept(resume: Resume, config: "RunConfig", now: dict[str, Any]) -> None:
-    """Compare the config, whose fields are `now`, with the checkpoint's."""
+def _accepted(resume: Resume, config: "RunConfig", now: dict[str, Any]) -> Resume:
+    """Compare the config, whose fields are `now`, with the checkpoint's. Returns `resume` with what changed."""
     for reason in resume.skipped:
         progress(f"skipped {reason}")
     done = f"at least {resume.step}, the steps done at {resume.checkpoint.name}"
@@ -159,20 +163,21 @@ def _accept(resume: Resume, config: "RunConfig", now: dict[str, Any]) -> None:
     expect(config.num_steps >= resume.step, "num_steps", config.num_steps, done, remedy)
     then = manifest.read(resume.checkpoint)["config"]
     both = then.keys() & now.keys()
-    changed = {n: f"{n} {then[n]} -> {now[n]}" for n in both if then[n] != now[n]}
+    changed = {n: f"{then[n]} -> {now[n]}" for n in sorted(both) if then[n] != now[n]}
     binding = {name: why for name in changed if (why := _why_binding(name))}
     if binding and not config.resume_changed:
-        named = "; ".join(f"{changed[name]} ({why})" for name, why in sorted(binding.items()))
+        named = "; ".join(f"{name} {changed[name]} ({why})" for name, why in binding.items())
         begin_anew = "" if resume.fork else "pass --dump-folder with a new folder, "
         raise UserError(
             f"resume = {config.resume!r}: this config is not the one of {resume.checkpoint.name}: {named}. Set it back, "
             f"{begin_anew}or accept it with --resume-changed."
         )
     if changed:
-        named = "; ".join(text for _, text in sorted(changed.items()))
+        named = "; ".join(f"{name} {change}" for name, change in changed.items())
         progress(f"changed since {resume.checkpoint.name}: {named}")
     if resume.fork:
         progress(f"forked from {resume.checkpoint}")
+    return replace(resume, changed=changed)
 
 
 def _why_binding(name: str) -> str:

@@ -21,6 +21,7 @@ from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.events import progress
 from torchtitan_rl.fields.references import caller_folder
 from torchtitan_rl.observe.store import UNFINISHED_FILE
+from torchtitan_rl.run.checkpoint_folder import Resume
 from torchtitan_rl.run.dump_folder import CHECKOUT, explained, lock, new_folder
 from torchtitan_rl.run.identity import described, repositories
 from torchtitan_rl.run.run_end import LOCK, forget_earlier_end
@@ -81,10 +82,10 @@ class RunFolder:
         check_shared(path, token)
         return cls(path, continues=continues, lock_file=lock_file)
 
-    def begin(self, name: str, config: "RunConfig") -> None:
+    def begin(self, name: str, config: "RunConfig", resume: Resume | None = None) -> None:
         """Remove what says how an earlier run ended, and write config.json, environment.json and code.diff.
 
-        On rank 0, once. Earlier ones of a resumed run stay, as config-1.json and so on.
+        On rank 0, once. Earlier ones of a resumed run stay, as config-1.json and so on. config.json says what is `resumed`.
         """
         if self.has_begun:
             return
@@ -93,6 +94,8 @@ class RunFolder:
             return
         code, diff = repositories([CHECKOUT, caller_folder()])
         started = {"config": name, "command": sys.argv, "folder_of_command": caller_folder()}
+        if resume is not None:
+            started["resumed"] = {"step": resume.step, "changed": resume.changed}
         environment = {
             "code": code,
             "python": platform.python_version(),

@@ -79,10 +79,22 @@ def test_a_resumed_run_has_the_date_of_its_start_and_a_new_run_todays(config, tm
 def test_a_harmless_change_is_shown(accept, config, capsys):
     config.trainer.optimizer.lr = 1e-5
     config.trainer.parallelism.tensor_parallel_degree = 2
-    accept()
+    assert list(accept().changed) == ["trainer.optimizer.lr", "trainer.parallelism.tensor_parallel_degree"]
     assert capsys.readouterr().out == (
         "changed since step-20: trainer.optimizer.lr 0.0001 -> 1e-05; trainer.parallelism.tensor_parallel_degree 1 -> 2\n"
     )
+
+
+def test_a_reward_function_that_was_edited_is_shown(config, tmp_path, monkeypatch):
+    for folder, value in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"def length(completions):\n    return [{value}]  # {folder}\n")
+    config.grader.rewards = ["mine.py:length"]
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path / "a"))
+    accept = accept_from(config, tmp_path / "run")
+    assert accept().changed == {}
+    monkeypatch.setenv("TORCHTITAN_RL_CALLER_FOLDER", str(tmp_path / "b"))
+    assert list(accept().changed) == ["grader.rewards: source of length"]
 
 
 def test_a_change_that_would_be_silently_wrong_is_refused_until_it_is_accepted(accept, config, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Which folders a run may write to, and that it is the only one that does."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -9,6 +10,7 @@ import pytest
 
 from torchtitan_rl.command.registry import load_config
 from torchtitan_rl.errors import TrainingStopped, UserError
+from torchtitan_rl.run.checkpoint_folder import Resume
 from torchtitan_rl.run.dump_folder import check_dump_folder, lock, new_folder
 from torchtitan_rl.run.run_end import write_end
 from torchtitan_rl.run.run_folder import RunFolder, RunFolderCheck, check_shared
@@ -94,11 +96,12 @@ def test_a_folder_with_something_else_is_refused_by_name_and_nothing_is_written(
 
 def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_was(tmp_path, one_rank):
     config = load_config("debug")
+    resume = Resume(checkpoint=tmp_path / "step-3", step=3, fork=False, changed={"seed": "0 -> 1"})
 
     def start(*, refused):
         folder = RunFolder.claim(str(tmp_path / "run"), "debug")
         if not refused:
-            folder.begin("debug", config)
+            folder.begin("debug", config, resume if folder.continues else None)
         folder._lock_file.close()  # as its process ends
         return folder.continues
 
@@ -109,4 +112,5 @@ def test_a_start_that_is_refused_before_it_begins_leaves_a_finished_run_as_it_wa
     assert content(tmp_path) == before
     assert start(refused=False)
     assert not (tmp_path / "run" / "end.json").exists()
-    assert (tmp_path / "run" / "config-1.json").exists()
+    starts = [json.loads((tmp_path / "run" / name).read_text()) for name in ("config-1.json", "config.json")]
+    assert [start.get("resumed") for start in starts] == [None, {"step": 3, "changed": {"seed": "0 -> 1"}}]
