@@ -3,7 +3,7 @@
 #   ./run_train.sh [--config NAME | --config path/to/file.py:function] [--dotted.overrides VALUE] [--help] [--list-configs]
 # Environment: NGPU      processes on this node (default: its visible GPUs, or 1 without one)
 #              NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT   for several nodes, the same command on each; MASTER_ADDR is
-#                        node 0's host name or address (docs/measured/gpu.md has the choice of network interfaces)
+#                        node 0's host name or address (docs/node.md has the choice of network interfaces)
 #              LOG_RANK  whose output is shown (default 0; the others' is in the run folder's logs/)
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail

@@ -20,7 +20,7 @@ DRAWS = 4
 """Forwards with random rounding errors."""
 
 LARGEST_RATIOS = {torch.float32: (30.0, 30.0), torch.bfloat16: (3.0, 1.5)}
-"""Multiples of the noise over which both of the `distances` must be, by the coarser dtype. docs/weight_sync.md has the measurements."""
+"""Multiples of the noise over which both of the `distances` must be, by the coarser dtype. docs/measured/weight_sync.md has the figures."""
 
 
 def disagreement(

@@ -60,7 +60,7 @@ class LogprobGateConfig:
 
     distribution: bool = True
     """Stop if a step's differences are larger than those of any healthy run, than 20 times (bfloat16: 10) this run's median so far, or
-    grow with the logits, as with a temperature that the trainer does not mirror. docs/weight_sync.md has the limits."""
+    grow with the logits, as with a temperature that the trainer does not mirror. docs/numerics.md has the limits."""
 
 
 @dataclass(kw_only=True, slots=True)
