@@ -134,7 +134,14 @@ def training(name: str, size: str, output: Path, more: Sequence[str] = (), secon
         values = {title: [row[key] for row in later if key in row] for title, key in COLUMNS.items()}
         return [", ".join(f"{title} {mean(cells):.4g}" for title, cells in values.items() if cells)]
 
-    command = [sys.executable, "-m", "torchtitan_rl.train", *arguments(size, more), "--dump-folder", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "torchtitan_rl.command.train",
+        *arguments(size, more),
+        "--dump-folder",
+        str(folder),
+    ]
     return Run(name, command, seconds, tell)
 
 

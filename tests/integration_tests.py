@@ -113,7 +113,7 @@ class OverrideDefinitions:
     """Ranks of each run; the last repeats."""
     checks: Sequence[Callable[[Path], None]] = ()
     """Called with the run folder after the last run; raise AssertionError."""
-    program: str = "torchtitan_rl.train"
+    program: str = "torchtitan_rl.command.train"
     exit_codes: Sequence[int] = field(default_factory=lambda: [0])
     """What each run must exit with; the last repeats."""
     expect_output: Sequence[str] = ()

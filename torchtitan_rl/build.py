@@ -4,7 +4,7 @@
         parts.weight_sync.push(policy_version=0)
         for group in parts.generator.generate(parts.prompts.next_batch(16), step=1): ...
 
-It is the only order of the start: `train.py` calls `build_run`, the dry run `resolve`, a loop of one's own `build_parts`
+It is the only order of the start: `command/train.py` calls `build_run`, the dry run `resolve`, a loop of one's own `build_parts`
 (examples/grpo_minimal.py).
 """
 

@@ -1,6 +1,6 @@
 """Events of a run for its listeners: metrics, timed phases and progress lines.
 
-The core calls these functions. `train.py` adds the listeners: the metrics, the terminal and the watchdog. Without
+The core calls these functions. `command/train.py` adds the listeners: the metrics, the terminal and the watchdog. Without
 listeners metrics are dropped and phases are silent; `progress` always prints.
 """
 

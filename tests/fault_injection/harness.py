@@ -154,7 +154,7 @@ def start(
     if base == tuple(QUICK):
         make_start()
     command = [*prefix, sys.executable, "-m", "torchtitan_rl.run.launch", *(launcher or ["--standalone"])]
-    command += [f"--nproc_per_node={ranks}", "-m", "torchtitan_rl.train", *base]
+    command += [f"--nproc_per_node={ranks}", "-m", "torchtitan_rl.command.train", *base]
     if "--config" not in (*base, *args):
         command += ["--config", "debug"]
     if "--dump-folder" not in args:

@@ -4,7 +4,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchtitan_rl.train import main
+from torchtitan_rl.command.train import main
 
 
 class NoBfloat16(TorchDispatchMode):

@@ -216,7 +216,14 @@ def evaluation_is_reproduced(folder: Path) -> None:
     last = max((folder / "evaluation").glob("step-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
     options = json.loads((folder / "config.json").read_text())["command"][1:]
     fork = ["--dump-folder", str(folder / "alone"), "--resume", str(folder), "--eval-only"]
-    launch = ["-m", "torchtitan_rl.run.launch", "--standalone", "--nproc_per_node=2", "-m", "torchtitan_rl.train"]
+    launch = [
+        "-m",
+        "torchtitan_rl.run.launch",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "torchtitan_rl.command.train",
+    ]
     done = subprocess.run([sys.executable, *launch, *options, *fork], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert (folder / "alone" / "evaluation" / last.name).read_text() == last.read_text()

@@ -1,6 +1,6 @@
 """A run that needs no warm start: a random small policy plays a guessing game badly, in turns, and the run is all there is to see.
 
-.venv/bin/python -m torchtitan_rl.run.launch --standalone --nproc_per_node=1 -m torchtitan_rl.train --config tests/parts/talk.py:talk
+.venv/bin/python -m torchtitan_rl.run.launch --standalone --nproc_per_node=1 -m torchtitan_rl.command.train --config tests/parts/talk.py:talk
 
 `talk_dapo` and `talk_maxent` put around it what else a step may have: groups that are replaced, a length penalty, a reference.
 """

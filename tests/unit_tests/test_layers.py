@@ -36,7 +36,6 @@ ORDER = [
     {"build"},
     {"configs"},
     {"command"},
-    {"train"},
 ]
 """Drawers and files of the package, the lowest first. Each imports from its own drawer and from those of lower floors; files of the first
 floor, and of the controller's, also from each other."""
@@ -180,6 +179,6 @@ assert "vllm" not in sys.modules
 
 
 def test_loop_needs_no_observe_no_run_and_no_environments():
-    absent = ["observe", "run", "environments", "config", "build", "command", "train"]
+    absent = ["observe", "run", "environments", "config", "build", "command"]
     ended = subprocess.run([sys.executable, "-c", LOOP_ALONE.format(absent=absent)], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -10,7 +10,8 @@ import sys
 import pytest
 import torch
 
-from torchtitan_rl import events, train
+from torchtitan_rl import events
+from torchtitan_rl.command import train
 from torchtitan_rl.command.registry import config_functions, parse_args
 from torchtitan_rl.configs.toys.small_models import small_qwen3
 from torchtitan_rl.errors import TrainingStopped, UserError

@@ -64,7 +64,7 @@ def training(arguments: Sequence[str]) -> list[str]:
         environment |= {"WORLD_SIZE": str(world_size), "RANK": "0", "LOCAL_RANK": "0"}
         environment["LOG_RANK"] = "0"
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the launcher's ranks
-        return ["torchtitan_rl.train", *arguments]
+        return ["torchtitan_rl.command.train", *arguments]
     rendezvous = _rendezvous()
     if is_gpu:
         check_build_tools()
@@ -76,7 +76,7 @@ def training(arguments: Sequence[str]) -> list[str]:
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     ranks = "1 rank" if processes == 1 else f"{processes} ranks"
     print(f"start {ranks} ...", flush=True)  # their first line takes seconds
-    run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.train", *arguments]
+    run = [f"--nproc_per_node={processes}", "-m", "torchtitan_rl.command.train", *arguments]
     return ["torchtitan_rl.run.launch", *rendezvous, *run]
 
 

@@ -1,9 +1,9 @@
 """torchrun with a sentence for each end: which rank died, how, and how to go on. No process is left behind.
 
-python -m torchtitan_rl.run.launch --nproc_per_node=8 -m torchtitan_rl.train --config debug
+python -m torchtitan_rl.run.launch --nproc_per_node=8 -m torchtitan_rl.command.train --config debug
 
 torchrun starts and ends the ranks. Beside it the watchdog names ranks that stand still. A second Ctrl-C ends the job at once. Exit
-codes: those of torchtitan_rl.train; 128 + N if a rank or the run was ended by signal N; 75 if SIGUSR1 or SIGUSR2 (a batch system's
+codes: those of torchtitan_rl.command.train; 128 + N if a rank or the run was ended by signal N; 75 if SIGUSR1 or SIGUSR2 (a batch system's
 time limit) stopped the run after a checkpoint, and the same command continues it; 1 if the watchdog ended a hung job.
 """
 

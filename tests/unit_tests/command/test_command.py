@@ -73,7 +73,7 @@ def test_several_nodes_meet_at_the_first(node):
     node(NNODES="2", NODE_RANK="1", MASTER_ADDR="node0")
     arguments = command.training(["--config", "debug"])
     assert arguments[1:5] == ["--nnodes=2", "--node_rank=1", "--master_addr=node0", "--master_port=29500"]
-    assert arguments[-4:] == ["-m", "torchtitan_rl.train", "--config", "debug"]
+    assert arguments[-4:] == ["-m", "torchtitan_rl.command.train", "--config", "debug"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,12 @@ def test_a_question_is_answered_by_one_process_that_knows_the_number_of_ranks(no
     monkeypatch.setenv("RANK", "3")  # left from another program: rank 3 would say nothing
     monkeypatch.delenv("OMP_WAIT_POLICY")
     node(NGPU="4", NNODES="2")
-    assert command.training(["--config", "debug", question]) == ["torchtitan_rl.train", "--config", "debug", question]
+    assert command.training(["--config", "debug", question]) == [
+        "torchtitan_rl.command.train",
+        "--config",
+        "debug",
+        question,
+    ]
     assert (os.environ["WORLD_SIZE"], os.environ["RANK"]) == ("8", "0")
     assert (
         os.environ["OMP_WAIT_POLICY"] == "PASSIVE"

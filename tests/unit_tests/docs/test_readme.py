@@ -16,7 +16,7 @@ FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in FILES}
 PAGE = "".join(PAGES.values())
 SHOWN = ("--help", "--list-configs", "--print-config", "--dry-run", "--preview")
-LAUNCHERS = ("run_train.sh", "torchtitan_rl.train", "scripts/multinode_train.slurm")
+LAUNCHERS = ("run_train.sh", "torchtitan_rl.command.train", "scripts/multinode_train.slurm")
 SCRIPT = re.compile(r"(?:\./)?((?:scripts|tests|examples)/[\w/]+\.(?:py|sh|slurm))")
 
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.parts.report_runs import write_run
-from torchtitan_rl import events, train
+from torchtitan_rl import events
+from torchtitan_rl.command import train
 from torchtitan_rl.errors import TrainingStopped, UserError
 from torchtitan_rl.run.run_end import has_report, phase_of, write_end, write_run_report
 

@@ -1,4 +1,4 @@
-"""Entry point of every rank: `torchrun -m torchtitan_rl.train --config NAME [--dotted.overrides]`.
+"""Entry point of every rank: `torchrun -m torchtitan_rl.command.train --config NAME [--dotted.overrides]`.
 
 Exit codes: 0 if the run is done, or was stopped by a signal and saved (the launcher then exits with 128 + N or 75); 1 after an
 unforeseen error, with a traceback; 2 for wrong input, with a message; 3 if training stopped itself (NaN, or trainer and sampler
