@@ -35,7 +35,7 @@ def debug_guess() -> RunConfig:
     """Learns to find one of 7 numbers in 3 guesses, with an advantage per guess, on one CPU process; needs no files.
 
     The starting policy has the habit of guessing the lowest remaining number; 44 % of its guesses are the middle one.
-    It wins 53 % of the held-out games at the start. docs/recipes.md has the results.
+    It wins 53 % of the held-out games at the start. docs/measured/results.md has the results.
     """
     config = _debug_talk(max_turns=3)
     config.task = GuessNumber.Config(span=7, warm_start="torchtitan_rl.configs.toys.conversation_recipes:guesser")
